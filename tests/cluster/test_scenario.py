@@ -90,7 +90,7 @@ def test_a_key_of_hosts_that_would_make_no_difference_is_refused(written):
 
 @pytest.mark.parametrize(("nodes", "workers"), [(1, 3), (2, 3), (3, 8), (4, 4), (5, 12)])
 def test_without_tables_workers_are_dealt_to_nodes_as_evenly_as_can_be(nodes, workers):
-    dealt = Scenario(nodes=nodes).dealt(workers)
+    dealt = list(Scenario(nodes=nodes).placed(workers).values())
     assert [worker for there in dealt for worker in there] == list(range(workers))
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
     named = [f"node-{node}" for node, there in enumerate(dealt) for _ in there]

@@ -45,6 +45,14 @@ def test_workers_are_dealt_to_hosts_in_the_order_of_their_tables(written):
     assert scenario.hosts(4) == ["node-0", "big", "big", "big"]
 
 
+def test_a_host_besides_the_head_may_have_no_workers(written):
+    scenario = load(written(hosts("workers = 0", "[[host]]", 'name = "last"', "workers = 1")))
+    assert scenario.placed(3) == {"node-0": range(2), "node-1": range(2, 2), "last": range(2, 3)}
+    assert scenario.hosts(3) == ["node-0", "node-0", "last"]
+    assert [scenario.speed(worker) for worker in range(3)] == [1.0, 1.0, 1.0]
+    assert load(written(tomli_w.dumps(to_plain(scenario)))) == scenario
+
+
 def test_other_tables_may_say_the_same_as_those_of_hosts(written):
     text = "[cluster]\nworkers = 4\nnodes = 2\n[network]\nservers = 1\n[[host]]\nworkers = 1\n[[host]]\nworkers = 3"
     assert load(written(text)).hosts(4) == ["node-0", "node-1", "node-1", "node-1"]
@@ -108,7 +116,8 @@ MISTAKES = [
     ("unknown key of a host", hosts("wrokers = 1"), ["host table 2", 'did you mean "workers"']),
     ("a host's key elsewhere", "name = 'a'", ['unknown key "name"', "it belongs in [[host]]"]),
     ("a host without workers", hosts("speed = 1.0"), ["host table 2: workers is missing", "workers = 2"]),
-    ("no worker", hosts("workers = 0"), ["host table 2: workers is 0", "at least 1"]),
+    ("fewer than no workers", hosts("workers = -1"), ["host table 2: workers is -1", "at least 0"]),
+    ("a head without workers", "[[host]]\nworkers = 0", ["host table 1: workers is 0", "at least 1"]),
     ("a number for a name", hosts("workers = 1", "name = 1"), ["host table 2: name is 1", "1 to 64"]),
     ("an empty name", hosts("workers = 1", 'name = ""'), ['host table 2: name is ""', "1 to 64"]),
     ("a name of two lines", hosts("workers = 1", 'name = "a\\nb"'), [r'host table 2: name is "a\nb"', "printable"]),

@@ -21,7 +21,7 @@ import pytest
 
 from paceline.host.between import Close
 from support.world.clock import VirtualLoop
-from support.world.faults import PROTOCOLS, Drained, Unreachable, drawn, leaving
+from support.world.faults import PROTOCOLS, Drained, Unreachable, drawn, leaving, serving
 from support.world.histories import all_tried, tried
 from support.world.world import run
 
@@ -42,6 +42,21 @@ def test_any_history_in_which_hosts_leave_in_good_order_keeps_the_rules() -> Non
     first, *_, last = seeds()
     for seed in range(first, first + (last - first) // 5 + 1):
         tried(leaving(seed))
+
+
+def test_any_history_in_which_hosts_without_workers_make_versions_keeps_the_rules() -> None:
+    first, *_, last = seeds()
+    for seed in range(first, first + (last - first) // 3 + 1):
+        tried(serving(seed))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_without_faults_completes_where_a_host_without_workers_makes_a_range(protocol: str) -> None:
+    script = replace(drawn(0).script, loads=True, looks=0.3, pieces=4)
+    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(), max_steps=None, max_seconds=None)
+    history = replace(history, hosts=3, each=2, restart=0, shards_on="all", servers=("node-1",))
+    tried(history)
+    assert run(history).stores.keys() == {"node-0", "node-1", "node-2"}
 
 
 @pytest.mark.long

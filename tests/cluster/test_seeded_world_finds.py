@@ -16,6 +16,7 @@ from paceline.fabric.control import HeadEnd
 from paceline.fabric.numbered import Line
 from paceline.host import between, messages
 from paceline.host.branch import Branch
+from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.commits import Commits
 from paceline.host.computing import Computing
@@ -31,6 +32,7 @@ from paceline.host.shards import OtherShards
 from paceline.host.shares import Shares
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
+from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.together import Together
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import Wire
@@ -38,7 +40,7 @@ from paceline.runtime.agent import _Agent
 from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others
 from support.seeded_network import Killed, Slow
-from support.world.faults import HEAD, Drained, History, WorkerKilled, drawn
+from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -335,13 +337,13 @@ def training_begins_without_a_host_that_is_to_make_ranges(patch: Patch) -> None:
 
 
 def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
-    fork = Ranges.fork
+    fork = BranchArithmetic.fork
 
-    def at_once(self: Ranges, worker: int, region: Any, steps: bool, ready: Callable[[], None]) -> None:
-        fork(self, worker, region, steps, lambda: None)
+    def at_once(self: BranchArithmetic, worker: int, region: Any, order: Any, ready: Callable[[], None]) -> None:
+        fork(self, worker, region, order, lambda: None)
         ready()
 
-    patch.setattr(Ranges, "fork", at_once)
+    patch.setattr(BranchArithmetic, "fork", at_once)
 
 
 def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
@@ -383,13 +385,13 @@ def a_sum_that_was_not_ordered_yet_is_gone(patch: Patch) -> None:
 
 
 def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
-    sum_up = Ranges.sum_up
+    sum_up = BranchArithmetic.sum_up
 
-    def summed(self: Ranges, order: between.SumUp) -> None:
+    def summed(self: BranchArithmetic, order: between.SumUp) -> None:
         sum_up(self, order)
         self.summer.drop(Sum(order.number))
 
-    patch.setattr(Ranges, "sum_up", summed)
+    patch.setattr(BranchArithmetic, "sum_up", summed)
 
 
 def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:
@@ -414,6 +416,22 @@ def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
         return [(item, weights.get(item, pushed[0][1])) for item, _ in terms], summed
 
     patch.setattr(Sums, "applied", pushed)
+
+
+def a_host_that_has_lost_the_process_that_adds_up_is_waited_for(patch: Patch) -> None:
+    patch.setattr(SumsOfHosts, "lost", lambda self, host, why: None)
+
+
+def a_host_trains_before_the_process_that_adds_up_is_there(patch: Patch) -> None:
+    a_host_makes_ranges_from_what_its_own_worker_begins_with(patch)
+
+
+def a_sum_waits_for_no_place(patch: Patch) -> None:
+    patch.setattr(Summer, "has_room", property(lambda self: True))
+
+
+def what_all_have_of_a_void_sum_is_kept(patch: Patch) -> None:
+    patch.setattr(OtherShards, "void", lambda self, total: None)
 
 
 def a_version_is_made_while_a_range_moves(patch: Patch) -> None:
@@ -489,12 +507,42 @@ def _with_sums(history: History) -> History:
     return replace(_in_ranges(history), protocol="bsp", each=2 + history.seed % 2)
 
 
+def _with_sums_for_the_head(history: History) -> History:
+    """The history with several workers a host, and with the store on the head."""
+    return replace(_with_sums(history), shards_on="head")
+
+
+def _losing_the_process_that_adds_up(history: History) -> History:
+    """Nothing else goes wrong."""
+    lots = random.Random(history.seed)
+    lost = StoreKilled(lots.uniform(0.0, 10.0), "node-1")
+    return replace(_with_sums_for_the_head(history), commits=1.0, faults=(lost,), lost=(), end=10.0)
+
+
+def _with_workers_that_die_and_come_again(history: History) -> History:
+    """The process that adds up is slow meanwhile, and comes to what is void late."""
+    lots = random.Random(history.seed)
+    script = replace(history.script, starts=0.01, computes=0.05, epochs=8)
+    history = replace(_with_sums_for_the_head(history), script=script, hosts=2, on_loss="continue", restart=3)
+    dies = (WorkerKilled(lots.uniform(0.0, 4.0), worker) for worker in range(history.each, history.workers))
+    slow = StoreStopped(0.1, "node-1", 3.0)
+    return replace(history, lost=(), end=10.0, faults=(slow, *dies))
+
+
 def _losing_workers_of_sums(history: History) -> History:
     """The history in which workers die as sums are made: their hosts' others go on."""
     lots = random.Random(history.seed)
     history = replace(_with_sums(history), on_loss="continue", commits=1.0, end=30.0)
     lost = range(0, history.workers, history.each)
     return replace(history, faults=tuple(WorkerKilled(lots.uniform(0.0, 20.0), worker) for worker in lost))
+
+
+def _with_voids_before_buffers_come(history: History) -> History:
+    """A worker of the head dies while steps are short, and its host has all buffers of its own at once."""
+    lots = random.Random(history.seed)
+    script = replace(history.script, starts=0.01, computes=0.05, epochs=8)
+    history = replace(_with_sums(history), script=script, shards_on="node-1", on_loss="stop", lost=(), end=10.0)
+    return replace(history, faults=(WorkerKilled(lots.uniform(0.0, 3.0), 0),))
 
 
 def _with_hosts_that_leave(history: History) -> History:
@@ -512,6 +560,10 @@ HISTORIES = {
     a_sum_keeps_the_update_of_a_worker_that_has_left: _losing_workers_of_sums,
     updates_in_sums_come_without_their_buffers: _with_sums,
     a_sum_weighs_as_one_of_its_updates: _with_sums,
+    a_host_that_has_lost_the_process_that_adds_up_is_waited_for: _losing_the_process_that_adds_up,
+    a_host_trains_before_the_process_that_adds_up_is_there: _with_sums_for_the_head,
+    a_sum_waits_for_no_place: _with_workers_that_die_and_come_again,
+    what_all_have_of_a_void_sum_is_kept: _with_voids_before_buffers_come,
     a_range_is_let_go_though_workers_need_it: _in_ranges,
     a_version_counts_as_made_before_its_last_range: _in_ranges,
     a_range_is_served_before_it_is_made: _in_ranges,

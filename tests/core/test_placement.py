@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.placement import check_shards_on, hosts_with_shards
+from paceline.core.placement import HEAD, check_shards_on, hosts_with_shards, why_idle
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 
@@ -42,6 +42,17 @@ def test_hosts_have_shards_as_the_flag_says_in_the_order_of_their_workers(
     said: str | None, expected: list[str]
 ) -> None:
     assert shards(said) == expected
+
+
+@pytest.mark.parametrize("how", [None, "restart", "later", "linked"])
+@pytest.mark.parametrize("said", [None, "all", HEAD, "a", "b", "a,b", "c"])
+def test_a_host_without_workers_is_idle_if_and_only_if_it_has_no_shard(said: str | None, how: str | None) -> None:
+    given = {"restart": False, "later": False, "linked": False} | ({} if how is None else {how: True})
+    if how in ("later", "linked") and said not in (None, HEAD):
+        return  # it is refused whatever the hosts have
+    idle = why_idle("b", said, choose("bsp", registry()), **given)
+    assert bool(idle) == ("b" not in shards(said, **given))
+    assert not idle or "host b has no workers" in idle
 
 
 @pytest.mark.parametrize("how", ["restart", "later", "linked"])

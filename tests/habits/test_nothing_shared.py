@@ -224,7 +224,13 @@ def test_processes_that_another_launcher_started_are_told_once_of_paceline_run(
     assert (line is not None) == told
     if line is not None:
         assert line.startswith("paceline: each of these 4 processes trains a model of its own")
-        assert line.endswith("start the script with `paceline run -n 4 SCRIPT` instead of torchrun")
+        assert line.endswith("start the script with `paceline run -n 4 SCRIPT` instead")
+
+
+def test_under_torchrun_the_line_names_the_command_that_it_can_start() -> None:
+    line = unjoined({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "0", "TORCHELASTIC_RUN_ID": "none"})
+    assert line is not None
+    assert line.endswith("`torchrun --nproc-per-node 1 --no-python paceline run -n 4 SCRIPT` instead")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

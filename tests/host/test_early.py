@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import Mock, patch
 
 import msgspec
@@ -37,7 +38,7 @@ class Case:
     """A worker on another host than the store."""
 
     def __init__(self, protocol: str = "bsp", **given: int) -> None:
-        self.company: Elsewhere = elsewhere(2, protocol, **given)
+        self.company: Elsewhere = elsewhere(1, protocol, **given)
         self.company.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
 
     def writes(self, value: int, begin: int = 0, end: int = SIZE) -> None:
@@ -174,7 +175,7 @@ def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
     early = {name for name, spec in registry().items() if spec.brings_early}
     assert early == {"asp", "bsp", "dssp", "ssp", "sync-switch"}
     for protocol in ("bsp", "hsp"):
-        company = elsewhere(2, protocol, trains=False)
+        company = elsewhere(1, protocol, trains=False)
         company.crew.hear(0, OFFER)
         company.host.admit(0, 0, 0.0)
         (begin,) = [message for _, message in company.told if isinstance(message, messages.Begin)]
@@ -184,11 +185,8 @@ def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
 @pytest.mark.parametrize(("protocol", "tells"), [("bsp", False), ("asp", True)])
 def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol: str, tells: bool) -> None:
     branch = elsewhere(2, protocol).agent._branch
-    assert branch._tells
-    own, branch._ranges = Shard("node-1", SIZE // 2, SIZE), Mock()
-    branch._shards = (Shard("node-0", 0, SIZE // 2), own)
     assert branch._tells == tells
-    branch._shards = (own,)
+    branch._shards = (Shard("node-1", 0, SIZE),)
     assert not branch._tells, "no other host makes versions"
 
 
@@ -208,3 +206,11 @@ def test_hosts_that_make_ranges_expect_updates_of_the_heads_own_workers_too() ->
     wire.expect.assert_not_called()
     early.withdrawn(0, 3)
     others.forget.assert_called_once_with(Update(0, 3))
+
+
+def test_of_an_update_nothing_is_brought_that_lies_behind_its_buffers() -> None:
+    """Places are filled up to pages, which may be large."""
+    company = elsewhere(1, "asp")
+    several: Any = company.host
+    assert several.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
+    assert SIZE + OFFER.flags_bytes + OFFER.buffers_bytes < OFFER.push_bytes

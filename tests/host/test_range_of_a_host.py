@@ -150,7 +150,7 @@ def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> No
     host.loop.hear(STORE, PeerLost("it has closed"))
     host.workers.end.assert_called_once_with(1)
     assert [call.args for call in host.news.shard_lost.call_args_list] == [
-        ("its worker could not start the process that makes versions",)
+        ("its worker could not start the process that computes for it",)
     ]
 
 

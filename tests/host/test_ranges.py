@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 from paceline.core.choice import choose
 from paceline.core.items import Update, Version
@@ -27,19 +26,16 @@ class Company:
         choice = choose("asp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
         self.shelf, self.carrier, self.news, self.arithmetic = Shelf(), Mock(), Mock(), Mock(lost=False)
-        with patch("paceline.host.ranges.Arithmetic", return_value=self.arithmetic) as made:
-            self.ranges = Ranges(
-                Shard("b", 8, 16),
-                self.shelf,
-                self.plan,
-                Mock(),
-                self.carrier,
-                self.news,
-                Mock(),
-                own={OWN},
-                idle_cores=lambda: 1,
-            )
-        self._hear: Callable[..., bool] = made.call_args.kwargs["hear"]
+        self.ranges = Ranges(
+            Shard("b", 8, 16),
+            self.shelf,
+            self.plan,
+            self.arithmetic,
+            self.carrier,
+            self.news,
+            own={OWN},
+            idle_cores=lambda: 1,
+        )
         assert self.shelf.put(Version(0), ("beginning",), self.plan.shared) == 0
         self.ranges.begins(0, None)
         self.shelf.release(("beginning",))
@@ -62,10 +58,10 @@ class Company:
 
     def made(self, version: int) -> bool:
         """The process has made it. Return whether it was to."""
-        return self._hear(messages.Committed(version, 0.0, 7, None), [])
+        return self.ranges.hear(messages.Committed(version, 0.0, 7, None), [])
 
     def making(self, version: int, begin: int, end: int) -> bool:
-        return self._hear(messages.Making(version, begin, end), [])
+        return self.ranges.hear(messages.Making(version, begin, end), [])
 
 
 def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order() -> None:

@@ -424,3 +424,41 @@ def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
     several.head.shards = HALVES
     with pytest.raises(MessageUnreadable, match="it was to take over no range"):
         several.say(between.RangeTaken())
+
+
+def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
+    told: dict[str, list[between.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
+    head = Mock(linked=False, shards=(), newest=7, workers=range(2), others=None)
+    head.name, head.goes_on.return_value = "node-0", None
+    head.prepares.return_value = True
+
+    def teller(name: str) -> Callable[[messages.Message], None]:
+        return lambda message: told[name].append(message) if isinstance(message, between.Train) else None
+
+    others = [Other("node-1", range(2, 4), teller("node-1")), Other("node-2", range(4, 5), teller("node-2"))]
+    hosts = SeveralHosts(head, others, Mock(), Mock(), lambda: 0.0)
+    hosts.begin([0, 1, 2, 4])
+    hosts.adds(Other("node-3", range(5, 7), teller("node-3")))
+    hosts.admit(6, 0, 0.0)
+    hosts.lost("node-1", "why")
+    hosts.back("node-1")
+    hosts.admit(2, 0, 0.0)
+    assert {name: [one.sums for one in of] for name, of in told.items()} == {
+        "node-1": [True, True],
+        "node-2": [False],
+        "node-3": [True],
+    }
+    begun = [call.args for call in head.together.begins.call_args_list]
+    assert begun == [("node-1", range(2, 4)), ("node-3", range(5, 7)), ("node-1", range(2, 4))]
+    head.together.ends.assert_called_once_with("node-1")
+
+
+def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:
+    several = Several()
+    several.head.together.adding.return_value = False
+    for message in (between.NotFinite("weight", 2), between.SumsLost("why")):
+        with pytest.raises(MessageUnreadable, match="it adds up no updates"):
+            several.say(message)
+    several.head.together.adding.return_value = True
+    several.say(between.SumsLost("why"))
+    several.head.together.ends.assert_called_once_with("node-1")

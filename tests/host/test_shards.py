@@ -6,7 +6,7 @@ import os
 from unittest.mock import Mock
 
 from paceline.core.facts import UpdateArrived
-from paceline.core.items import Update, Version
+from paceline.core.items import Sum, Update, Version
 from paceline.core.orders import ApplyUpdate
 from paceline.host import between, messages
 from paceline.host.names import fields_of
@@ -171,3 +171,16 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
 def test_without_other_hosts_nothing_is_asked() -> None:
     assert Shares(Mock(), None).ask() == (0, 0)
     assert Shares(Mock(), OtherShards(Mock())).ask() == (0, 0)
+
+
+def test_a_void_sum_that_all_have_is_kept_nowhere() -> None:
+    head = Head()
+    head.shards.fetch(1, Sum(4), lambda at: None)
+    head.here(1.0)
+    for host in ("b", "c"):
+        head.shards.stored(host, Sum(4), 1.0)
+    head.told.clear()
+    head.shards.void(Sum(5))
+    assert head.told == []
+    head.shards.void(Sum(4))
+    assert head.told == [(host, between.Drop(fields_of(Sum(4)))) for host in ("b", "c")]

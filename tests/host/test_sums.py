@@ -24,7 +24,8 @@ class Store:
     def __init__(self) -> None:
         self.shelf = Shelf()
         self.sent: list[Any] = []
-        self.summer = Summer(self.shelf, PLAN, Mock(send=self.sent.append))
+        self.process = Mock(send=self.sent.append, lost=False)
+        self.summer = Summer(self.shelf, PLAN, self.process)
         self.sums = Sums(self.shelf, self.summer)
         for worker in range(4):
             self.shelf.put(Update(worker, 0), ("update", worker, 0), PLAN.of(worker))
@@ -72,14 +73,14 @@ def test_a_sum_stays_until_its_updates_are_in_a_version_and_until_nothing_is_wri
     store.sums.dropped(Update(1, 0))
     store.sums.dropped(Update(3, 0))
     assert store.shelf.has(Sum(7))
-    assert store.summer.summed(7)
+    assert store.summer.heard(messages.Summed(7, None))
     assert not store.shelf.has(Sum(7))
 
 
 def test_a_sum_that_was_not_to_be_made_is_not_taken_for_made() -> None:
     store = Store()
-    assert not store.summer.summed(3)
-    assert not store.summer.summing(messages.Summing(3, 0, 8))
+    assert not store.summer.heard(messages.Summed(3, None))
+    assert not store.summer.heard(messages.Summing(3, 0, 8))
 
 
 def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_before_it_is_ordered() -> None:
@@ -88,9 +89,9 @@ def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_befor
     assert store.summer.look(total, 0, 8) == "coming"
     store.summer.sum_up(total, terms, look=True)
     assert store.summer.look(total, 0, 8) == "coming"
-    store.summer.summing(messages.Summing(1, 0, 8))
+    store.summer.heard(messages.Summing(1, 0, 8))
     assert [store.summer.look(total, 0, 8), store.summer.look(total, 0, 9)] == ["here", "coming"]
-    store.summer.summed(1)
+    store.summer.heard(messages.Summed(1, None))
     assert store.summer.look(total, 0, 9) == "here"
     store.summer.drop(total)
     assert store.summer.look(total, 0, 9) == "gone"
@@ -110,3 +111,33 @@ def test_a_void_sum_does_not_go_with_updates_that_are_added_up_anew() -> None:
     store.summer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
     store.summer.dropped(Update(2, 0))
     assert (store.shelf.has(Sum(1)), store.shelf.has(Sum(2))) == (False, True)
+
+
+def test_what_a_process_was_adding_up_as_it_went_is_awaited_until_it_is_void() -> None:
+    """Another host may have asked for it, and is told by the head that it will not come."""
+    store = Store()
+    for number, workers in ((1, (0, 1)), (2, (2, 3))):
+        store.summer.sum_up(Sum(number), [(Update(worker, 0), 0.5) for worker in workers], look=True)
+    store.summer.drop(Sum(1))
+    store.process.lost = True
+    store.summer.lost()
+    assert [store.shelf.has(Sum(number)) for number in (1, 2)] == [False, True]
+    assert store.summer.look(Sum(2), 0, 8) == "coming"
+    store.summer.drop(Sum(2))
+    assert not store.shelf.has(Sum(2))
+
+
+def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_that() -> None:
+    store = Store()
+    of = {number: [(Update(worker, 0), 0.5) for worker in workers] for number, workers in enumerate(((0, 1), (2, 3)))}
+    for number in (0, 1):
+        store.summer.sum_up(Sum(number), of[number], look=True)
+        store.summer.drop(Sum(number))
+    for number in (2, 3):
+        store.summer.sum_up(Sum(number), of[number % 2], look=True)
+    assert [message.number for message in store.sent] == [0, 1]
+    assert store.summer.look(Sum(2), 0, 8) == "coming"
+    store.summer.drop(Sum(2))
+    store.summer.heard(messages.Summed(0, None))
+    assert [message.number for message in store.sent] == [0, 1, 3]
+    assert [store.summer.look(Sum(number), 0, 8) for number in (2, 3)] == ["gone", "coming"]

@@ -49,7 +49,9 @@ class Head:
         self.together = Together(self.inner, self.sums, self.summer, self.facts.append)
         self.ordered: list[tuple[str, Sum, list[tuple[Update, float]]]] = []
         self.dropped: list[tuple[str, Sum]] = []
-        self.together.begin(HOSTS, self._sum_up, self._drop)
+        self.together.sum_up, self.together.drop = self._sum_up, self._drop
+        for host in ("a", "b"):
+            self.together.begins(host, [worker for worker, one in HOSTS.items() if one == host])
 
     def ready(self, worker: int, step: int, samples: int | None = 8) -> None:
         """The worker's update is ready, and its push begins."""
@@ -76,6 +78,8 @@ class Head:
 
 
 class _Arithmetic:
+    lost = False
+
     def send(self, message: object) -> None:
         raise AssertionError(f"nothing is summed at the head: {message}")
 
@@ -150,7 +154,7 @@ def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives
 
 def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> None:
     head = Head()
-    head.together.begin({0: "a", 1: "a", 2: "a"}, head._sum_up, head._drop)
+    head.together.begins("a", [0, 1, 2])
     for worker in (0, 1, 2):
         head.together.released(worker)
         head.ready(worker, 0) if worker else None
@@ -185,3 +189,41 @@ def test_what_is_no_update_is_passed_on() -> None:
     head = Head()
     head.together.fetch(0, Version(3), lambda at: None)
     assert list(head.inner.coming) == [Version(3)]
+
+
+def test_the_updates_of_a_host_that_adds_up_no_more_come_one_by_one() -> None:
+    """Those that were added up, those that have waited for others, and all later ones."""
+    head = Head()
+    for worker in HOSTS:
+        head.together.released(worker)
+    head.ready(0, 0)
+    head.ready(1, 0)
+    head.ready(2, 0)
+    head.together.ends("a")
+    assert head.dropped == [("a", Sum(1))]
+    assert [item for item in head.inner.coming if not isinstance(item, Buffers)] == [Update(0, 0), Update(1, 0)]
+    head.together.ends("b")
+    assert [item for item in head.inner.coming if isinstance(item, Update)] == [
+        Update(0, 0),
+        Update(1, 0),
+        Update(2, 0),
+    ]
+    head.ready(3, 0)
+    assert Update(3, 0) in head.inner.coming
+    assert [head.together.adding(host) for host in ("a", "b")] == [False, False]
+
+
+def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its_sum() -> None:
+    head = Head()
+    head.ready(0, 0)
+    head.together.released(1)
+    head.together.ends("a")
+    head.together.begins("a", [0, 1])
+    head.together.released(0)
+    head.together.released(1)
+    head.ready(0, 1)
+    head.ready(1, 1)
+    assert [total for _, total, _ in head.ordered] == [Sum(1)]
+    head.comes(Sum(1), Buffers(0, 1), Buffers(1, 1))
+    head.together.ends("a")
+    assert (head.dropped, head.together.host_of(Sum(1))) == ([], "a")

@@ -32,8 +32,8 @@ FACT, HOST, SOURCE, KIND, WORKER, NUMBER, BYTES, BEGAN, ENDED = range(9)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run in rounds, on two hosts with two workers each."""
-    flags = ("--emulate-hosts", "2", "-n", "2", "--threads", "1", "-p", "bsp")
+    """A real run in rounds, on two hosts with two workers each, whose updates come one by one."""
+    flags = ("--emulate-hosts", "2", "-n", "2", "--threads", "1", "-p", "sync-switch:switch_at=1")
     folder = tmp_path_factory.mktemp("made")
     run = runs.run(training(epochs=1), *flags, tmp_path=folder).completed()
     found = checked(run.folder)

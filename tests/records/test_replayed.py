@@ -87,3 +87,23 @@ def test_a_run_that_failed_and_its_replay_may_each_have_evaluated_what_the_other
     """A process beside the workers evaluates what they made before they died. In a replay, only workers do."""
     found = compared(evaluated(then), evaluated(now), outcome).differences
     assert [one.table for one in found] == ["evaluations"] * differs
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("stepped", [True, False])
+def test_another_beginning_is_found_once_a_worker_has_made_a_step(segment: int, stepped: bool) -> None:
+    """Until then, the newest one says how far workers had come that change something before their first step."""
+    sides = []
+    for beginning in ("a", "b"):
+        made = ledger([0], [1])
+        notes = ["same", "same"]
+        notes[segment] = beginning
+        made.execute("UPDATE segments SET notes = ? WHERE segment = 0", (json.dumps({"beginning": notes[0]}),))
+        made.execute("INSERT INTO run VALUES ('beginning', ?)", (json.dumps(notes[1]),))
+        if stepped:
+            body = json.dumps({"worker": 0, "step": 0})
+            made.execute(
+                "INSERT INTO facts (at, kind, worker, step, body) VALUES (0.0, 'GradientReady', 0, 0, ?)", (body,)
+            )
+        sides.append(made)
+    assert bool(compared(*sides).differences) == (stepped or segment == 0)

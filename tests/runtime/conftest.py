@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import sshd
+from support import rays, sshd
 from support.launch import Launch
 
 
@@ -42,3 +42,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
         pytest.skip(lacking)
     with sshd.sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rays.RayCluster]:
+    """A Ray cluster of three nodes. A test that kills one adds another."""
+    if lacking := rays.lacking():
+        pytest.skip(lacking)
+    with rays.cluster(tmp_path_factory.mktemp("ray"), 2) as cluster:
+        yield cluster

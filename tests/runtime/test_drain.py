@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.fabric.token import Token, write
-from support.events import said
+from support.events import await_stop, said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
@@ -32,12 +32,12 @@ optimizer = OPTIMIZER
 data = TensorDataset(torch.randn(SAMPLES, 6), torch.randint(0, 3, (SAMPLES,)))
 loader = DataLoader(data, batch_size=4, shuffle=True)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-steps = 0
 for epoch in paceline.epochs(2):
     for x, y in loader:
-        steps += 1
-        if steps == 3: (THERE / f"at-{paceline.worker()}").touch()
-        while steps > 3 and epoch == 1 and not (THERE / "go-on").exists(): time.sleep(0.02)
+        if epoch == 1:
+            (THERE / f"process-{paceline.worker()}").write_text(f"{os.getppid()} {os.getpid()}")
+            (THERE / f"at-{paceline.worker()}").touch()
+            while not (THERE / "go-on").exists(): time.sleep(0.02)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -63,6 +63,12 @@ def await_file(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end, f"{path} did not come"
         time.sleep(0.01)
+
+
+def processes_of(worker: int, launch: Launch) -> tuple[int, int]:
+    """The process of that worker's host, and the worker's own. The worker is in the second epoch."""
+    agent, own = map(int, (launch.tmp_path / f"process-{worker}").read_text().split())
+    return agent, own
 
 
 def moves(run: Run) -> list[tuple[int, dict[str, list[int]]]]:
@@ -165,7 +171,7 @@ def test_two_hosts_that_leave_at_once_leave_all_to_the_head(launch: Launch) -> N
 
 
 def test_a_host_without_a_range_leaves_once_its_workers_have(launch: Launch) -> None:
-    company = Company(launch, script(), "-p", "ssp", "--shards-on", "head")
+    company = Company(launch, script(), "-p", "ssp:bound=30", "--shards-on", "head")  # nobody waits for who waits
     company.train()
     company.ask("b")
     company.go_on()
@@ -215,5 +221,72 @@ def test_a_run_goes_on_from_a_snapshot_that_was_taken_after_a_range_had_moved(la
     run = company.ended().completed()
     again = launch.resume(run.folder).completed()
     assert again.summary["samples"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+
+
+class Emulated:
+    """Hosts that one machine emulates, with one worker each, all in the second epoch."""
+
+    def __init__(self, launch: Launch, text: str, *flags: str, hosts: int = 3) -> None:
+        self.launch = launch
+        shape = "--emulate-hosts", str(hosts), "-n", "1", "--threads", "1"
+        self.process = launch.start(text, *shape, *flags)
+        for worker in range(hosts):
+            await_file(launch.tmp_path / f"at-{worker}")
+
+    def ask(self, worker: int, number: int = signal.SIGTERM) -> str:
+        """Send the process of that worker's host a signal. Return what is said until it has been heard."""
+        agent, _ = processes_of(worker, self.launch)
+        os.kill(agent, number)
+        return said(self.process, f"host node-{worker} (was asked to leave|is lost).*\n")
+
+    def ended(self) -> Run:
+        """Let all go on, to the run's end."""
+        (self.launch.tmp_path / "go-on").touch()
+        return ended(self.process)
+
+
+@pytest.mark.parametrize(("protocol", "shards_on"), [("bsp", "all"), ("asp", "head")])
+def test_an_emulated_host_whose_process_gets_sigterm_leaves_in_good_order(
+    protocol: str, shards_on: str, launch: Launch
+) -> None:
+    hosts = Emulated(launch, script(), "-p", protocol, "--shards-on", shards_on)
+    hosts.ask(1)
+    run = hosts.ended().completed()
+    assert "host node-1 has left in good order\n" in run.err
+    agrees(run, {1})
+    assert bool(moves(run)) == (shards_on == "all")
+
+
+def test_an_emulated_host_whose_process_gets_sigterm_twice_is_lost_at_once(launch: Launch) -> None:
+    hosts = Emulated(launch, script(), "-p", "asp", "--shards-on", "head", "--on-loss", "continue")
+    assert "was asked to leave" in hosts.ask(1)
+    assert "is lost: it was interrupted" in hosts.ask(1)
+    hosts.ended().completed()
+
+
+def test_an_emulated_host_says_which_process_a_signal_takes_out(launch: Launch) -> None:
+    hosts = Emulated(launch, script(), "-p", "asp", "--progress", "60", hosts=2)
+    agent, _ = processes_of(1, launch)
+    run = hosts.ended().completed()
+    assert f"paceline: host node-1 is process {agent}\n" in run.err
+
+
+@pytest.mark.parametrize("hangs", ["stopped", "its script does not come to its step"])
+def test_a_host_leaves_without_a_worker_that_hangs_and_the_run_goes_on(hangs: str, launch: Launch) -> None:
+    hosts = Emulated(launch, script(), "-p", "bsp", "--shards-on", "all", "--drain", "1")
+    if hangs == "stopped":
+        _, worker = processes_of(1, launch)
+        os.kill(worker, signal.SIGSTOP)
+        await_stop(worker)
+        (launch.tmp_path / "go-on").touch()  # otherwise the others hang as well
+    hosts.ask(1)
+    told = said(hosts.process, "host node-1 has left in good order")
+    assert "host node-1 leaves without worker 1, which has not finished its step within 1 s (--drain)\n" in told
+    run = hosts.ended().completed()
+    assert run.summary["samples"] == 2 * 96
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "finished"]
+    assert [list(shards) for _, shards in moves(run)] == [["node-0", "node-2"]]
     assert (found := checked(run.folder)).ok, found.wrong
     assert "the same bits" in replayed(run.folder).completed().out

@@ -16,6 +16,7 @@ from paceline.runtime.draining import Draining
 from paceline.runtime.ending import GRACE
 from paceline.runtime.member import Member
 
+SECONDS = 10.0
 STOP, EXIT = messages.Stop(at_once=True, interrupted=False), messages.Exit()
 
 
@@ -29,7 +30,7 @@ class Run:
         self.left: list[int] = []
         self.told: list[tuple[int, messages.Message]] = []
         self.killed: list[int] = []
-        self.departing, self.ledger, self.loop = Mock(), Mock(), Mock()
+        self.departing, self.ledger, self.loop, self.say = Mock(), Mock(), Mock(), Mock()
         for worker in self.members:
             self.membership.trains(worker)
         leaving: Any = Mock(leave=self._leave)
@@ -42,7 +43,8 @@ class Run:
             self.departing,
             self.ledger,
             self.loop,
-            say=Mock(),
+            seconds=SECONDS,
+            say=self.say,
             send=lambda member, message: self.told.append((member.worker, message)),
             kill=lambda member: self.killed.append(member.worker),
         )
@@ -55,6 +57,12 @@ class Run:
     def asked(self) -> None:
         self.draining.asked("b")
         self.draining.go_on()
+
+    def after(self, seconds: float) -> None:
+        """So many seconds are over."""
+        for due, call_it in (one.args for one in self.loop.after.call_args_list):
+            if due == seconds:
+                call_it()
 
     def gone(self, *workers: int) -> None:
         for worker in workers:
@@ -145,10 +153,43 @@ def test_a_worker_whose_script_outlasts_its_grace_is_ended() -> None:
     run = Run()
     run.asked()
     run.gone(2)
-    for seconds, end in (one.args for one in run.loop.after.call_args_list):
-        assert seconds == GRACE
-        end()
+    run.after(GRACE)
     assert run.killed == [1]
+
+
+def test_a_worker_that_does_not_finish_its_step_in_time_is_lost_and_the_host_leaves_without_it() -> None:
+    run = Run()
+    run.members[1].step = 4
+    run.asked()
+    run.gone(2)
+    run.after(GRACE)
+    assert run.killed == []
+    run.after(SECONDS)
+    assert run.killed == [1]
+    assert not run.draining.sees_off(1), "its end is a death"
+    said = "host b leaves without worker 1, which has not finished its step within 10 s (--drain)"
+    assert run.say.call_args == call(said)
+    run.gone(1)
+    assert run.departing.move.called
+
+
+def test_workers_whose_updates_do_not_arrive_in_time_are_lost() -> None:
+    run = Run()
+    run.coming[1] = run.coming[2] = (4,)
+    run.asked()
+    run.after(SECONDS)
+    assert run.killed == [1, 2]
+    said = "host b leaves without workers 1, 2, which have not finished their steps within 10 s (--drain)"
+    assert run.say.call_args == call(said)
+
+
+def test_nobody_is_lost_whose_step_was_finished_in_time() -> None:
+    run = Run()
+    run.asked()
+    run.say.reset_mock()
+    run.after(SECONDS)
+    assert run.killed == []
+    assert not run.say.called
 
 
 def test_a_host_that_is_asked_once_more_leaves_once() -> None:

@@ -1,27 +1,58 @@
-"""Seeded schedules of deaths, stops, cut connections and signals on two to four hosts, resumed, checked and replayed.
+"""Seeded schedules of deaths, stops, cuts, drains and signals on two to four hosts, resumed, checked and replayed.
 
-`python -m pytest -m "long or not long" tests/runtime/test_hosts_chaos.py -k "[17]"` makes that of seed 17 again.
+`python -m pytest -m "long or not long" tests/runtime/test_hosts_chaos.py -k "[shards-17]"` makes that of seed 17 again
+in which several hosts make versions.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from support.host_faults import Schedule, carry_out
+from support.host_faults import Fault, Schedule, carry_out
 from support.launch import Launch
 
-SCHEDULES, SHORT = 150, (15,)
+SCHEDULES = {"any": 150, "shards": 300}
+SHORT = {"any": (15, 21), "shards": (5, 6, 7, 8)}
+FLAGS = ("--emulate-hosts", "2", "-n", "1", "--threads", "1", "--shards-on", "all", "-p", "bsp")
+"""Of a run in which every process has something to do."""
+DRAWN = {"any": Schedule.of, "shards": Schedule.with_shards}
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=[] if seed in SHORT else pytest.mark.long, id=str(seed)) for seed in range(SCHEDULES)],
+    ("kind", "seed"),
+    [
+        pytest.param(kind, seed, marks=[] if seed in SHORT[kind] else pytest.mark.long, id=f"{kind}-{seed}")
+        for kind, schedules in SCHEDULES.items()
+        for seed in range(schedules)
+    ],
 )
 def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothing(
-    seed: int, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    kind: str, seed: int, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(launch.tmp_path)  # where workers of other hosts save
-    schedule = Schedule.of(seed)
+    schedule = DRAWN[kind](seed)
     print(schedule)
     said = carry_out(schedule, launch)
     assert not any(line.startswith("BROKEN") for line in said), "\n".join([str(schedule), *said])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("worker 1", "begin", 1, "stop itself", 0.1),
+        ("node-1", "Open", 1, "cut control", 0.0),
+        ("node-1", "fetch", 1, "cut data", 0.0),
+        ("head", "Heard", 1, "cut control", 0.0),
+        ("store", "commit", 1, "stop itself", 0.1),
+        ("store of node-1", "commit", 1, "drain agent", 0.0),
+    ],
+    ids=lambda fault: f"{fault[0]}, {fault[1]}",
+)
+def test_what_is_drawn_for_a_process_befalls_it(fault: Fault, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule whose faults never come to pass finds nothing, and nobody sees that."""
+    monkeypatch.chdir(launch.tmp_path)
+    schedule = replace(Schedule.with_shards(2), flags=FLAGS, faults=(fault,), resumes=())
+    process, place, nth, what, _ = fault
+    assert carry_out(schedule, launch) == [f"{what}, in {process} at {place} {nth}"]

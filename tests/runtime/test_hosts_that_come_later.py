@@ -115,6 +115,18 @@ def test_a_host_that_comes_while_others_train_takes_part(protocol: str, launch: 
     is_sound(run)
 
 
+def test_a_host_with_several_workers_that_comes_while_others_train_adds_up_their_updates(launch: Launch) -> None:
+    head, address = begun(launch, script("(0, 1)", "3"), "-p", "bsp", hosts="1:2", workers=2)
+    other = joined(launch, address, "b", 2)
+    run = ended(head).completed()
+    assert ended(other).code == 0
+    both = "SELECT id FROM orders WHERE kind = 'ApplyUpdate' AND json_array_length(body, '$.contributions') = 4"
+    versions = len(run.rows(both))
+    assert run.rows("SELECT source, host, COUNT(*) FROM fetches WHERE kind = 'sum'") == [("b", "head", versions)]
+    assert versions > 0
+    is_sound(run)
+
+
 def test_a_host_that_never_comes_is_missed_by_nobody(launch: Launch) -> None:
     head, address = begun(launch, script(first="()"), "-p", "bsp", hosts="2:4")
     other = joined(launch, address, "b")

@@ -46,7 +46,7 @@ def test_machines_are_named_as_ssh_names_them_with_workers_of_their_own(text: st
         ("ssh:a\nb", '--on names "a\\nb"'),
         ("ssh:a:0", '--on names "a:0"'),
         ("ssh:a:65536", '--on names "a:65536"'),
-        ("ssh:a=0", "--on gives a 0 workers; it must be 1 to "),
+        ("ssh:a=100001", "--on gives a 100001 workers; it must be 0 to "),
         ("ssh:a=999999999", "--on gives a 999999999 workers"),
         ("ssh:a=x", '--on names "a=x"'),
         ("ssh:a,b,me@a=2", "--on names a twice"),

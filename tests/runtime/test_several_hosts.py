@@ -69,21 +69,27 @@ def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(prot
     assert agents[0] == agents[1] != agents[2] == agents[3]
     ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert [host for _, host, _ in json.loads(facts)["members"]] == ["node-0", "node-0", "node-1", "node-1"]
-    pushed = "SELECT worker, step FROM facts WHERE kind = 'UpdateArrived' AND worker >= 2 ORDER BY id"
+    pushed = run.rows("SELECT worker, step FROM facts WHERE kind = 'UpdateArrived' AND worker >= 2 ORDER BY id")
     fetched = "SELECT worker, number FROM fetches WHERE host = 'node-0' AND kind = 'update' ORDER BY rowid"
-    assert run.rows(fetched) == run.rows(pushed)
+    summed = registry()[protocol].sums == "hosts"
+    assert run.rows(fetched) == ([] if summed else pushed)
     assert (found := checked(run.folder)).ok, found.wrong
     again = replayed(run.folder)
     assert again.code == 0, again.out + again.err
     assert "the same bits" in again.out
 
 
-def test_rounds_on_several_hosts_end_on_the_bits_of_rounds_on_one(launch: Launch) -> None:
-    """The store sums the updates of all workers in their order, wherever they come from."""
-    several = launch.run(script(), *HOSTS, "-p", "bsp").completed().final()
+@pytest.mark.parametrize(("hosts", "each"), [(4, 1), (2, 2)])
+def test_rounds_on_several_hosts_end_where_rounds_on_one_do(hosts: int, each: int, launch: Launch) -> None:
+    """On the same bits, where no host adds up its own workers' updates first."""
+    where = ("--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1")
+    several = launch.run(script(), *where, "-p", "bsp").completed().final()
     one = launch.run(script(), "-n", "4", "--threads", "1", "-p", "bsp").completed().final()
     assert several.keys() == one.keys()
-    assert all(torch.equal(several[name], one[name]) for name in one)
+    if each == 1:
+        assert all(torch.equal(several[name], one[name]) for name in one)
+    else:
+        assert all(torch.allclose(several[name], one[name], rtol=1e-3, atol=1e-5) for name in one)
 
 
 def test_a_run_on_several_hosts_is_made_again_on_as_many(launch: Launch) -> None:
@@ -223,11 +229,11 @@ def test_what_several_hosts_can_not_do_yet_is_one_line(flags: tuple[str, ...], s
 NEVER_COMES = """
 import time
 from paceline.runtime import emulated
-emulated.agent = lambda *_: time.sleep(300)
+emulated.agent = lambda *_, **keys: time.sleep(300)
 """
 ENDS_BEFORE = """
 from paceline.runtime import emulated
-emulated.agent = lambda *_: 1
+emulated.agent = lambda *_, **keys: 1
 """
 
 

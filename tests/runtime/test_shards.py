@@ -66,9 +66,54 @@ def test_a_round_moves_one_sum_a_host_to_the_result_of_one_host_and_to_the_bits_
         assert torch.allclose(with_sums[name], value, rtol=1e-4, atol=1e-5), name
 
 
-def test_a_worker_that_dies_is_in_no_later_sum(launch: Launch) -> None:
+ON_HEAD = (*TWO_EACH[:-1], "head")
+
+
+@pytest.mark.parametrize("optimizer", [SGD, pytest.param(ADAMW, marks=pytest.mark.long)])
+def test_with_the_store_on_the_head_one_sum_of_each_other_host_crosses_its_link(optimizer: str, launch: Launch) -> None:
+    run = launch.run(script(optimizer), *ON_HEAD, "-p", "bsp").completed()
+    alone = launch.run(script(optimizer), "-n", "6", "--threads", "1", "-p", "bsp").completed()
+    moved = dict(run.rows("SELECT kind, COUNT(*) FROM fetches WHERE kind IN ('sum', 'update') GROUP BY kind"))
+    _, summed = sums(run)
+    ((elsewhere,),) = run.rows(
+        "SELECT COUNT(*) FROM facts WHERE kind = 'UpdateArrived' AND json_extract(body, '$.worker') > 1"
+    )
+    assert 0 < summed == moved["sum"] * 2, "of two updates each"
+    assert moved.get("update", 0) == elsewhere - summed, "those of the head's own workers move nowhere"
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+    with_sums, without = run.final(), alone.final()
+    for name, value in without.items():
+        assert torch.allclose(with_sums[name], value, rtol=1e-4, atol=1e-5), name
+
+
+LOSES_THE_PROCESS = """
+import os, signal
+from paceline.host.branch_arithmetic import BranchArithmetic
+sum_up = BranchArithmetic.sum_up
+def dies(self, order):
+    if order.number == 6:
+        os.kill(self.process.process, signal.SIGKILL)
+    sum_up(self, order)
+BranchArithmetic.sum_up = dies
+"""
+
+
+def test_without_the_process_that_adds_up_a_host_s_updates_come_one_by_one(launch: Launch) -> None:
+    run = launch.run(script(), *ON_HEAD, "-p", "bsp", first=LOSES_THE_PROCESS).completed()
+    found = re.search(r"host (node-\d) adds up its workers' updates no more, .* the process that adds up died", run.err)
+    assert found is not None, run.err
+    single = run.rows(f"SELECT COUNT(*) FROM fetches WHERE kind = 'update' AND source = '{found[1]}'")
+    assert single[0][0] > 0
+    assert run.summary["samples"] == 2 * 64
+    assert (judged := checked(run.folder)).ok, judged.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+
+
+@pytest.mark.parametrize("where", [TWO_EACH, ON_HEAD], ids=["all", "head"])
+def test_a_worker_that_dies_is_in_no_later_sum(where: tuple[str, ...], launch: Launch) -> None:
     dies = "if epoch == 1 and paceline.worker() == 3: os.kill(os.getpid(), signal.SIGKILL)"
-    run = launch.run(script(each_step=dies), *TWO_EACH, "-p", "bsp", "--on-loss", "continue").completed()
+    run = launch.run(script(each_step=dies), *where, "-p", "bsp", "--on-loss", "continue").completed()
     died = "SELECT worker FROM facts WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"
     assert run.rows(died) == [(3,)]
     assert (found := checked(run.folder)).ok, found.wrong
@@ -76,9 +121,10 @@ def test_a_worker_that_dies_is_in_no_later_sum(launch: Launch) -> None:
     assert again.code == 0, again.out + again.err
 
 
-def test_a_nan_in_a_sum_is_named_with_its_worker(launch: Launch) -> None:
+@pytest.mark.parametrize("where", [TWO_EACH, ON_HEAD], ids=["all", "head"])
+def test_a_nan_in_a_sum_is_named_with_its_worker(where: tuple[str, ...], launch: Launch) -> None:
     spoils = "if epoch == 1 and paceline.worker() == 3: model[4].bias.register_hook(lambda g: g * float('nan'))"
-    run = launch.run(script(each_step=spoils), *TWO_EACH, "-p", "bsp")
+    run = launch.run(script(each_step=spoils), *where, "-p", "bsp")
     assert run.code == 4
     assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 3', run.out)
 

@@ -407,6 +407,8 @@ class Pipes:
         self._head.meet(OTHER, 1).connect(pipe)
 
 
+ADDER = "the process that adds up"
+"""The arithmetic process of the other host."""
 OTHER = "node-1"
 """The host of the workers that are not on the head's."""
 
@@ -462,7 +464,11 @@ def elsewhere(
         crew.hear(worker, OFFER)
     several.prepare(forker)
     made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+    store = loop.lines[STORE]
     several.begin(range(workers) if trains else [forker])
+    if (adds_up := loop.lines[STORE]) is not store:
+        made.said_by_store(messages.StoreReady(PROCESS + 1, "beginning"))
+        loop.lines[ADDER], loop.lines[STORE] = adds_up, store
     crew.told.clear()
     news.calls.clear()
     return made

@@ -35,12 +35,12 @@ import json, os
 from pathlib import Path
 from paceline.runtime import emulated
 ports, folder, real = {ports!r}, Path({folder!r}), emulated.agent
-def agent(name, workers, address, keys):
+def agent(name, workers, address, *arguments, **keys):
     if name in ports:
         (folder / "new").write_text(json.dumps(address))
         os.replace(folder / "new", folder / name)
         address = "127.0.0.1", ports[name]
-    return real(name, workers, address, keys)
+    return real(name, workers, address, *arguments, **keys)
 emulated.agent = agent
 """
 

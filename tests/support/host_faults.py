@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from paceline.protocols import registry
 from paceline.records.snapshots import whole
@@ -25,6 +29,8 @@ ENDED_LATE = "in time and (is|are) ended"
 """What is said of scripts that did not end by themselves. After Ctrl-C they have 30 seconds."""
 WAITS = 60
 """Seconds that nobody may wait for anything."""
+PATIENT, HASTY = "5", "0.3"
+"""Seconds that workers have to end their steps, as `--drain` takes them: more than one takes, and maybe too few."""
 LENIENT, STRICT = 15.0, 2.0
 """Timeouts of hosts: the usual one, and one that a stopped host outlasts."""
 
@@ -138,7 +144,7 @@ comes_to("end")
 """Of several pieces, where these are small. Some parameters are frozen, and some have no gradient in some steps."""
 
 FIRST = """
-import os, signal, socket, subprocess, sys
+import os, signal, socket, subprocess, sys, time
 import paceline
 from paceline.host import arithmetic_process, carrier, tcp, zygote
 from paceline.runtime import agent, emulated, others, worker
@@ -171,6 +177,10 @@ def befall(what, seconds):
         nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         subprocess.Popen(["sh", "-c", wakes], start_new_session=True, **nothing)
         os.kill(whom, signal.SIGSTOP)
+    elif what.startswith("drain"):
+        for number in range(what.count("drain")):
+            time.sleep(0.02 * number)  # else the two signals are one
+            os.kill(whom, signal.SIGTERM)
     elif what.startswith("terminate"):
         for _ in what.split():
             os.kill(launcher, signal.SIGTERM)
@@ -211,9 +221,9 @@ def begin(self, *arguments, real=zygote.Zygote.__init__):
     real(self, *arguments)
     forks = self.process
 
-def take_part(settings, name, *arguments, real=agent.agent):
+def take_part(name, *arguments, real=agent.agent, **keys):
     is_now(name)
-    return real(settings, name, *arguments)
+    return real(name, *arguments, **keys)
 
 def open_stream(self, *arguments, real=tcp.Stream.__init__, **keys):
     real(self, *arguments, **keys)
@@ -245,7 +255,10 @@ parts.CHUNK = {elements}
 """
 """The same, of a replay too: how long a piece is. So a small model has several."""
 
-HARMLESS = ("cut control", "cut data", "kill zygote", "stop itself", "stop agent", "stop launcher")
+HARMLESS = (
+    *("cut control", "cut data", "kill zygote", "stop itself", "stop agent", "stop launcher"),
+    *("drain itself", "drain agent"),
+)
 """What changes nothing of what a run comes to, if nobody is stopped for long."""
 IN_SCRIPT = ("kill itself", "kill itself", "kill itself", "stop itself", "raise", "exit", "exit with a code")
 ON_AGENT = ("kill agent", "kill agent", "stop agent", "stop agent")
@@ -253,6 +266,8 @@ ON_RUN = ("kill zygote", "kill launcher", "stop launcher", "interrupt", "interru
 CUTS = ("cut control", "cut control", "cut data", "cut data")
 IN_AGENT = (*CUTS, "kill itself", "kill itself", "stop itself", "kill zygote")
 IN_HEAD = (*CUTS, "kill itself", "stop itself", "interrupt", "terminate")
+DRAINS = ("drain", "drain", "drain", "drain", "drain", "drain and drain")
+"""SIGTERM at an agent, or two."""
 IN_STORE = ("kill itself", "stop itself", "kill launcher", "interrupt", "terminate")
 
 SCRIPTS = {"begin": 1, "prepare": 1, "batch": 12, "step": 12, "stepped": 12, "epoch": 2, "evaluate": 2, "end": 1}
@@ -294,7 +309,7 @@ class Schedule:
         protocol = stored[seed % len(stored)]
         hosts, each = chance.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
         flags = ["--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1", "--report-waits", str(WAITS)]
-        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)]), "--drain", "2"]
+        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)])]
         flags += ["--record", str(chance.choice([0, 1, 4]))]
         flags += ["--shards", "static"] if chance.random() < 0.3 else []
         flags += ["--start", "together"] if chance.random() < 0.2 else []
@@ -309,6 +324,8 @@ class Schedule:
         if evaluates and chance.random() < 0.5:
             flags += ["--target", "loss<=1.0", "--stop-at-target"]
         faults = [_fault(chance, hosts, each) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
+        more, drains = _with_drains(random.Random(f"drains {seed}"), hosts, each, 0.4)
+        flags, faults = [*flags, *more], [*faults, *drains]
         script = _script(chance, evaluates)
         flags += ["--checkpoint", chance.choice("0113")]
         resumes = [_resume(chance, protocol, hosts, each, befalls) for befalls in (chance.random() < 0.5, False)]
@@ -325,7 +342,7 @@ class Schedule:
         protocol = stored[seed % len(stored)]
         hosts, each = chance.choice([(2, 1), (2, 2), (3, 1), (3, 2), (4, 1)])
         flags = ["--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1", "--report-waits", str(WAITS)]
-        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)]), "--drain", "2"]
+        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)])]
         flags += ["--record", str(chance.choice([0, 1, 4])), "--checkpoint", chance.choice("0113")]
         flags += ["--start", "together"] if chance.random() < 0.2 else []
         flags += ["--on-loss", "stop"] if chance.random() < 0.2 else []
@@ -333,6 +350,8 @@ class Schedule:
             flags += ["--max-steps", str(chance.randint(1, STEPS))]
         flags += _shards_on(chance, hosts)
         faults = [_fault_with_shards(chance, hosts, each) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
+        more, drains = _with_drains(random.Random(f"drains of shards {seed}"), hosts, each, 0.8)
+        flags, faults = [*flags, *more], [*faults, *drains]
         resumes = [_resume_with_shards(chance, protocol, hosts, each, more) for more in (chance.random() < 0.5, False)]
         all_faults = [*faults, *(fault for _, more in resumes for fault in more)]
         timeout = STRICT if any(seconds > 1.0 for *_, seconds in all_faults) else LENIENT
@@ -411,6 +430,31 @@ def _script(chance: random.Random, evaluates: bool) -> str:
         each=chance.choice([f"range({EPOCHS})", f"paceline.epochs({EPOCHS})"]),
         change=chance.choice(["", "", "torch.nn.init.constant_(model[0].weight, 0.25)"]),
     )
+
+
+def _with_drains(chance: random.Random, hosts: int, each: int, often: float) -> tuple[list[str], list[Fault]]:
+    """Flags that have to do with hosts that leave, and SIGTERM at one or two of them. `often`: how often there is any.
+
+    A chance of its own, so that a seed's other faults are the same with and without.
+    """
+    flags = ["--drain", chance.choice([PATIENT, PATIENT, PATIENT, HASTY])]
+    flags += ["--restart", str(chance.choice([1, 1, 2]))] if chance.random() < 0.3 else []
+    if chance.random() >= often:
+        return flags, []
+    leave = chance.sample(range(1, hosts), min(hosts - 1, chance.choice([1, 1, 1, 2])))
+    return flags, [_drain(chance, host, each) for host in leave]
+
+
+def _drain(chance: random.Random, host: int, each: int) -> Fault:
+    process, places, whom = chance.choice(
+        [
+            *[(f"worker {host * each + chance.randrange(each)}", SCRIPTS, "agent")] * 2,
+            (f"node-{host}", AGENTS | FETCHES | RANGES, "itself"),
+            (f"store of node-{host}", SHARES, "agent"),
+        ]
+    )
+    place = chance.choice(list(places))
+    return process, place, chance.randint(1, places[place]), f"{chance.choice(DRAINS)} {whom}", 0.0
 
 
 def _shards_on(chance: random.Random, hosts: int) -> list[str]:
@@ -510,14 +554,28 @@ def _first(schedule: Schedule, flags: Sequence[str], faults: Sequence[Fault], la
 
 def _ended(process: Launcher, launch: Launch) -> tuple[Run, list[str]]:
     """Wait for the end. Return the run, and what has befallen it."""
-    began, befell = time.monotonic(), launch.tmp_path / "befell"
-    run = ended(process, IN_TIME)
+    began, befell, over = time.monotonic(), launch.tmp_path / "befell", threading.Event()
+    wakes = threading.Thread(target=_wake, args=(process.pid, befell, over))
+    wakes.start()
+    try:
+        run = ended(process, IN_TIME)
+    finally:
+        over.set()
+        wakes.join()
     launch.assert_nothing_left()
     lines = befell.read_text().splitlines() if befell.exists() else []
     befell.unlink(missing_ok=True)
     if time.monotonic() > began + 28.0 and re.search(ENDED_LATE, run.err):
         raise AssertionError(f"{lines}: scripts did not end:\n{run.err}")
     return run, lines
+
+
+def _wake(launcher: int, befell: Path, over: threading.Event) -> None:
+    """Wake a launcher that was stopped. What would do so may have ended with a host that has waited for it too long."""
+    while not over.wait(0.2):
+        if befell.exists() and "stop launcher" in befell.read_text() and not over.wait(STRICT + 1.5):
+            with suppress(ProcessLookupError):
+                os.kill(launcher, signal.SIGCONT)
 
 
 def broken_promises(schedule: Schedule, run: Run, befell: list[str], flags: Sequence[str]) -> list[str]:
@@ -547,6 +605,8 @@ def broken_promises(schedule: Schedule, run: Run, befell: list[str], flags: Sequ
     if outcome == "interrupted" and not asked_to_end:
         said.append("it was interrupted by nobody")
     lenient = schedule.timeout == LENIENT and "--max-seconds" not in flags  # which may be over before training begins
+    if HASTY in schedule.flags and any("drain" in line for line in befell):
+        lenient = False  # a worker that has not ended its step by then is lost
     if run.code == 4 and schedule.before:
         return said  # its script has spoiled a gradient
     if not befell or (lenient and all(line.split(", ")[0] in HARMLESS for line in befell)):

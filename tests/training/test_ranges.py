@@ -296,6 +296,27 @@ def test_a_range_is_taken_over_with_its_state_and_all_versions_are_those_of_one_
     assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
 
 
+def test_checksums_stay_those_of_one_store_where_parameters_were_stepped_apart_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their states look alike again by then, and what lies in memory is the same however it is summed."""
+    monkeypatch.setattr(parts_module, "CHUNK", 512)
+    one, shards = store_of("SGD"), shards_of("SGD", 2)
+
+    def committed(stores: list[Store], step: int, lacks: Sequence[int]) -> int:
+        area = stores[0].pushes[0]
+        for view in area.gradients:
+            view.fill_(step + 0.5)
+        area.present.fill_(1)
+        area.present[list(lacks)] = 0
+        return sum(store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)]).checksum for store in stores) % (1 << 64)
+
+    for step, lacks in enumerate([(), range(1, len(one.names), 2)]):
+        assert committed([one], step, lacks) == committed(shards, step, lacks)
+    take_over(shards, 1, 0)
+    assert committed([one], 2, ()) == committed(shards, 2, ())
+
+
 @pytest.mark.parametrize("name", ACROSS)
 def test_a_store_that_has_made_nothing_takes_over_all(name: str) -> None:
     one, places = store_of(name), Places.new(store_of(name).layout, SLOTS, WORKERS)

@@ -397,3 +397,13 @@ def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(
     with pytest.raises(OSError, match="no space left"):
         store.record(store.tensors(0, [0], "mean"), tmp_path / "version.safetensors")
     assert not (tmp_path / "version.safetensors").exists()
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_what_buffers_take_ends_with_the_last_one_though_their_place_is_filled_up(buffers: bool) -> None:
+    """Another host fetches so many bytes with each update."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3) if buffers else nn.Tanh())
+    layout = Layout.of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    flags_end = layout.flags_offset + len(layout.moving)
+    assert flags_end + layout.buffers_bytes == (layout.buffers[-1].stop if buffers else flags_end)
+    assert flags_end + layout.buffers_bytes < layout.push_bytes

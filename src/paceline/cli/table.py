@@ -41,8 +41,12 @@ def print_summary(summary: Summary, folder: Path) -> None:
     if summary["segments"] > 1:
         console.print(_resumed(summary["segments"], summary["undone"]), soft_wrap=True)
     if summary["per_worker"]:
-        hosts = {worker: one["host"] for one in summary.get("per_host", ()) for worker in one["workers"]}
+        per_host = summary.get("per_host", ())
+        hosts = {worker: one["host"] for one in per_host for worker in one["workers"]}
         console.print(_workers(summary["per_worker"][:SHOWN], hosts))
+        for one in per_host:
+            if not one["workers"]:
+                console.print(f"host {one['host']} had no workers, and made a part of every version", markup=False)
     if rest := summary["per_worker"][SHOWN:]:
         console.print(f"and {len(rest)} more workers, with {_between([row['steps'] for row in rest])} steps each")
     if rate is None and summary["workers"] > 1 and summary["per_worker"]:

@@ -62,6 +62,7 @@ class HostTable:
 
     name: str
     workers: range
+    """None at all, if it only holds a part of the store."""
     speed: float = 1.0
     """Times each of its workers' own speed."""
     bandwidth: float | None = None
@@ -149,24 +150,23 @@ class Scenario:
                 f"{self.name}: its [[host]] tables have {have}, and {workers} are asked for; change the tables, or ask "
                 "for as many"
             )
-        if self.nodes > workers:
+        if self.nodes > workers and not self.host_tables:
             raise ConfigError(
                 f"{self.name}: cluster.nodes is {self.nodes}, and there are {workers} workers; write at most so "
                 "many nodes, or ask for more workers"
             )
         return replace(self, workers=workers)
 
-    def dealt(self, workers: int) -> list[range]:
-        """The workers of each host, or node. They are dealt in the order of their numbers."""
+    def placed(self, workers: int) -> dict[str, range]:
+        """All hosts, or nodes, by name, each with its workers: the head first. A host of a table may have none."""
         if self.host_tables:
-            return [table.workers for table in self.host_tables]
+            return {table.name: table.workers for table in self.host_tables}
         bounds = [-(-node * workers // self.nodes) for node in range(self.nodes + 1)]
-        return [range(first, after) for first, after in pairwise(bounds)]
+        return {f"node-{node}": range(first, after) for node, (first, after) in enumerate(pairwise(bounds))}
 
     def hosts(self, workers: int) -> list[str]:
         """The host, or node, of each worker."""
-        names = [table.name for table in self.host_tables] or [f"node-{node}" for node in range(self.nodes)]
-        return [name for name, there in zip(names, self.dealt(workers), strict=True) for _ in there]
+        return [name for name, there in self.placed(workers).items() for _ in there]
 
     def only_dealt(self) -> Scenario:
         """The same hosts, with the same workers. Nobody is slow, no link takes any time, and no worker dies."""

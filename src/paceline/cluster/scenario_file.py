@@ -194,7 +194,8 @@ def _hosts(tables: list[_Table]) -> tuple[HostTable, ...]:
     hosts: list[HostTable] = []
     for number, table in enumerate(tables):
         first = hosts[-1].workers.stop if hosts else 0
-        workers = table.whole("workers", least=1, most=max(1, MOST_WORKERS - first))
+        least = 1 if number == 0 else 0  # the head's own workers fork the store
+        workers = table.whole("workers", least=least, most=max(least, MOST_WORKERS - first))
         if workers is None:
             raise table.missing("workers", "write how many it has, such as workers = 2")
         name = table.values.get("name", f"node-{number}")

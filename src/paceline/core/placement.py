@@ -53,6 +53,20 @@ def hosts_with_shards(
     return [name for name in hosts if name in named]
 
 
+def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, later: bool, linked: bool) -> str:
+    """Return why that host would have nothing to do if it had no workers, in one sentence; empty if it has a shard.
+
+    For the others see `hosts_with_shards`.
+    """
+    said = usual(said, restart=restart, later=later, linked=linked)
+    if choice.spec.versions == "stored" and (said == ALL or (said != HEAD and host in said.split(","))):
+        return ""
+    return (
+        f"host {host} has no workers, and would have no part of the store: it would have nothing to do; give it "
+        "workers, or have --shards-on name it at the head"
+    )
+
+
 def usual(said: str | None, *, restart: bool, later: bool, linked: bool) -> str:
     """Return what `--shards-on` says, or is taken to say. See `hosts_with_shards`."""
     return said if said is not None else HEAD if restart or later or linked else ALL

@@ -32,6 +32,8 @@ class Arithmetic:
         lost: Callable[[str], None],
     ) -> None:
         """`ready(beginning)`: it is there. `not_forked()`: its worker can't fork it. `lost(why)`: it has gone."""
+        self.adds_only = False
+        """Whether it makes no versions, so that nobody is told of a store if it has gone."""
         self.process: int | None = None
         """Its number, once it says that it is there."""
         self.lost = False
@@ -52,15 +54,17 @@ class Arithmetic:
         """Whether a version is being written to disk."""
         return bool(self._writing)
 
+    @property
+    def _name(self) -> str:
+        return "the process that adds up" if self.adds_only else "the parameter store"
+
     def open(self) -> End:
         """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
         self.abandon()
         channel, theirs = self._loop.connect(messages.FromStore, "the store")
         self._loop.watch(channel, self._receive)
         self._channel = channel
-        self._outbox = Outbox(
-            channel, self._loop, lambda: self.lose("the parameter store does not read what it is sent")
-        )
+        self._outbox = Outbox(channel, self._loop, lambda: self.lose(f"{self._name} does not read what it is sent"))
         return theirs
 
     def abandon(self) -> None:
@@ -131,10 +135,10 @@ class Arithmetic:
                 self._not_forked()
             return  # else its end is about to show
         except MessageUnreadable as why:
-            self.lose(f"the parameter store sent a message that can't be read ({why})")
+            self.lose(f"{self._name} sent a message that can't be read ({why})")
             return
         if not self._means(message, descriptors):
-            self.lose(f"the parameter store sent {type(message).__name__} out of turn")
+            self.lose(f"{self._name} sent {type(message).__name__} out of turn")
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -149,12 +153,13 @@ class Arithmetic:
                 self._ready(beginning)
                 return True
             case messages.StoreFailed(error=error):
-                self.lose(f"the parameter store failed: {error.strip()}")
+                self.lose(f"{self._name} failed: {error.strip()}")
                 return True
         return self._hear(message, descriptors)
 
     def _ended(self) -> None:
-        self.lose("the parameter store's process died; the files in versions/ are whole")
+        died = "the parameter store's process died; the files in versions/ are whole"
+        self.lose(f"{self._name} died" if self.adds_only else died)
 
     def _unwatch(self) -> None:
         if self._channel is not None and self._loop.watches(self._channel):

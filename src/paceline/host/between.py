@@ -113,6 +113,10 @@ class Open(Message):
     """Listen to the workers, and let them begin."""
 
 
+class StandIn(Message):
+    """This host has no workers: have a process run the script up to `prepare`. It is answered by `StandsIn`."""
+
+
 class Train(Message):
     """Fetch what training begins with, and let these workers train."""
 
@@ -128,6 +132,8 @@ class Train(Message):
     """What a host with a shard begins with besides the version."""
     neighbours: tuple[Neighbour, ...] = ()
     """This host and those besides the head's with which it exchanges ranges: who comes first in this order listens."""
+    sums: bool = False
+    """Whether the host adds up its workers' updates."""
 
 
 class Expect(Message):
@@ -332,17 +338,21 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
-OfRange = Expect | Bring | Drop | SumUp | DropSum | MakeRange | Free | SendShare | TakeRange
+OfRange = Expect | Bring | Drop | MakeRange | Free | SendShare | TakeRange
 """What a host with a shard is ordered, in the order in which it has to do it."""
+OfSums = SumUp | DropSum
+"""What a host is ordered that adds up its workers' updates."""
 
 FromHead = (
     Introduce
     | Part
     | Prepare
     | Open
+    | StandIn
     | Train
     | CarryOut
     | OfRange
+    | OfSums
     | Shards
     | Made
     | Let
@@ -374,11 +384,17 @@ class SendPart(Message):
 class Here(Message):
     """The host has this for the run."""
 
-    workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)]
-    """How many it brings."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)]
+    """How many it brings. None, if it is only to make a range of each version."""
     machine: Machine
     address: tuple[str, Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]] | None = None
     """Where it listens for other hosts' data, if it was to."""
+
+
+class StandsIn(Message):
+    """The script has come to `prepare` on this host, which has no workers, and brought this."""
+
+    offer: messages.Offered
 
 
 class Leaves(Message):
@@ -530,6 +546,12 @@ class ShardLost(Message):
     why: str
 
 
+class SumsLost(Message):
+    """This host adds up no updates any more. Those of its workers are here, one by one."""
+
+    why: str
+
+
 class Reaches(Message):
     """Whether data moves between this host and that one."""
 
@@ -542,9 +564,25 @@ OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-OfShard = Stored | NotFinite | RangeMade | Share | RangeTaken | ShardLost
+OfShard = Stored | RangeMade | Share | RangeTaken | ShardLost
 """What a host with a shard says of that."""
+SaidOfSums = NotFinite | SumsLost
+"""What a host says that adds up its workers' updates."""
 
 ToHead = (
-    OfWorker | OfShard | SendPart | Here | Leaves | Drains | Begun | Has | Fetched | Moved | Printed | Said | Reaches
+    OfWorker
+    | OfShard
+    | SaidOfSums
+    | SendPart
+    | Here
+    | StandsIn
+    | Leaves
+    | Drains
+    | Begun
+    | Has
+    | Fetched
+    | Moved
+    | Printed
+    | Said
+    | Reaches
 )

@@ -20,6 +20,7 @@ from paceline.fabric.memory import Region, Span
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
+from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
 from paceline.host.carrier import Carrier
 from paceline.host.computing import Computing
 from paceline.host.contract import WorkersNews
@@ -35,6 +36,7 @@ from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, look_of, step_of
 from paceline.host.seat import Seat, Seats, idle_cores
 from paceline.host.shelf import Owner, Shelf
+from paceline.host.stand_in import StandIn
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
@@ -55,13 +57,10 @@ def _written_by(worker: int) -> Owner:
     return "written by", worker
 
 
-class BranchNews(WorkersNews, Protocol):
+class BranchNews(WorkersNews, SumsNews, Protocol):
     """What is told of a host that is not the head, each thing once."""
 
     def stored(self, item: Update | Sum) -> None:
-        """See `RangesNews`."""
-
-    def not_finite(self, parameter: str, worker: int) -> None:
         """See `RangesNews`."""
 
     def range_made(self, made: messages.Committed) -> None:
@@ -112,11 +111,13 @@ class Branch:
         threads: int,
         now: Callable[[], float],
         linked: bool = False,
+        stand_in: StandIn | None = None,
     ) -> None:
         """`name` is this host's, `head` the head's, and `hosts` has that of each worker. `threads` are those of each
         worker here. `now()` is seconds since the run's start.
 
-        `linked`: whether the head says who may have a version, as a model of links has it.
+        `linked`: whether the head says who may have a version, as a model of links has it. `stand_in`: what this host
+        has in the place of workers, if it has none.
         """
         self.shelf = Shelf()
         self.versions = Elsewhere()
@@ -124,9 +125,9 @@ class Branch:
         self._plan = plan
         self._spec = spec
         self._workers = workers
+        self._stand_in = stand_in
         self._carrier = carrier
         self._news = news
-        self._loop = loop
         self._name = name
         self._hosts = hosts
         self._head = head
@@ -135,6 +136,13 @@ class Branch:
         """Who makes which range of each version. Empty: the head makes them all."""
         self._ranges: Ranges | None = None
         """What makes that. None: nothing is made here."""
+        self._adds_up = False
+        """Whether the updates of workers here are added up before they leave."""
+        self._arithmetic = BranchArithmetic(
+            self.shelf, plan, workers if stand_in is None else stand_in.workers, carrier, news, loop
+        )
+        self._prepared: set[int] = set()
+        """Workers whose scripts have come to `prepare`, and that have not left."""
         self._whole: set[Version] = set()
         """Versions of which all ranges are here, if one of them is made here."""
         self.shelf.freed = self._freed
@@ -180,35 +188,47 @@ class Branch:
         begun: Callable[[], None],
         shards: Sequence[Shard] = (),
         state: Attached | None = None,
+        *,
+        sums: bool = False,
     ) -> None:
         """Fetch what training begins with, and let these workers train. What else comes until then waits.
 
-        `shards`: who makes which range of each version. `state`: what goes with one that is made here.
+        `shards`: who makes which range of each version. `state`: what goes with one that is made here. `sums`: whether
+        the updates of workers here are added up.
         """
+        self._offer = self._offer if self._stand_in is None else self._stand_in.offer
         assert self._offer is not None
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
         self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
-        if own is None:
+        self._adds_up, self._arithmetic.process.adds_only = sums, own is None
+        if own is not None:
+            self._ranges = self._arithmetic.ranges = Ranges(
+                own,
+                self.shelf,
+                self._plan,
+                self._arithmetic.process,
+                self._carrier,
+                self,
+                own=self._seats,
+                idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
+            )
+            self.versions.begins = self._ranges.when_begun
+        elif not sums:
             self._fetch_beginning(workers, version, begun, None)
             return
-        self._ranges = Ranges(
-            own,
-            self.shelf,
-            self._plan,
-            self._workers,
-            self._carrier,
-            self,
-            self._loop,
-            own=self._seats,
-            idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
-        )
-        self.versions.begins = self._ranges.when_begun
-        self.pushes.dropping = self._ranges.summer.dropped
-        steps, forker = self._spec.optimizer == "store", min(workers)
+        self.pushes.dropping = self._arithmetic.summer.dropped
+        steps, (_, begin, end) = own is not None and self._spec.optimizer == "store", own or Shard(self._name, 0, 0)
+
+        def forked() -> None:
+            if self._stand_in is not None:
+                self._stand_in.end()
+            self._fetch_beginning(workers, version, begun, state)
+
+        forker = min(workers or self._prepared, default=None) if self._stand_in is None else self._stand_in.number
         # what the worker begins with is the region's first version only until the head's is fetched
-        self._ranges.fork(forker, self.region, steps, lambda: self._fetch_beginning(workers, version, begun, state))
+        self._arithmetic.fork(forker, self.region, self._plan.fork(steps, begin, end), forked)
 
     def _fetch_beginning(
         self,
@@ -220,7 +240,8 @@ class Branch:
         assert self._offer is not None
         assert self.region is not None
         items = self._comes_to(FIXED, self._plan.fixed(self._offer))
-        if workers:  # else one comes while others train, and fetches the newest
+        begins_here = bool(workers) or self._stand_in is not None
+        if begins_here:  # else one comes while others train, and fetches the newest
             self.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
         kept: dict[int, int] = {}
@@ -239,9 +260,11 @@ class Branch:
                 os.close(file)
             for worker in workers:
                 self._news.lacks(worker, f"what training begins with can't come: {why}")
+            if self._stand_in is not None:
+                self._news.shard_lost(f"what training begins with can't come: {why}")
 
         def there() -> None:
-            assert not workers or self.shelf.place(Version(version)) == 0  # where all have mapped it
+            assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
             if self._ranges is not None:
                 self._whole.add(Version(version))
                 self._ranges.begins(version, state_file)
@@ -287,10 +310,6 @@ class Branch:
                 self._ranges.bring(summand_of(item), host)
             case between.Drop(item=item):
                 self._ranges.drop(summand_of(item))
-            case between.SumUp():
-                self._ranges.sum_up(order)
-            case between.DropSum(number=number):
-                self._ranges.summer.drop(Sum(number))
             case between.MakeRange():
                 self._ranges.make(order)
             case between.Free(version=version):
@@ -299,6 +318,16 @@ class Branch:
                 self._ranges.send_share(number)
             case between.TakeRange():
                 self._take(order)
+
+    def about_sum(self, order: between.OfSums) -> None:
+        """Carry out an order about a sum of updates that are here."""
+        if self._waits(partial(self.about_sum, order)):
+            return
+        match order:
+            case between.SumUp():
+                self._arithmetic.sum_up(order)
+            case between.DropSum(number=number):
+                self._arithmetic.summer.drop(Sum(number))
 
     def made(self, version: int) -> None:
         """The store has made that version, and all before it."""
@@ -358,6 +387,7 @@ class Branch:
     def returns(self, worker: int) -> None:
         """A new process is about to begin as this worker. Call this in turn."""
         self._seats[worker] = Seat(worker)
+        self._prepared.discard(worker)
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
@@ -440,6 +470,7 @@ class Branch:
             return
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
+        self._prepared.discard(worker)
         self.pulls.left(worker)
         self.pushes.left(worker)
         self.releases.left(worker)
@@ -456,8 +487,7 @@ class Branch:
 
     def close(self) -> None:
         """All workers have been told to end: the memory of all items here is free."""
-        if self._ranges is not None:
-            self._ranges.close()
+        self._arithmetic.close()
         if self.region is not None:
             self.region.free()
 
@@ -466,10 +496,6 @@ class Branch:
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
         self._news.stored(item)
-
-    def not_finite(self, parameter: str, worker: int) -> None:
-        """See `RangesNews`."""
-        self._news.not_finite(parameter, worker)
 
     def range_made(self, made: messages.Committed) -> None:
         """See `RangesNews`."""
@@ -562,7 +588,7 @@ class Branch:
                 return "here" if self._ranges.has(item.version, begin, end) else "coming"
             return "here" if self.shelf.has(item) else "gone"
         if isinstance(item, Sum):
-            return "gone" if self._ranges is None else self._ranges.summer.look(item, begin, end)
+            return self._arithmetic.summer.look(item, begin, end)
         if isinstance(item, Update) and item.worker in self._seats:  # else a range of it that was made here moves
             return self._computing.look(item, begin, end, laid=self.shelf.has(item))
         if isinstance(item, Buffers):
@@ -608,8 +634,7 @@ class Branch:
     def _tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
         makes_all = [one.host for one in self._shards] == [self._name]
-        adds_up = self._spec.sums == "hosts" and self._ranges is not None and len(self._seats) > 1
-        return self._spec.brings_early and self._told is None and not makes_all and not adds_up
+        return self._spec.brings_early and self._told is None and not makes_all and not self._adds_up
 
     def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
@@ -731,6 +756,9 @@ class Branch:
                 seat.step = None
             case messages.Offered():
                 self._offer = self._offer or message
+                self._prepared.add(worker)
+            case messages.StoreNotForked(error=error) if self._arithmetic.could_not(worker, error):
+                return  # the head's host has a store
             case messages.SnapshotTaken():
                 self.releases.looked(worker)
         if descriptors:
@@ -750,4 +778,5 @@ class Branch:
 
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False
+        self._prepared.discard(worker)
         self._news.gone(worker, status)

@@ -86,6 +86,12 @@ class Host(Protocol):
     def open(self) -> None:
         """Listen to the workers."""
 
+    def gathers(self) -> Mapping[str, messages.Offered] | None:
+        """Have the script begin on hosts without workers. Return what it has brought to `prepare` there, by host.
+
+        None: it is still to come to that on one of them. One on which it can't is lost.
+        """
+
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """Have this worker, which has come to `prepare`, fork the arithmetic process: `News.prepared` tells when.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -174,6 +174,9 @@ class LocalHost:
             lost=self._lost,
         )
         self.summer = Summer(self.shelf, plan, self.arithmetic)
+        self.summer.not_finite = self.not_finite
+        if carrier is not None:
+            self.summer.there = carrier.made
         self.sums = Sums(self.shelf, self.summer) if plan.sums else None
         """None if no updates are added up before they come."""
         self.others: OtherShards | None = None
@@ -183,10 +186,11 @@ class LocalHost:
 
             self._fetcher = self.others = OtherShards(self._fetcher)
             self.shelf.freed = self._freed
-            if self.sums is not None:
-                from paceline.host.together import Together
+        if carrier is not None and self.sums is not None and traffic is None:  # a model of links knows no sums
+            from paceline.host.together import Together
 
-                self._fetcher = self.together = Together(self._fetcher, self.sums, self.summer, news.happened)
+            self._fetcher = self.together = Together(self._fetcher, self.sums, self.summer, news.happened)
+            if self.others is not None:
                 self.others.host_of = self.together.host_of
         self._linked: Linked | None = None
         if traffic is not None:
@@ -277,6 +281,10 @@ class LocalHost:
     def open(self) -> None:
         """See `contract.Host`."""
         self._workers.open(self.hear, self._news.gone)
+
+    def gathers(self) -> Mapping[str, messages.Offered]:
+        """See `contract.Host`."""
+        return {}
 
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """See `contract.Host`."""
@@ -608,16 +616,11 @@ class LocalHost:
             if self.others is not None:
                 self.others.freed(item.version)
 
-    def ranges_of_updates(self, size: int) -> list[tuple[int, int]]:
-        """The bytes that are to come here of an update from elsewhere, which has that size: all but others' ranges."""
-        begin, end = self._own_range(self._offer)
+    def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
+        """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
+        (begin, end), (buffers, whole) = self._own_range(self._offer), self._offer.buffers_at
         own = [(first, last) for _, first, last in pieces(self.cuts, [Shard(self.name, begin, end)])]
-        return [*own, (self.cuts[-1], size)]
-
-    @property
-    def ranges_of_sums(self) -> list[tuple[int, int]]:
-        """The same of a sum from elsewhere, which has no buffers."""
-        return self.ranges_of_updates(self._offer.buffers_at[0])
+        return [*own, (self.cuts[-1], whole if isinstance(item, Update) else buffers)]
 
     def forget_state(self) -> None:
         """All others have been told of the optimizer's state, or there is another: it takes as much as the model."""
@@ -794,12 +797,8 @@ class LocalHost:
                 return asked
             case messages.Committed():
                 return self.range_made(HERE, message)
-            case messages.Summing(number=number):
-                return self.summer.summing(message) and self._there(Sum(number))
-            case messages.Summed(number=number, not_finite=found):
-                if found is not None:
-                    self.not_finite(*found)
-                return self.summer.summed(number) and self._there(Sum(number))
+            case messages.Summing() | messages.Summed():
+                return self.summer.heard(message)
             case messages.Recorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
             case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
@@ -838,12 +837,6 @@ class LocalHost:
         """A gradient that was added up has a NaN or an infinity."""
         if self.sums is not None:
             self.sums.found = self.sums.found or (parameter, worker)
-
-    def _there(self, total: Sum) -> bool:
-        """More of that sum is there, which other hosts may have asked for."""
-        if self._carrier is not None:
-            self._carrier.made(total)
-        return True
 
     def range_made(self, host: str, message: messages.Committed) -> bool:
         """That host has made its range of a version. Return whether it was asked to."""

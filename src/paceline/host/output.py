@@ -51,8 +51,10 @@ class Output:
         """Prints lines beside whatever else is on the screen."""
         self.after: Callable[[float, Callable[[], None]], None] | None = None
         """Calls after so many seconds, if there is a loop."""
-        self._log = log
-        self._shows = shows
+        self.log = log
+        """Where what a worker prints is kept. It is another function once all hosts have come."""
+        self.shows = shows
+        """Whether that is shown, too."""
         self._shown_on = shown_on
         self._prefix = prefix
         self._patience = patience
@@ -77,7 +79,7 @@ class Output:
     def printed(self, worker: int, data: bytes) -> None:
         """The worker has printed this. Empty: it will print no more."""
         self._keep(worker, data)
-        if not self._shows(worker):
+        if not self.shows(worker):
             return
         printed = self._partial.pop(worker, b"") + data
         whole = 1 + max(map(printed.rfind, LINE_ENDS))
@@ -90,11 +92,11 @@ class Output:
 
     def died(self, worker: int, how: str, at: str) -> None:
         """A worker has died: tell how, and its last words unless they are on the screen already."""
-        log = self._log(worker)
+        log = self.log(worker)
         others = f" died, too ({how}); what was printed there is in {log.parent}"
         if not self._say_of(worker, f"worker {worker} died ({how}){at}", ("", others)):
             return
-        if self._shows(worker):
+        if self.shows(worker):
             self.say(f"  what it printed is above, and in {log}")
             return
         with contextlib.suppress(OSError):
@@ -133,7 +135,7 @@ class Output:
     def _keep(self, worker: int, data: bytes) -> None:
         if worker in self._unkept:
             return
-        log = self._log(worker)
+        log = self.log(worker)
         try:
             if worker not in self._logs:
                 self._logs[worker] = log.open("ab", buffering=0)

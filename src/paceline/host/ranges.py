@@ -10,19 +10,15 @@ from typing import Protocol
 
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
-from paceline.fabric.memory import Region
 from paceline.host import between, messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
-from paceline.host.loop import Loop
 from paceline.host.maker import Maker
 from paceline.host.moves import Taking
 from paceline.host.names import summand_of
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
-from paceline.host.summer import Summer
 from paceline.host.versions import Awaited
-from paceline.host.workers import Workers
 
 
 def _kept(version: int) -> Owner:
@@ -46,9 +42,6 @@ class RangesNews(Protocol):
     def stored(self, item: Update | Sum) -> None:
         """This host's range of that update is here, or of that sum."""
 
-    def not_finite(self, parameter: str, worker: int) -> None:
-        """A gradient of that worker, which was added up here, has a NaN or an infinity."""
-
     def share_ready(self, number: int, error: str | None, file: int | None) -> None:
         """What the optimizer has for this range is in that file, or can't be packed."""
 
@@ -70,10 +63,9 @@ class Ranges:
         shard: Shard,
         shelf: Shelf,
         plan: Plan,
-        workers: Workers,
+        arithmetic: Arithmetic,
         carrier: Carrier,
         news: RangesNews,
-        loop: Loop,
         *,
         own: Container[int],
         idle_cores: Callable[[], int],
@@ -81,17 +73,14 @@ class Ranges:
         """`own` are this host's workers, whose updates are here. `idle_cores`: see `Maker`."""
         self.newest = 0
         """The newest version whose range is made."""
-        self.forker: int | None = None
-        """The worker that was asked last to fork the arithmetic process."""
         self.shard = shard
         """The range that is made here, or is about to be."""
         self._shelf = shelf
         self._plan = plan
-        self._workers = workers
+        self._arithmetic = arithmetic
         self._carrier = carrier
         self._news = news
         self._own = own
-        self._ready: Callable[[], None] = lambda: None
         self._orders: deque[between.MakeRange | messages.SendShare] = deque()
         self._making: between.MakeRange | None = None
         self._taking: Taking | None = None
@@ -101,23 +90,9 @@ class Ranges:
         self._bringing: set[Update | Sum] = set()
         self._hosts: dict[Sum, str] = {}
         """By sum that no version has yet: the host that makes it."""
-        self._arithmetic = Arithmetic(
-            shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
-        )
-        self.summer = Summer(shelf, plan, self._arithmetic)
-        self._maker = Maker(shelf, plan, self._arithmetic, idle_cores, tells=True)
+        self._maker = Maker(shelf, plan, arithmetic, idle_cores, tells=True)
 
     # --- the start ----------------------------------------------------------------------------------
-
-    def fork(self, worker: int, region: Region, steps: bool, ready: Callable[[], None]) -> None:
-        """Have this worker, which has come to `prepare`, fork the arithmetic process.
-
-        `ready` is called then, or once that can't be.
-        """
-        self.forker, self._ready, end = worker, ready, self._arithmetic.open()
-        message = self._plan.fork(steps, self.shard.begin, self.shard.end)
-        self._workers.send(worker, message, (region.descriptor, end.fileno()))
-        end.close()
 
     def begins(self, version: int, state: int | None) -> None:
         """Training begins with that version, which is here, and with what that file says of the optimizer."""
@@ -190,11 +165,6 @@ class Ranges:
             self._bringing.discard(item)
             self._carrier.cancel(_brought(item))
         self._needs_no_more(item)
-
-    def sum_up(self, order: between.SumUp) -> None:
-        """Add these updates up."""
-        terms = [(Update(worker, step), weight) for worker, step, weight in order.terms]
-        self.summer.sum_up(Sum(order.number), terms, look=order.look)
 
     def make(self, order: between.MakeRange) -> None:
         """Make this host's range of that version, the next one."""
@@ -272,29 +242,16 @@ class Ranges:
             self._making = order
             self._beginning.come(version)
 
-    def close(self) -> None:
-        """Tell the arithmetic process to end, and see that it does."""
-        self._arithmetic.close()
-
     # --- what the arithmetic process says -----------------------------------------------------------
 
-    def _hear(self, message: messages.Message, descriptors: Sequence[int]) -> bool:
+    def hear(self, message: messages.Message, descriptors: Sequence[int]) -> bool:
+        """The process has said this of versions. Return whether it was asked to."""
         match message, self._making:
             case messages.Making(version=version), _:
                 if not self._maker.made(message):
                     return False
                 self._carrier.made(Version(version))
                 return True
-            case messages.Summing(number=number), _:
-                asked = self.summer.summing(message)
-                self._carrier.made(Sum(number))
-                return asked
-            case messages.Summed(number=number, not_finite=found), _:
-                if found is not None and found[1] is not None:
-                    self._news.not_finite(found[0], found[1])
-                asked = self.summer.summed(number)
-                self._carrier.made(Sum(number))
-                return asked
             case messages.ShareReady(number=number, error=error), _:
                 self._news.share_ready(number, error, descriptors[0] if descriptors else None)
                 return True
@@ -308,6 +265,11 @@ class Ranges:
                 return True
         return False
 
+    def lost(self, why: str) -> None:
+        """The process has gone: no versions are made here any more."""
+        self._orders.clear()
+        self._news.shard_lost(why)
+
     def _stored(self, item: Update | Sum) -> None:
         self._bringing.discard(item)
         self._news.stored(item)
@@ -320,18 +282,3 @@ class Ranges:
         self._shelf.release(_brought(item))
         if isinstance(item, Sum):
             self._hosts.pop(item, None)
-
-    def _not_forked(self) -> None:
-        assert self.forker is not None
-        self._workers.end(self.forker)
-        self._arithmetic.lose("its worker could not start the process that makes versions")
-
-    def _lost(self, why: str) -> None:
-        self._orders.clear()
-        self._news.shard_lost(why)
-        self._begins()  # the run fails, and its workers are ended in their turn
-
-    def _begins(self) -> None:
-        """Let the host begin, if it has not."""
-        ready, self._ready = self._ready, lambda: None
-        ready()

@@ -1,10 +1,10 @@
-"""The hosts of a run, as one: the head's has the store, or all make ranges of versions. All have workers."""
+"""The hosts of a run, as one: the head's has the store, or all make ranges of versions. Others may have no workers."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import cast
@@ -25,7 +25,7 @@ from paceline.host.host import LocalHost
 from paceline.host.moves import Moves
 from paceline.host.names import summand_of
 from paceline.host.shelf import Owner
-from paceline.host.summer import Terms
+from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
 
@@ -39,6 +39,7 @@ class Other:
 
     name: str
     workers: range
+    """None, if it only makes a range of each version."""
     tell: Callable[[messages.Message], None]
     """Sends it a message of `between.FromHead`. One that is lost gets nothing."""
     away: set[int] = field(default_factory=set)
@@ -109,6 +110,12 @@ class SeveralHosts:
         """Told of each of these hosts that makes a range of each version, as training begins."""
         self.neighbours: Callable[[str, Sequence[str]], tuple[between.Neighbour, ...]] = lambda host, hosts: ()
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
+        self.gathered: Callable[[], None] = lambda: None
+        """Called when what `gathers` returns may have changed."""
+        self.idles: Callable[[str], None] = lambda host: None
+        """Told of a host without workers that makes no range, once that is known: it has nothing to do."""
+        self._standing_in: dict[str, messages.Offered | None] = {}
+        """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._numbers = count()
         self._coding = Coding(messages.FromWorker)
         self.moves: Moves | None = None
@@ -117,6 +124,10 @@ class SeveralHosts:
             self.moves = Moves(head, head.others, carrier, self._tell_host)
             self.moves.cut = self._recut
             head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
+        self.sums: SumsOfHosts | None = None
+        """Has hosts add up their workers' updates, if a version may be made of sums."""
+        if head.together is not None and head.sums is not None:
+            self.sums = SumsOfHosts(head.name, head.together, head.sums, head.summer, head.others, self._tell_host)
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
@@ -133,6 +144,10 @@ class SeveralHosts:
     def _may_say(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfShard) and name not in self._shards:
             raise MessageUnreadable("it makes no versions")
+        if isinstance(message, between.SaidOfSums) and (self.sums is None or not self.sums.awaits(name)):
+            raise MessageUnreadable("it adds up no updates")
+        if isinstance(message, between.StandsIn) and self._standing_in.get(name, message) is not None:
+            raise MessageUnreadable("nothing was to stand in for a worker there")
         match message:
             case between.Heard(worker=worker) | between.Gone(worker=worker) if worker in self._gone:
                 raise MessageUnreadable(f"worker {worker} has ended, and says more")
@@ -168,6 +183,9 @@ class SeveralHosts:
                     began = max(fetched.began, self._made_at.get(version, fetched.began))
                     self._news.brought(worker, min(began, fetched.ended), fetched.ended)
                 self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
+            case between.StandsIn(offer=offer):
+                self._standing_in[name] = offer
+                self.gathered()
             case between.Begun():
                 self._head.begun(name)
             case between.AwaitsVersion(worker=worker, version=version):
@@ -196,6 +214,9 @@ class SeveralHosts:
                 self._bring_share(name, number, error, attached)
             case between.ShardLost(why=why):
                 self._shard_lost(name, why)
+            case between.SumsLost(why=why):
+                assert self.sums is not None
+                self.sums.lost(name, why)
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 
@@ -206,6 +227,8 @@ class SeveralHosts:
             return
         if self.moves is not None:
             self.moves.lost(name)
+        if self.sums is not None:
+            self.sums.ends(name)
         self._shard_lost(name, f"it is lost ({why})")
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
@@ -217,6 +240,8 @@ class SeveralHosts:
             if worker not in self._gone:
                 self._gone.add(worker)
                 self._news.gone(worker, signal.SIGKILL)
+        if not other.workers:
+            self.gathered()
 
     def adds(self, other: Other) -> None:
         """That host takes part from now on. Its workers are about to begin."""
@@ -243,12 +268,12 @@ class SeveralHosts:
             return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         if isinstance(item, Sum):
             assert self._head.together is not None
-            return [(self._head.together.host_of(item), *bytes_) for bytes_ in self._head.ranges_of_sums]
+            return [(self._head.together.host_of(item), *bytes_) for bytes_ in self._head.ranges_of(item)]
         assert isinstance(item, Update | Buffers | Beginning)
-        host, size = self._by_worker[item.worker].name, self.view(item).nbytes
-        if not isinstance(item, Update):
-            return [(host, 0, size)]
-        return [(host, *bytes_) for bytes_ in self._head.ranges_of_updates(size)]
+        host = self._by_worker[item.worker].name
+        if isinstance(item, Update):
+            return [(host, *bytes_) for bytes_ in self._head.ranges_of(item)]
+        return [(host, 0, self.view(item).nbytes)]
 
     def _moving(self, item: Item) -> list[tuple[str, int, int]] | None:
         return None if self.moves is None or not isinstance(item, Update | Sum) else self.moves.ranges(item)
@@ -321,15 +346,26 @@ class SeveralHosts:
             self._news.lost("no worker of the head's host has come to prepare(), which makes the store there")
             return
         came = {other.name for worker, other in self._by_worker.items() if self._head.prepares(worker)}
-        none_came = {other.name for other in self._by_worker.values()} - came
-        self._head.shards_on = [host for host in self._head.shards_on if host not in none_came]
+        came |= {self._head.name, *(name for name in self._standing_in if name in self._others)}
+        self._head.shards_on = [host for host in self._head.shards_on if host in came]
         self._head.prepare(worker, resumption)
+
+    def gathers(self) -> Mapping[str, messages.Offered] | None:
+        """See `contract.Host`."""
+        alone = [other for other in self._others.values() if not other.workers]
+        for other in alone:
+            if other.name not in self._standing_in:
+                self._standing_in[other.name] = None
+                other.tell(between.StandIn())
+        offers = {other.name: self._standing_in[other.name] for other in alone}
+        there = {name: offer for name, offer in offers.items() if offer is not None}
+        return there if len(there) == len(offers) else None
 
     def why_not(self, workers: Sequence[int]) -> str:
         """See `contract.Host`."""
         for host in (one.host for one in self._elsewhere):
             other = self._others.get(host)
-            if other is None or not any(worker in other.workers for worker in workers):
+            if other is None or (other.workers and not any(worker in other.workers for worker in workers)):
                 why = "it is lost" if other is None else "none of its workers has come to prepare()"
                 return f"host {host} was to make a part of every version, and {why}"
         return ""
@@ -342,14 +378,17 @@ class SeveralHosts:
             self._head.others.begin(makers, self._tell_host)
             for host in makers:
                 self.makes(host)
-            self._sum_by_host()
+            if self.sums is not None:
+                self.sums.begins(self._head.name, self._head.workers)
         for other in self._others.values():
-            if any(worker in other.workers for worker in workers):
+            if any(worker in other.workers for worker in workers) or (not other.workers and other.name in self._shards):
                 self._head.lends_beginning(other.name)
                 self._begun.add(other.name)
         for other in [one for one in self._others.values() if one.name in self._begun]:
             self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
         self._head.forget_state()
+        for other in [one for one in self._others.values() if not one.workers and one.name not in self._begun]:
+            self.idles(other.name)
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `contract.Host`."""
@@ -490,7 +529,7 @@ class SeveralHosts:
 
     def _has_fetched(self, fetch: Fetch) -> None:
         if fetch.kind == "version" and fetch.number is not None:
-            if len(self._fetched) >= KEPT * len(self._by_worker):
+            if len(self._fetched) >= KEPT * max(1, len(self._by_worker)):
                 del self._fetched[next(iter(self._fetched))]
             self._fetched[fetch.host, fetch.number] = fetch
         self._news.fetched(fetch)
@@ -591,7 +630,7 @@ class SeveralHosts:
 
     def _made(self, version: int) -> None:
         self._made_at[version] = self._now()
-        if len(self._made_at) > KEPT * len(self._by_worker):
+        if len(self._made_at) > KEPT * max(1, len(self._by_worker)):
             del self._made_at[next(iter(self._made_at))]
         self._carrier.made(Version(version))
         awaited = self._awaited.pop(version, {})
@@ -615,35 +654,13 @@ class SeveralHosts:
         shards = tuple(self._head.shards)
         other.knows = self._head.newest
         near = self.neighbours(other.name, [*self._begun]) if shards else ()
-        other.tell(between.Train(workers, self._head.newest, self._now(), shards, state, near))
+        sums = self.sums is not None and self.sums.begins(other.name, other.workers)
+        other.tell(between.Train(workers, self._head.newest, self._now(), shards, state, near, sums))
 
     def _stored(self, host: str, item: Update | Sum) -> None:
         assert self._head.others is not None
         if (fact := self._head.others.stored(host, item, self._now())) is not None:
             self._news.happened(fact)
-
-    def _sum_by_host(self) -> None:
-        """Have those hosts add up their workers' updates that have several, and a process that adds them up."""
-        if (together := self._head.together) is None:
-            return
-        there = {self._head.name: list(self._head.workers)}
-        there |= {other.name: list(other.workers) for other in self._others.values() if other.name in self._shards}
-        hosts = {worker: host for host, workers in there.items() for worker in workers if len(workers) > 1}
-        together.begin(hosts, self._sum_up, self._drop_sum)
-
-    def _sum_up(self, host: str, total: Sum, terms: Terms) -> None:
-        assert self._head.sums is not None
-        look = self._head.sums.look
-        if host == self._head.name:
-            self._head.summer.sum_up(total, terms, look=look)
-            return
-        self._head.summer.lay(total, [update for update, _ in terms])
-        there = [(update.worker, update.step, weight) for update, weight in terms]
-        self._tell_host(host, between.SumUp(total.number, there, look))
-
-    def _drop_sum(self, host: str, total: Sum) -> None:
-        self._head.summer.drop(total)
-        self._tell_host(host, between.DropSum(total.number))
 
     def _bring_share(self, host: str, number: int, error: str | None, attached: between.Attached) -> None:
         def there(file: int) -> None:

@@ -87,6 +87,11 @@ class OtherShards:
         self.drops(item)
         self._tell_all(between.Drop(fields_of(item)))
 
+    def void(self, total: Sum) -> None:
+        """The sum is void. All may have it by now, and what else its updates need was still to come."""
+        if total in self._arrived:
+            self.dropped(total)
+
     def send_shares(self, number: int) -> None:
         """Have them send what the optimizer has for their ranges. See `Shares`."""
         self._tell_all(between.SendShare(number))

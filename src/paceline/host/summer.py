@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Sum, Update
@@ -33,11 +33,17 @@ class Summer:
     """Has updates that lie here added up. The store's process does one thing after another, in the order of orders."""
 
     def __init__(self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic) -> None:
+        self.there: Callable[[Sum], object] = lambda total: None
+        """Told of each sum of which more is there, which other hosts may have asked for."""
+        self.not_finite: Callable[[str, int | None], object] = lambda parameter, worker: None
+        """Told of a gradient of that worker, which was added up here, that has a NaN or an infinity."""
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
         self._newest = 0
         """The last sum that was ordered. Their numbers ascend."""
+        self._ordered: dict[Sum, tuple[Terms, bool]] = {}
+        """Sums that wait for a place, in order: their terms, and whether NaN and infinity are looked for."""
         self._made: dict[Sum, Coverage] = {}
         """What there is of the sums that are being made."""
         self._sums: dict[Update, Sum] = {}
@@ -61,34 +67,38 @@ class Summer:
     def sum_up(self, total: Sum, terms: Terms, *, look: bool) -> None:
         """Have that sum made. `look`: whether NaN and infinity are looked for.
 
-        Updates may be gone by now. Then whoever ordered the sum is about to say that it is void.
+        Updates may be gone by now. Then whoever ordered the sum is about to say that it is void. What is void has its
+        place until the process has come to it, so a sum may have to wait for one.
         """
         self._newest = total.number
-        if not all(self._shelf.has(update) for update, _ in terms):
-            return
-        self.lay(total, [update for update, _ in terms])
-        self._shelf.claim(_being_made(total), total)
-        self._made[total] = Coverage()
-        areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in terms]
-        target = self._plan.area(self._shelf.place(total))
-        self._arithmetic.send(messages.SumUp(total.number, target, areas, look))
+        self._ordered[total] = terms, look
+        self._go_on()
 
-    def summing(self, message: messages.Summing) -> bool:
-        """These bytes of a sum are there. Return whether it was to be made."""
-        if (made := self._made.get(Sum(message.number))) is None:
+    def heard(self, message: messages.Summing | messages.Summed) -> bool:
+        """The process has come so far with a sum. Return whether it was to."""
+        total = Sum(message.number)
+        if (made := self._made.get(total)) is None:
             return False
-        made.add(message.begin, message.end)
+        if isinstance(message, messages.Summing):
+            made.add(message.begin, message.end)
+        else:
+            if message.not_finite is not None:
+                self.not_finite(*message.not_finite)
+            self._let_go(total)
+        self.there(total)
         return True
 
-    def summed(self, number: int) -> bool:
-        """That sum is whole. Return whether it was to be made."""
-        self._shelf.release(_being_made(Sum(number)))
-        return self._made.pop(Sum(number), None) is not None
+    def lost(self) -> None:
+        """The process has gone. What it was adding up stays until it is void, as other hosts may have asked for it."""
+        for total in [total for total in self._made if total not in self._sums.values()]:
+            self._let_go(total)
 
     def look(self, total: Sum, begin: int, end: int) -> Where:
         """Where these bytes of the sum are, which another host asks for. It may have been ordered faster than here."""
         if (made := self._made.get(total)) is not None:
             return "here" if made.has(begin, end) else "coming"
+        if total in self._ordered:
+            return "coming"
         if self._shelf.has(total):  # all of it, or the range that is made here, which moves to the host that asks
             return "here"
         return "coming" if total.number > self._newest else "gone"
@@ -97,8 +107,33 @@ class Summer:
         """The update is in a version by now, or will be in none: its sum is needed no more."""
         if (total := self._sums.pop(update, None)) is not None:
             self._shelf.release(needed(total))
+            self._go_on()
 
     def drop(self, total: Sum) -> None:
         """The sum is void. Its updates may be added up anew."""
+        self._ordered.pop(total, None)
         self._sums = {update: one for update, one in self._sums.items() if one != total}
         self._shelf.release(needed(total))
+        if self._arithmetic.lost:
+            self._let_go(total)
+        self._go_on()
+
+    def _let_go(self, total: Sum) -> None:
+        """Nothing is written in the sum's place any more."""
+        self._made.pop(total, None)
+        self._shelf.release(_being_made(total))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have sums made that wait for a place, as far as there are any."""
+        while self._ordered and self.has_room:
+            total = next(iter(self._ordered))
+            terms, look = self._ordered.pop(total)
+            if not all(self._shelf.has(update) for update, _ in terms):
+                continue
+            self.lay(total, [update for update, _ in terms])
+            self._shelf.claim(_being_made(total), total)
+            self._made[total] = Coverage()
+            areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in terms]
+            target = self._plan.area(self._shelf.place(total))
+            self._arithmetic.send(messages.SumUp(total.number, target, areas, look))

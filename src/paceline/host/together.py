@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -10,7 +10,7 @@ from itertools import count
 from paceline.core.facts import Fact, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update
 from paceline.host.fetch import Fetchable, Fetcher, Then
-from paceline.host.summer import Summer
+from paceline.host.summer import Summer, Terms
 from paceline.host.sums import Sums
 
 
@@ -36,10 +36,14 @@ class Together:
         self._sums = sums
         self._summer = summer
         self._happened = happened
-        self._hosts: Mapping[int, str] = {}
-        """By worker: its host, if that has others, and adds up their updates."""
-        self._sum_up: Callable[[str, Sum, Sequence[tuple[Update, float]]], None]
-        self._drop: Callable[[str, Sum], None]
+        self.sum_up: Callable[[str, Sum, Terms], None] = lambda host, total, terms: None
+        """Has that host make this sum."""
+        self.drop: Callable[[str, Sum], None] = lambda host, total: None
+        """Tells that host that its sum is void."""
+        self._hosts: dict[int, str] = {}
+        """By worker: its host, if that adds up updates, or has."""
+        self._adding: set[str] = set()
+        """Hosts that add up their workers' updates."""
         self._computing: dict[int, None] = {}
         """Workers that were released, and whose update is not ready."""
         self._ready: dict[Update, Then] = {}
@@ -48,17 +52,23 @@ class Together:
         """By sum that is on its way."""
         self._numbers = count(1)
 
-    def begin(
-        self,
-        hosts: Mapping[int, str],
-        sum_up: Callable[[str, Sum, Sequence[tuple[Update, float]]], None],
-        drop: Callable[[str, Sum], None],
-    ) -> None:
-        """These workers' hosts add up updates. `sum_up(host, sum, terms)` and `drop(host, sum)` order it from them.
+    def begins(self, host: str, workers: Iterable[int]) -> None:
+        """That host, which has these workers, adds up their updates from now on."""
+        self._adding.add(host)
+        self._hosts |= dict.fromkeys(workers, host)
 
-        That is the second one's order if a sum is void.
-        """
-        self._hosts, self._sum_up, self._drop = hosts, sum_up, drop
+    def ends(self, host: str) -> None:
+        """That host adds up nothing any more: its workers' updates come one by one."""
+        self._adding.discard(host)
+        for total in [total for total, group in self._groups.items() if group.host == host]:
+            self._void(total)
+        for worker in [worker for worker in self._computing if self._hosts[worker] == host]:
+            del self._computing[worker]
+        self._settle(host)
+
+    def adding(self, host: str) -> bool:
+        """Whether that host adds up its workers' updates."""
+        return host in self._adding
 
     def host_of(self, total: Sum) -> str:
         """The host that makes the sum, which no version has yet."""
@@ -66,11 +76,11 @@ class Together:
 
     def adds_up(self, worker: int) -> bool:
         """Whether the worker's updates come with others of its host, as a rule."""
-        return worker in self._hosts
+        return self._hosts.get(worker) in self._adding
 
     def released(self, worker: int) -> None:
         """The worker is to compute a step."""
-        if worker in self._hosts:
+        if self.adds_up(worker):
             self._computing[worker] = None
 
     def idles(self, worker: int) -> None:
@@ -83,7 +93,7 @@ class Together:
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
-        if worker not in self._hosts or not isinstance(item, Update):
+        if not isinstance(item, Update) or not self.adds_up(worker):
             self._inner.fetch(worker, item, then)
             return
         self._computing.pop(worker, None)
@@ -97,7 +107,7 @@ class Together:
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. A sum with an update of that worker is void: the others are added up anew."""
         self._inner.cancel(worker)
-        if worker not in self._hosts:
+        if not self.adds_up(worker):
             return
         for total, group in list(self._groups.items()):
             if any(update.worker == worker for update in group.updates):
@@ -123,14 +133,14 @@ class Together:
         together = {update: then for update, then in self._ready.items() if self._hosts[update.worker] == host}
         for update in together:
             del self._ready[update]
-        if len(together) < 2 or not self._summer.has_room:
+        if len(together) < 2 or host not in self._adding or not self._summer.has_room:
             for update, then in together.items():
                 self._inner.fetch(update.worker, update, then)
             return
         total, terms = Sum(next(self._numbers)), self._sums.terms_of(list(together))
         buffers = [Buffers(update.worker, update.step) for update in together]
         self._groups[total] = _Group(host, together, {total, *buffers})
-        self._sum_up(host, total, terms)
+        self.sum_up(host, total, terms)
         self._inner.fetch(terms[0][0].worker, total, partial(self._comes, total, total))
         for one in buffers:
             self._inner.fetch(one.worker, one, partial(self._comes, total, one))
@@ -151,5 +161,5 @@ class Together:
         group = self._groups.pop(total)
         for update in group.updates:  # what comes of any of them now is of no use
             self._inner.cancel(update.worker)
-        self._drop(group.host, total)
+        self.drop(group.host, total)
         self._ready |= group.updates

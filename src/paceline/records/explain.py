@@ -481,7 +481,8 @@ def _table(past: Past) -> list[str]:
         lines.append(f"{host}{worker:>6}  {shares}   {takes:>12}   {waited:>20}")
     if rest := len(past.spent) - len(worst):
         lines.append(f"and {_count(rest, 'more worker')}, for which others waited no longer")
-    return lines
+    without = {one for link in past.links for one in (link.source, link.host)} - {past.head, *past.hosts.values()}
+    return [*lines, *(f"host {host} had no workers, and made a part of every version" for host in sorted(without))]
 
 
 def _who(past: Past, total: float) -> list[str]:

@@ -211,16 +211,25 @@ class _Sides:
 
 
 def _beginning(sides: _Sides, tell: Tell) -> None:
-    """What each segment began with. A run that crashed before that has no such note. Older runs have none, either."""
+    """What each segment began with. A run that crashed before that has no such note. Older runs have none, either.
+
+    What scripts change is noted when that is written, which is before any worker's first step. If the run ended before
+    such a step, it is chance whether either of the two had come so far.
+    """
     query = (
         "SELECT segment, json_extract(notes, '$.beginning') FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL "
         "UNION ALL SELECT (SELECT count(*) FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL), "
         "json_extract(value, '$') FROM run WHERE key = 'beginning'"
     )
     then, now = (dict(side) for side in sides.both(query))
+    last_began = "(SELECT max(id) FROM facts WHERE kind = 'TrainingBegan')"
+    stepped = sides.recorded.execute(
+        f"SELECT 1 FROM facts WHERE kind = 'GradientReady' AND id > {last_began}"
+    ).fetchone()
+    newest = len(sides.cuts)
     for segment in sorted(then.keys() & now.keys()):
         one, other = then[segment], now[segment]
-        if one != other and None not in (one, other):
+        if one != other and None not in (one, other) and (segment < newest or stepped):
             what = f"segment {segment}" if segment else "training"
             tell("run", f"what {what} begins with", {"key": "beginning"}, "checksum", one, other)
 

@@ -68,9 +68,8 @@ def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
     lines = dict[str, None]()
     for segment in recorded.segments:
         threads = segment.notes.get("threads", config["threads"])
-        workers: dict[str, list[int]] = {}
-        for worker, host in enumerate(recorded.scenario_of(segment).hosts(segment.workers)):
-            workers.setdefault(host, []).append(worker)
+        placed = recorded.scenario_of(segment).placed(segment.workers)
+        workers = {host: list(there) for host, there in placed.items()}
         lines |= dict.fromkeys(unlike(segment.environment.get("hosts", {}), workers, here, threads))
     yield from lines
 

@@ -42,6 +42,7 @@ from paceline.host.opening import Keys
 from paceline.host.outward import Outward
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
+from paceline.host.stand_in import StandIn
 from paceline.host.tcp import Address
 from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE
@@ -79,12 +80,14 @@ def agent(
     interrupts: Interrupts | None = None,
     say: Say = lambda line: None,
     forks_mover: bool = False,
+    comes_again: bool = True,
     may_drain: Callable[[], bool] = lambda: True,
 ) -> between.Close:
     """Take part as this host, with so many workers, until the run is over for it. Return how that came.
 
     `address`: where the head listens. `interrupts`: signals that have the host leave. `forks_mover`: whether a process
-    of its own moves the bytes of items. `may_drain()`: whether the host may take its time as it leaves.
+    of its own moves the bytes of items. `comes_again`: whether the host comes again by itself if the run goes on from a
+    snapshot. `may_drain()`: whether the host may take its time as it leaves.
     """
     let_go = _nothing if interrupts is None else interrupts.let_go
 
@@ -132,7 +135,7 @@ def agent(
             here, took_part = take_part(LET_IN), False
             while here.may_come_again:
                 assert here.over is not None
-                if here.over.outcome == "again" and interrupts is None:  # the head begins another agent
+                if here.over.outcome == "again" and not comes_again:
                     return here.over
                 anew = here.over.outcome == "again"
                 what = "the run goes on from its newest snapshot, and this host" if anew else "this host is lost, and"
@@ -197,6 +200,8 @@ class _Agent:
         """Whether it was asked to leave in good order."""
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
+        self._stand_in: StandIn | None = None
+        """What this host has in the place of workers, if it has none."""
         self._loop, self._mover = loop, mover
         self._moved_before = mover.cpu_seconds() or 0.0
         """Seconds that moving bytes had taken before this incarnation."""
@@ -231,17 +236,22 @@ class _Agent:
             return
         self._drains, self.may_come_again = True, False
         self._link.send(between.Drains())
-        self._say("asked to leave: the workers here finish their steps (asked once more, this host leaves at once)")
+        before = "the workers here finish their steps" if self._brings else "what it makes of versions moves"
+        self._say(f"asked to leave: {before} (asked once more, this host leaves at once)")
 
     def end_workers(self) -> None:
         """Kill them all, and whatever they have started."""
         if self.takes_part:
             self._workers.end_all()
+        if self._stand_in is not None:
+            self._stand_in.end_all()
 
     def await_workers(self) -> None:
         """Wait until all of them have ended."""
         if self.takes_part:
             self._workers.await_all()
+        if self._stand_in is not None:
+            self._stand_in.await_all()
 
     def close(self) -> None:
         """Leave no socket, and free the memory of items."""
@@ -271,12 +281,16 @@ class _Agent:
                 self._prepare(unpacked(settings), workers)
             case between.Open():
                 self._branch.open()
-            case between.Train(workers=workers, version=version, at=at, shards=shards, state=state):
+            case between.StandIn():
+                self._begin_stand_in()
+            case between.Train(workers=workers, version=version, at=at, shards=shards, state=state, sums=sums):
                 self._begun = self._loop.now() - at
                 self._meet(message.neighbours)
-                self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state)
+                self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state, sums=sums)
             case _ if isinstance(message, between.OfRange):
                 self._branch.about_range(message)
+            case _ if isinstance(message, between.OfSums):
+                self._branch.about_sum(message)
             case between.Shards(shards=shards, left=left):
                 self._branch.recut(shards, left)
             case between.CarryOut():
@@ -312,6 +326,8 @@ class _Agent:
             case between.Kept():
                 self._output.kept()
                 self._workers.read_on()
+                if self._stand_in is not None:
+                    self._stand_in.workers.read_on()
             case between.Close(outcome=outcome):
                 self.over, self.may_come_again = message, outcome == "again"
 
@@ -320,7 +336,8 @@ class _Agent:
         self._incarnation = incarnation
         if not self._let_in:
             self._let_in = self.may_come_again = True
-            self._say(f"let in as host {self._name}; its workers begin once enough hosts have come")
+            begins = "its workers begin" if self._brings else "it begins"
+            self._say(f"let in as host {self._name}; {begins} once enough hosts have come")
 
     def acknowledged(self, sent: float) -> None:
         """See `HostNews`."""
@@ -385,9 +402,10 @@ class _Agent:
         self.may_come_again, self.patience = settings.any_comes_back, settings.host_timeout
         here = [worker for worker, host in settings.hosts_of_workers.items() if host == self._name]
         protocol = brief(settings.choice.spec, settings.choice.parameters())
-        told = f"{workers_named(here)} of {settings.workers}, {protocol}, {settings.script}"
+        those = f"{workers_named(here)} of {settings.workers}" if here else f"no worker of {settings.workers}"
+        told = f"{those}, {protocol}, {settings.script}"
         self._say(f"joined as host {self._name}: {told}")
-        head = settings.scenario.hosts(settings.workers)[0]
+        head = next(iter(settings.scenario.placed(settings.workers)))
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
         self._carrier = Carrier(self._name, places.places, self._loop.now, self._mover.pipe)
@@ -395,7 +413,13 @@ class _Agent:
         self._hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
         self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)
         script = Path(self._asked.script)
-        self._workers = self._company(replace(settings, script=script, directory=self._directory), self._output)
+        own = replace(settings, script=script, directory=self._directory)
+        self._workers = self._company(own, self._output)
+        if (number := settings.stand_ins.get(self._name)) is not None:
+            company = self._company(own, self._output)
+            self._stand_in = StandIn(
+                number, company, came=lambda offer: self._link.send(between.StandsIn(offer)), failed=self.leave
+            )
         linked = settings.scenario.links_hosts
         try:
             for first in range(0, len(workers), AT_ONCE):
@@ -415,6 +439,7 @@ class _Agent:
             threads=settings.threads,
             now=self._now,
             linked=linked,
+            stand_in=self._stand_in,
         )
         self._carrier.begins(0, self._branch)
         self.takes_part = True
@@ -443,6 +468,13 @@ class _Agent:
     def _not_let_in(self, tried: float) -> None:
         if not self._let_in:
             self.over = self.over or between.Close("refused", f"the head does not answer (tried for {tried:.0f} s)")
+
+    def _begin_stand_in(self) -> None:
+        assert self._stand_in is not None
+        try:
+            self._stand_in.begin()
+        except NoProcess as error:
+            self.leave(f"the script can't be started: {error}")
 
     def _start(self, worker: int) -> None:
         self._branch.returns(worker)
@@ -493,8 +525,12 @@ class _Agent:
         self._link.send(between.Computes(worker))
 
     def not_finite(self, parameter: str, worker: int) -> None:
-        """See `BranchNews`."""
+        """See `SumsNews`."""
         self._link.send(between.NotFinite(parameter, worker))
+
+    def sums_lost(self, why: str) -> None:
+        """See `SumsNews`."""
+        self._link.send(between.SumsLost(why))
 
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""

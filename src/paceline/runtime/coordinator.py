@@ -57,6 +57,8 @@ class Coordinator:
         """Listen to every worker, and let scripts begin."""
         self.rooms.news.pass_on(self._hear, self._gone, self._begin)
         self.rooms.returns.in_vain = self._not_back
+        if self.rooms.others is not None:
+            self.rooms.others.gathered = self._go_on
         self.rooms.host.open()
         assert isinstance(self.phase, Gathering)
         self.phase.go_on()

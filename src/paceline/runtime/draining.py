@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from paceline.core.listed import workers_named
 from paceline.core.shards import Shard
 from paceline.host import messages
 from paceline.host.contract import Host
@@ -56,11 +57,16 @@ class Draining:
         ledger: Ledger,
         loop: Loop,
         *,
+        seconds: float,
         say: Callable[[str], None],
         send: Callable[[Member, messages.Message], None],
         kill: Callable[[Member], None],
     ) -> None:
-        """`hosts`: by worker, its host. `kill(member)` ends the worker's process."""
+        """`hosts`: by worker, its host. `kill(member)` ends the worker's process.
+
+        `seconds`: how long the workers of a host that leaves have to finish their steps. One may hang, and the machine
+        goes soon.
+        """
         self._members = members
         self._hosts = hosts
         self._host = host
@@ -68,6 +74,7 @@ class Draining:
         self._departing = departing
         self._ledger = ledger
         self._loop = loop
+        self._seconds = seconds
         self._say = say
         self._send = send
         self._kill = kill
@@ -81,7 +88,8 @@ class Draining:
         """That host was asked to leave. It does once workers train."""
         if host not in self._asked and host not in self._drains:
             self._asked[host] = None
-            self._say(f"host {host} was asked to leave: its workers finish their steps")
+            steps = f": its workers finish their steps {self._within}" if self._of(host) else ""
+            self._say(f"host {host} was asked to leave{steps}")
 
     def sees_off(self, worker: int) -> bool:
         """Whether the worker was told to stop as its host leaves. Its end is no death then."""
@@ -93,6 +101,7 @@ class Draining:
         asked, self._asked = self._asked, {}
         for host in asked:
             self._drains[host] = _Drain({member.worker: member.step for member in self._of(host)})
+            self._loop.after(self._seconds, partial(self._end_late, host))
         for host, drain in list(self._drains.items()):
             if not drain.moves:
                 self._see_off(host, drain)
@@ -115,11 +124,27 @@ class Draining:
                 self._send(member, messages.Exit())
         if not any(member.here for member in self._of(host)):
             drain.moves = True
-            self._of(host)[0].wait(f"host {host} leaves once its range of each version has moved")
+            for member in self._of(host)[:1]:
+                member.wait(f"host {host} leaves once its range of each version has moved")
             self._departing.move(host, partial(self._goes, host))
 
+    def _end_late(self, host: str) -> None:
+        """End its workers that are still in their steps. They count as lost: what they were about does not arrive."""
+        late = [member for member in self._of(host) if member.trains]
+        if not late:
+            return
+        steps = "which has not finished its step" if len(late) == 1 else "which have not finished their steps"
+        self._say(f"host {host} leaves without {workers_named(one.worker for one in late)}, {steps} {self._within}")
+        for member in late:
+            self._kill(member)
+
+    @property
+    def _within(self) -> str:
+        return f"within {self._seconds:g} s (--drain)"
+
     def _goes(self, host: str, shards: Sequence[Shard], version: int) -> None:
-        self._of(host)[0].wait(None)
+        for member in self._of(host)[:1]:
+            member.wait(None)
         if shards:
             self._moved.append((version, {one.host: [one.begin, one.end] for one in shards}))
             self._ledger.note(MOVES, self._moved)

@@ -14,6 +14,7 @@ from paceline.host.opening import Keys
 from paceline.host.processes import end_in_time, fork_child
 from paceline.host.tcp import listen
 from paceline.runtime.agent import agent
+from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.meeting import Meeting
 from paceline.runtime.settings import Settings
 
@@ -27,13 +28,17 @@ class Forked:
 
     host: str
     process: int
+    quiet: bool
+    """Whether its number is of no interest."""
 
     def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
         """See `Agent`."""
         loop.await_end(self.process, ended)
 
     def came(self, show: Callable[[str], object]) -> None:
-        """See `Agent`."""
+        """See `Agent`. Say which process a signal takes out."""
+        if not self.quiet:
+            show(f"host {self.host} is process {self.process}")
 
     def failure(self, show: Callable[[str], object]) -> NotGathered:
         """See `Agent`."""
@@ -44,7 +49,8 @@ class Forked:
 def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting]:
     """Fork the agents, before anything that they are not to inherit.
 
-    They end with this process, or before; those that have not ended by then are ended.
+    They end with this process, or before; those that have not ended by then are ended. SIGTERM has one leave in good
+    order, as `paceline join` does. If the run goes on from a snapshot, all are forked anew.
     """
     listener, token = listen(), Token.drawn()
     address = listener.getsockname()
@@ -52,16 +58,16 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting
     def body(name: str, workers: int) -> int:
         let_go()
         listener.close()
-        agent(name, workers, address, Keys.plain(token))
+        agent(name, workers, address, Keys.plain(token), interrupts=Interrupts(), comes_again=False)
         return 0
 
-    names = settings.scenario.hosts(settings.workers)
-    dealt = [settings.workers_of(host) for host in range(1, settings.hosts)]
-    brought = {names[workers[0]]: len(workers) for workers in dealt}
-    agents = {host: Forked(host, fork_child(partial(body, host, workers))) for host, workers in brought.items()}
+    head, *others = settings.scenario.placed(settings.workers).items()
+    agents = {
+        host: Forked(host, fork_child(partial(body, host, len(workers))), settings.quiet) for host, workers in others
+    }
     try:
         yield Meeting(
-            head=names[0],
+            head=head[0],
             listener=listener,
             keys=Keys.plain(token),
             settle=lambda came: settings,

@@ -35,6 +35,8 @@ class Gathering:
     rooms: Rooms
     offers: dict[int, messages.Offered] = field(default_factory=dict)
     """By worker: what its script brought to `prepare`."""
+    elsewhere: Mapping[str, messages.Offered] = field(default_factory=dict)
+    """By host without workers: what the script brought to it there."""
     fit: bool = False
     """Whether the first workers that had all come fit together."""
     forker: Member | None = None
@@ -56,9 +58,17 @@ class Gathering:
     def go_on(self) -> None:
         """Let scripts begin, and have the store forked once no worker is still on its way to `prepare`."""
         self._let_scripts_begin()
-        offered = self.rooms.membership.gathered()
-        if offered and self.forker is None and not self.rooms.ending.stopping and self._fit(offered):
-            self._fork_store(offered[0])
+        rooms = self.rooms
+        if rooms.ending.stopping or not self.offers:
+            return
+        elsewhere = rooms.host.gathers()
+        if (offered := rooms.membership.gathered()) and elsewhere is None:
+            for member in offered:
+                member.wait("the start waits for hosts without workers, on which the script comes to prepare(), too")
+        elif offered and self.forker is None and elsewhere is not None:
+            self.elsewhere = elsewhere
+            if self._fit(offered):
+                self._fork_store(offered[0])
 
     def complete(self) -> bool:
         """Whether training can begin: the store is there, and no worker is on its way to `prepare`.
@@ -94,7 +104,13 @@ class Gathering:
                 rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
         offers = {member.worker: self.offers[member.worker] for member in offered}
-        if why := unequal_hosts(offers, settings.hosts_of_workers):
+        for host, offer in self.elsewhere.items():
+            if why := difference(first, offer):
+                rooms.ending.refuse(f"host {host} differs from worker {offered[0].worker}: {why}")
+                return False
+        stand_ins, hosts = settings.stand_ins, settings.hosts_of_workers
+        offers |= {stand_ins[host]: offer for host, offer in self.elsewhere.items()}
+        if why := unequal_hosts(offers, {**hosts, **{number: host for host, number in stand_ins.items()}}):
             rooms.ending.refuse(why)
             return False
         if self.fit:

@@ -18,6 +18,7 @@ from paceline.host.loop import Loop
 from paceline.host.movers import Forked, forked_mover
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, listen, shown, told
+from paceline.runtime.launch.announced import PATIENCE, Announcement
 from paceline.runtime.sent import Sent
 from paceline.runtime.settings import Settings
 
@@ -70,6 +71,8 @@ class Meeting:
     """Seconds that they have to come; None: as long as it takes."""
     sent: Sent | None = None
     """What they are sent; None: they have the script."""
+    engine: str = ""
+    """What has started the other hosts, where neither this head nor a person has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,8 @@ class Listen:
     """Has the hosts come. None: somebody else does."""
     sent: Sent | None = None
     """See `Meeting`."""
+    announcement: Announcement | None = None
+    """How hosts that an engine has started hear of this head. None: no engine has."""
 
     def at_one_port(self) -> Listen:
         """Return the same at a port that stays the same when machines join anew, if any free one was to be taken.
@@ -125,11 +130,16 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
             token = Token.drawn()
             write(token, here)
     keys = Keys.plain(token) if listening.trusted else Keys.encrypted(token)
+    announcement = listening.announcement
+    if announcement is not None:
+        announcement.mark(settings.folder)
     with (
         forked_mover(keys, let_go) as mover,
         closing(listener_at(listening.address)) as listener,
         nullcontext({}) if launch is None else launch(listener.getsockname()[:2], token) as agents,
     ):
+        if announcement is not None:
+            announcement.publish(listener.getsockname()[:2])
         yield Meeting(
             head=listening.name,
             listener=listener,
@@ -142,7 +152,9 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
             room=listening.room,
             threads=listening.threads,
             agents=agents,
+            patience=None if announcement is None else PATIENCE,
             sent=listening.sent,
+            engine="" if announcement is None else announcement.placed.engine,
         )
 
 

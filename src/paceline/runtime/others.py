@@ -15,7 +15,7 @@ from paceline.cluster.host_traffic import HostTraffic
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.listed import count, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
-from paceline.core.placement import How, hosts_with_shards, usual
+from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import MessageUnreadable, NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.fabric.token import FILE_VARIABLE
@@ -41,6 +41,7 @@ from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
 
 IN_GOOD_ORDER = "it has left in good order"
+IDLE = "it has no workers, and the model has too few pieces for it to have a part of the store"
 ANY = "0.0.0.0", "::"
 """Addresses that mean all of a machine's own."""
 
@@ -65,8 +66,12 @@ class Others:
         """By host that takes part: its incarnation."""
         self.names: dict[int, str] = {}
         """By worker: its host. It is added to as hosts come."""
+        self._stand_ins: dict[int, str] = {}
+        """By number of a process that stands in for a worker: its host."""
         self.lost: Callable[[str, str], None] = lambda host, why: None
         """Told of a host that takes no part any more, and why."""
+        self.gathered: Callable[[], None] = lambda: None
+        """Called when the script has come to `prepare` on a host without workers, or a host is lost."""
         self._back: Callable[[str], None] = lambda host: None
         """Told of a host that takes part again."""
         self.added: list[Callable[[Other], None]] = []
@@ -120,7 +125,8 @@ class Others:
     @property
     def machines(self) -> dict[str, tuple[Machine, int]]:
         """By host, the head included: its machine, and the threads of each worker there."""
-        there = {host: here for host, here in self._came.items() if host in self.names.values()}
+        known = {other.name for other in self.others}
+        there = {host: here for host, here in self._came.items() if host in known}
         others = {host: (here.machine, self._threads(host)) for host, here in there.items()}
         return {self._meeting.head: (machine(), self.settings.threads), **others}
 
@@ -174,9 +180,14 @@ class Others:
             hosts.moves.begun = lambda host, by: self._say(
                 f"host {host} leaves in good order: its range of each version moves to host {by}"
             )
+        if hosts.sums is not None:
+            hosts.sums.ended = lambda host, why: self._say(
+                f"host {host} adds up its workers' updates no more, and they come one by one: {why}"
+            )
         self._delivered, self.lost = hosts.delivered, hosts.lost
+        hosts.gathered = lambda: self.gathered()
         self._back = hosts.back
-        hosts.makes, hosts.neighbours = self._makes, self._neighbours_of
+        hosts.makes, hosts.neighbours, hosts.idles = self._makes, self._neighbours_of, self._idles
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
         self._news = news
@@ -192,7 +203,10 @@ class Others:
         meeting, began, reported = self._meeting, self._loop.now(), False
         if not meeting.agents:
             waits = f"waiting for {self._awaited()}" if self._awaits() else "other hosts may come at any time"
-            self._say(f"{waits}; on each other machine: {self._to_paste()}")
+            if meeting.engine:
+                self._say(f"listening at {shown(self._door.address)}, {waits}, which {meeting.engine} starts")
+            else:
+                self._say(f"{waits}; on each other machine: {self._to_paste()}")
             if meeting.token is not None:
                 self._say(
                     f"bring {meeting.token} there before: whoever has that file may run code as you on every host"
@@ -217,9 +231,11 @@ class Others:
             ends = [time for time in (patience, None if reported else report_at) if time is not None]
             self._loop.wait(min(ends) - waited if ends else None)
         settings = self.settings = meeting.settle(self._came)
+        self._stand_ins = {number: host for host, number in settings.stand_ins.items()}
+        self._output.log, self._output.shows = settings.log, settings.shows
         self.names |= settings.hosts_of_workers
-        dealt = settings.scenario.dealt(settings.workers)[1:]
-        self.others = [Other(self.names[there[0]], there, self._teller(self.names[there[0]])) for there in dealt]
+        _, *placed = settings.scenario.placed(settings.workers).items()
+        self.others = [Other(host, there, self._teller(host)) for host, there in placed]
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
         self.carrier = Carrier(meeting.head, room, self._loop.now, self._mover.pipe)
         self._hosts.begins(self._link.now())
@@ -389,7 +405,7 @@ class Others:
                 return "what it has for the run, twice" if has_said else ""
             case _ if host not in self._prepared:
                 return f"a {type(message).__name__}, before the run has begun for it"
-            case between.Printed(worker=worker) if self.names.get(worker) != host:
+            case between.Printed(worker=worker) if self.names.get(worker, self._stand_ins.get(worker)) != host:
                 return f"worker {worker} is none of its own"
             case between.Fetched(worker=int(worker)) if worker not in self.names:
                 return f"there is no worker {worker}"
@@ -462,10 +478,10 @@ class Others:
             self._back(host)
         elif self._begun:
             self._waiting.append(host)
-            self._say(f"host {host} has come, with {count(here.workers, 'worker')}")
+            self._say(f"host {host} has come, {_with(here)}")
         elif self._meeting.patience is None:  # machines take their time
             still = f"; {self._awaited()} to come" if self._awaits() else ""
-            self._say(f"host {host} has come, with {count(here.workers, 'worker')}{still}")
+            self._say(f"host {host} has come, {_with(here)}{still}")
 
     def _misfit(self, host: str, here: between.Here) -> str:
         """Why this host can't come with so many workers, without its name; empty if it can."""
@@ -475,6 +491,8 @@ class Others:
             return "" if here.workers == had else line
         if self._begun and not self._places:  # another one has come since this one was let in
             return f"this run has all of its {self.settings.hosts} hosts"
+        if not here.workers and (why := why_idle(host, self.settings.shards_on, self.settings.choice, **self._how)):
+            return why
         if self._meeting.room is None:
             return ""
         left = self._meeting.room - self._head_workers
@@ -486,7 +504,7 @@ class Others:
     def _threads(self, host: str) -> int:
         """Of each of that host's workers."""
         here = self._came[host]
-        return self._meeting.threads or max(1, here.machine.cores // here.workers)
+        return self._meeting.threads or (max(1, here.machine.cores // here.workers) if here.workers else 1)
 
     def _awaits(self) -> bool:
         return len(self._came) < self._meeting.least - 1
@@ -532,6 +550,12 @@ class Others:
         self._hosts.holds_shard(host, self._prepared[host])
         self._judge_later()
 
+    def _idles(self, host: str) -> None:
+        """That host has no workers, and makes nothing: let it go."""
+        if (incarnation := self._prepared.get(host)) is not None:
+            self._link.send(host, incarnation, between.Close("refused", IDLE))
+            self.ended(host, incarnation, IDLE)
+
     def _judge(self) -> None:
         """Judge who is lost, after all that came was heard: timers come after that."""
         head = self._hosts.head
@@ -558,10 +582,16 @@ class Others:
                     if host not in self._meeting.agents:  # else `failure` says why
                         self._say(f"host {host} takes no part: {why}")
                     return
-                in_good_order = host in self._leaving and why == IN_GOOD_ORDER
-                self._say(f"host {host} has left in good order" if in_good_order else f"host {host} is lost: {why}")
+                if host in self._leaving and why == IN_GOOD_ORDER:
+                    self._say(f"host {host} has left in good order")
+                else:
+                    self._say(f"host {host} {'takes no part' if why == IDLE else 'is lost'}: {why}")
                 self.lost(host, why)
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended
+
+
+def _with(here: between.Here) -> str:
+    return f"with {count(here.workers, 'worker')}" if here.workers else "without workers"
 
 
 def _named(hosts: Sequence[str]) -> str:

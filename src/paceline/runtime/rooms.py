@@ -271,6 +271,7 @@ class Rooms:
             others,
             self.journal.ledger,
             self.loop,
+            seconds=self.settings.drain,
             say=self.output.say,
             send=self.send,
             kill=self._kill,

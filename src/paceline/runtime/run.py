@@ -288,7 +288,7 @@ def _coordinate(
     folders = notes()
     workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, settings.shows))
     rooms, failure = None, ""
-    here = settings.workers_of(0)
+    here = settings.head_workers
     try:
         for first in range(0, len(here), AT_ONCE):
             if interrupts.pending or failure:  # forking hundreds takes a while

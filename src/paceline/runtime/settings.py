@@ -67,7 +67,7 @@ class Settings:
     checkpoint: int = 1
     """Snapshots in each epoch, and one at a clean end; 0: none at all."""
     drain: float = 10.0
-    """Seconds that workers have, after a signal that asks for an end, to end their step and write a snapshot."""
+    """Seconds that workers have to end their step, after a signal that ends the run or has their host leave."""
     restart: int = 0
     goes_on: int = 0
     """How often the run may still go on by itself, from its newest snapshot, if a host is lost that made versions."""
@@ -90,18 +90,30 @@ class Settings:
         return self.restart > 0 or any(event.rejoin_after is not None for event in events)
 
     def log(self, worker: int) -> Path:
-        """Where what that worker prints goes."""
-        return self.folder / f"worker-{worker}.log"
+        """Where what that worker prints goes, or what stands in for one on a host without workers."""
+        host = next((host for host, number in self.stand_ins.items() if number == worker), None)
+        return self.folder / (f"worker-{worker}.log" if host is None else f"host-{host}.log")
 
     def shows(self, worker: int) -> bool:
         """Whether what that worker prints is shown, too."""
-        return self.tee == "all" or (self.tee == "first" and worker == 0)
+        if self.tee == "all":
+            return worker not in self.stand_ins.values()
+        return self.tee == "first" and worker == 0
+
+    @property
+    def stand_ins(self) -> dict[str, int]:
+        """By host without workers: what the process is numbered that stands in for one there. See `host.stand_in`."""
+        if self.hosts == 1:
+            return {}
+        without = [host for host, workers in self.scenario.placed(self.workers).items() if not workers]
+        return {host: number for number, host in enumerate(without, self.workers)}
 
     @property
     def hosts_of_workers(self) -> dict[int, str]:
         """By worker, the name of its host, if there are several."""
         return dict(enumerate(self.scenario.hosts(self.workers))) if self.hosts > 1 else {}
 
-    def workers_of(self, host: int) -> range:
-        """The workers of that host, of which the head's is 0."""
-        return range(self.workers) if self.hosts == 1 else self.scenario.dealt(self.workers)[host]
+    @property
+    def head_workers(self) -> range:
+        """The workers of the head's host."""
+        return range(self.workers) if self.hosts == 1 else next(iter(self.scenario.placed(self.workers).values()))

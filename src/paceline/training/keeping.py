@@ -28,6 +28,8 @@ class Keeping:
     ) -> None:
         """All but the parts' state is small, and copied already. See `training.snapshots.OfStore`."""
         self.groups, self.attributes, self.told, self.buffers = groups, attributes, told, buffers
+        self.apart = [part.first for part in parts if part.is_split]
+        """See `Share`."""
         self._parts = parts
         self._locks = {id(part): threading.Lock() for part in parts}
         self._taken: dict[int, PartState] = {}

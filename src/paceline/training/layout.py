@@ -126,8 +126,9 @@ class Layout:
 
     @property
     def buffers_bytes(self) -> int:
-        """What buffers take in a push area, behind the flags; 0 if there are none."""
-        return self.push_bytes - self.flags_offset - len(self.moving) if self.buffers else 0
+        """What buffers take in a push area, from the flags to the last buffer; 0 if there are none."""
+        flags_end = self.flags_offset + len(self.moving)
+        return max((entry.stop for entry in self.buffers), default=flags_end) - flags_end
 
     @property
     def forms(self) -> list[str]:

@@ -94,6 +94,8 @@ class Part:
     pieces: list[Piece]
     scratch: memoryview
     """Where gradients are summed: as long as the part, and shared with parts that never work at the same time."""
+    is_split: bool = False
+    """Whether it was told to step each parameter apart."""
     _ranges: list[Range] = field(default_factory=list)
     """For each piece, how its gradient is read from push areas."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -115,6 +117,12 @@ class Part:
     def parameters(self) -> list[Tensor]:
         """The optimizer's, one for each piece."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The parameter of its first element, by number, and where that is in it."""
+        span = self.pieces[0].spans[0]
+        return span.number, span.in_parameter
 
     @property
     def merged(self) -> bool:
@@ -169,6 +177,7 @@ class Part:
 
     def split(self) -> None:
         """Step each parameter apart from now on, as their histories begin to differ."""
+        self.is_split = True
         pieces = [
             Piece(entry, (replace(span, in_piece=0),))
             for piece in self.pieces

@@ -21,6 +21,9 @@ class Share:
     """As in `Whole`. A group without a parameter in the range has nothing."""
     attributes: dict[str, Tree]
     """As in `Whole`. There are none if nothing is in the range."""
+    apart: list[tuple[int, int]]
+    """The first element of each part that steps its parameters apart: the parameter's number, and where it is in that.
+    A version's checksum depends on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +42,15 @@ class Whole:
 def pack_share(share: Share) -> bytes:
     """Pack it. Raises ConfigError for what can't be packed."""
     state = [(span.number, span.in_parameter, span.count, values) for span, values in share.state]
-    return packed({"state": state, "groups": share.groups, "attributes": share.attributes}, STATE)
+    return packed({"state": state, "groups": share.groups, "attributes": share.attributes, "apart": share.apart}, STATE)
 
 
 def unpack_share(data: bytes) -> Share:
     """Unpack what `pack_share` has packed."""
     tree = unpacked(data)
     state = [(Span(number, first, 0, count), values) for number, first, count, values in tree["state"]]
-    return Share(state=state, groups=tree["groups"], attributes=tree["attributes"])
+    apart = [(number, first) for number, first in tree["apart"]]
+    return Share(state=state, groups=tree["groups"], attributes=tree["attributes"], apart=apart)
 
 
 def pack_whole(whole: Whole) -> bytes:

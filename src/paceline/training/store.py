@@ -250,6 +250,8 @@ class Store:
         state = state_of([share.state], self.layout, sliced=self._sliced)
         for half, more in zip(self.halves, added, strict=True):
             for part in more:
+                if part.first in share.apart and not part.is_split:
+                    part.split()
                 part.load(state, self.layout)
                 for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
                     group.update({key: own(value) for key, value in share.groups[number].items()})
@@ -282,7 +284,7 @@ class Store:
             state = [one for state in keeping.states() for one in state]
         finally:
             self._keepings.remove(keeping)
-        return Share(state=state, groups=keeping.groups, attributes=keeping.attributes)
+        return Share(state=state, groups=keeping.groups, attributes=keeping.attributes, apart=keeping.apart)
 
     def whole(self, keeping: Keeping, shares: Iterable[Share] = ()) -> Whole:
         """What was kept here, and the shares of all other ranges, of the same version.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
-from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import Choice, choose, declared, written
 from paceline.core.machine import Spec
 from paceline.errors import ConfigError
@@ -143,7 +143,9 @@ class History:
     seed: int
     hosts: int
     each: int
-    """Workers of each host."""
+    """Workers of each host that has some."""
+    servers: tuple[str, ...] = ()
+    """Hosts without workers, which make versions."""
     protocol: str
     script: Script
     commits: Seconds
@@ -174,7 +176,17 @@ class History:
     @property
     def workers(self) -> int:
         """How many there are."""
-        return self.hosts * self.each
+        return (self.hosts - len(self.servers)) * self.each
+
+    @property
+    def tables(self) -> tuple[HostTable, ...]:
+        """The hosts and their workers, if some have none."""
+        tables: list[HostTable] = []
+        for name in self.names if self.servers else ():
+            first = tables[-1].workers.stop if tables else 0
+            after = first + (0 if name in self.servers else self.each)
+            tables.append(HostTable(name=name, workers=range(first, after)))
+        return tuple(tables)
 
     @property
     def choice(self) -> Choice:
@@ -297,6 +309,17 @@ def leaving(seed: int) -> History:
         lost=history.lost if seed % 4 == 1 else (),
         faults=(*others, *drains),
     )
+
+
+def serving(seed: int) -> History:
+    """Draw a history in which some hosts make versions and have no workers. In every other one hosts leave."""
+    history, lots = leaving(seed) if seed % 2 else drawn(seed), random.Random(f"serving {seed}")
+    servers = tuple(sorted(lots.sample(history.names[1:], lots.randint(1, history.hosts - 1))))
+    shards_on = "all" if history.restart else lots.choice([None, "all", ",".join(servers)])
+    history = replace(history, servers=servers, shards_on=shards_on, max_steps=history.max_steps)
+    faults = [fault for fault in history.faults if getattr(fault, "worker", 0) < history.workers]
+    script = replace(history.script, pieces=lots.choice([2, 4, 4, 4]))
+    return replace(history, script=script, faults=tuple(faults))
 
 
 def _with_shards(history: History, lots: random.Random) -> History:

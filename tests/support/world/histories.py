@@ -28,8 +28,8 @@ def tried(history: History) -> None:
         raise AssertionError(
             f"seed {history.seed} fails with {len(least.faults)} of {len(history.faults)} faults:\n"
             f"{told(least.faults)}\n"
-            f"{least.hosts} hosts with {least.each} workers each, {least.protocol}, {least.script}, timeout "
-            f"{least.timeout} s, on_loss {least.on_loss}, lost at the end: {dict(least.lost)}\n"
+            f"{least.hosts} hosts with {least.each} workers each, none on {least.servers}, {least.protocol}, "
+            f"{least.script}, timeout {least.timeout} s, on_loss {least.on_loss}, lost at the end: {dict(least.lost)}\n"
             f"{type(failure).__name__}: {failure}"
         ) from failure
 
@@ -78,7 +78,7 @@ def _less(history: History) -> Iterator[History]:
         yield replace(history, script=replace(script, epochs=1))
     if script.batches > 1:
         yield replace(history, script=replace(script, batches=script.batches // 2))
-    if history.shards_on != "head":
+    if history.shards_on != "head" and not history.servers:
         yield replace(history, shards_on="head")
     if script.looks:
         yield replace(history, script=replace(script, looks=0.0))
@@ -86,7 +86,9 @@ def _less(history: History) -> Iterator[History]:
 
 def _fitting(history: History, **given: int) -> History:
     """The history with fewer hosts or workers, and without the faults of those that are gone."""
-    fewer = replace(history, **given)  # type: ignore[arg-type]
+    servers = tuple(f"node-{host}" for host in range(given.get("hosts", history.hosts)))
+    servers = tuple(name for name in history.servers if name in servers)
+    fewer = replace(history, servers=servers, **given)  # type: ignore[arg-type]
     gone = {f"node-{host}" for host in range(fewer.hosts, history.hosts)}
     left = [name for name in (history.shards_on or "").split(",") if name and name not in gone]
     named = ("node", "one", "other", "sender", "receiver")

@@ -166,7 +166,8 @@ class Agent:
         self._ends_store = ends_store
         self._say = say
         self._meets: tuple[Address, Keys] | None = None
-        self.workers = self._no_workers()
+        self._companies: list[VirtualWorkers] = []
+        """Its workers, of all incarnations, and what stood in for some."""
         loop.turned = self._see
 
     def begin(self, address: Address, keys: Keys) -> None:
@@ -181,8 +182,7 @@ class Agent:
             self.alive = False
             self.loop.die()
             self.machine.lets_go(silently)
-            self.workers.end_all()
-            self.workers.await_all()
+            self._end_all()
             self._ends_store(self.name)
             if not silently:
                 self.machine.ended(self.process)
@@ -191,6 +191,11 @@ class Agent:
         """It is asked to leave, if it takes part."""
         if self.alive and self.agent is not None and self.agent.takes_part and self.agent.over is None:
             self.agent.drain()
+
+    @property
+    def programs(self) -> dict[int, Worker]:
+        """By worker: its last process."""
+        return {worker: program for company in self._companies for worker, program in company.programs.items()}
 
     @property
     def drained(self) -> bool:
@@ -211,9 +216,9 @@ class Agent:
         agent = self.agent
         if agent is None or agent.over is None:
             return
-        self.workers.end_all()
+        agent.end_workers()
         agent.close()
-        self.workers.await_all()
+        self._end_all()
         self.ended.append(agent)
         self.agent = None
         if agent.may_come_again:
@@ -228,9 +233,11 @@ class Agent:
         self.agent = WorldAgent(self.name, self._brings, *self._meets, *told, say=self._say, patience=patience)
 
     def _company(self, *_: object) -> Workers:
-        self.workers = self._no_workers()
-        return self.workers
-
-    def _no_workers(self) -> VirtualWorkers:
         output: Any = Said(self._say)
-        return VirtualWorkers(self.loop, output, self._begins)
+        self._companies.append(VirtualWorkers(self.loop, output, self._begins))
+        return self._companies[-1]
+
+    def _end_all(self) -> None:
+        for company in self._companies:
+            company.end_all()
+            company.await_all()

@@ -141,7 +141,7 @@ class World:
             settle=lambda came: settings,
             least=settings.hosts,
             threads=settings.threads,
-            agents={name: Forked(name, agent.process) for name, agent in self.agents.items()},
+            agents={name: Forked(name, agent.process, quiet=True) for name, agent in self.agents.items()},
             patience=GATHERING,
         )
         others = self.others = Others(settings, meeting, stand_in, output)
@@ -156,7 +156,7 @@ class World:
             assert self.history.faults or self.history.lost, f"without a fault the run did not begin: {self.said}"
             self._head_ends(others)
             return
-        self.workers.start(settings.workers_of(0))
+        self.workers.start(settings.head_workers)
         journal = Journal(NoLedger())
         rooms = self.rooms = Rooms(
             settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
@@ -192,7 +192,7 @@ class World:
     def _agent(self, name: str) -> Agent:
         machine = self.network.machine(name)
         loop = VirtualLoop(self.scheduler, self._lots(name), machine)
-        workers = self.settings.workers_of(self.history.names.index(name))
+        workers = self.settings.scenario.placed(self.settings.workers)[name]
         begins = partial(self._begin_worker, name)
         return Agent(name, len(workers), machine, loop, begins, self._end_store, self._output(name).say)
 
@@ -241,9 +241,9 @@ class World:
                 store.end(KILLED)
 
     def _program(self, worker: int) -> Worker | None:
-        for workers in (self.workers, *(agent.workers for agent in self.agents.values())):
-            if worker in workers.programs:
-                return workers.programs[worker]
+        for programs in (self.workers.programs, *(agent.programs for agent in self.agents.values())):
+            if worker in programs:
+                return programs[worker]
         return None
 
     def _output(self, host: str) -> Any:
@@ -367,7 +367,7 @@ def _settings(history: History, folder: Path) -> Settings:
         script=folder / "train.py",
         choice=history.choice,
         workers=history.workers,
-        scenario=Scenario(nodes=history.hosts),
+        scenario=Scenario(nodes=history.hosts, host_tables=history.tables),
         seed=history.seed,
         folder=folder,
         epochs=history.script.epochs,

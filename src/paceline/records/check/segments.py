@@ -57,7 +57,7 @@ def _rows(checking: Checking) -> None:
         if segment != number:
             raise Broken(SEGMENTS, f"segment {number}", f"segment {segment}")
         if at is None:
-            if not last or fact != checking.counts["facts"] + 1 or checking.end is not None:
+            if not last or fact != checking.counts["facts"] + 1 or _came_to_its_work(checking):
                 raise Broken(SEGMENTS, "when it began", at)
         elif (found := next(began, None)) != (fact, at, version):
             expected = "no further one" if found is None else f"fact, at, version = {found}"
@@ -70,6 +70,11 @@ def _rows(checking: Checking) -> None:
     checking.row = None
     if (missing := next(began, None)) is not None:
         raise Broken(SEGMENTS, f"a segment that begins with fact {missing[0]}", "none")
+
+
+def _came_to_its_work(checking: Checking) -> bool:
+    """Whether the run ended in a way that only training comes to. Otherwise its scripts may have failed before that."""
+    return checking.end is not None and checking.end.get("outcome") in ("completed", "diverged")
 
 
 def _goes_on(checking: Checking, number: int, fact: int, snapshot: Any, amounts: list[Any]) -> None:
@@ -92,7 +97,7 @@ def _newest(checking: Checking, segment: Segment) -> None:
     row = checking.run.ledger.execute(
         f"SELECT {', '.join(SETTINGS)} FROM segments WHERE segment = ?", (segment.number,)
     ).fetchone()
-    if row is None:
+    if row is None or checking.resumed_in_vain:  # the table says it of what did not come to train
         return
     checking.row = segment.number
     for key, value in zip(SETTINGS, row, strict=True):

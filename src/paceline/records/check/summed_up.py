@@ -62,6 +62,8 @@ def _take_measurements(checking: Checking) -> None:
 
 def _final(checking: Checking) -> str | None:
     """The hash of the version that was made last, if that one was recorded."""
+    if checking.resumed_in_vain:  # what a run had recorded before, it takes up as it trains on
+        return None
     rows = dict(checking.run.ledger.execute("SELECT version, sha256 FROM versions"))
     summary = checking.run.summary or {}
     cut_off = checking.run.choice.spec.family == "decentralized" and not checking.completed

@@ -108,8 +108,8 @@ def _machine(word: str, workers: int) -> Machine:
         raise ConfigError(
             f'--on names "{_shown(word)}"; a machine is [USER@]HOST[:PORT][=WORKERS], as in ssh:a,user@b:2222=4'
         )
-    if not 1 <= own <= MOST_WORKERS:
-        raise ConfigError(f"--on gives {match['name']} {own} workers; it must be 1 to {MOST_WORKERS}")
+    if not 0 <= own <= MOST_WORKERS:
+        raise ConfigError(f"--on gives {match['name']} {own} workers; it must be 0 to {MOST_WORKERS}")
     login = f"{match['user'] or ''}{match['host'].strip('[]')}"
     return Machine(match["name"], login, int(match["port"]) if match["port"] else None, own)
 

@@ -1,0 +1,110 @@
+"""The arithmetic process of a host that is not the head: it adds up updates, and makes a range of each version.
+
+A host with one worker has nothing to add up, and one without a shard makes no range. With neither it has no process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from paceline.core.items import Sum, Update
+from paceline.fabric.memory import Region
+from paceline.host import between, messages
+from paceline.host.arithmetic import Arithmetic
+from paceline.host.carrier import Carrier
+from paceline.host.loop import Loop
+from paceline.host.plan import Plan
+from paceline.host.ranges import Ranges
+from paceline.host.shelf import Shelf
+from paceline.host.summer import Summer
+from paceline.host.workers import Workers
+
+
+class SumsNews(Protocol):
+    """What the head is told of sums, each thing once."""
+
+    def not_finite(self, parameter: str, worker: int) -> None:
+        """A gradient of that worker, which was added up here, has a NaN or an infinity."""
+
+    def sums_lost(self, why: str) -> None:
+        """This host adds up no updates any more, and makes no versions."""
+
+
+class BranchArithmetic:
+    """What was ordered of sums and versions is done in the order of the orders."""
+
+    def __init__(
+        self, shelf: Shelf, plan: Plan, workers: Workers, carrier: Carrier, news: SumsNews, loop: Loop
+    ) -> None:
+        self.ranges: Ranges | None = None
+        """What orders versions of it. None: it makes none."""
+        self.process = Arithmetic(
+            shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
+        )
+        self.summer = Summer(shelf, plan, self.process)
+        self.summer.there, self.summer.not_finite = carrier.made, self._not_finite
+        self._workers = workers
+        self._news = news
+        self._forker: int | None = None
+        """The worker that was asked to fork the process."""
+        self._ready: Callable[[], None] = lambda: None
+
+    def fork(self, worker: int | None, region: Region, order: messages.ForkStore, ready: Callable[[], None]) -> None:
+        """Have this worker, which has come to `prepare`, fork the process. None: no worker is there to do that.
+
+        `ready` is called then, or once that can't be.
+        """
+        self._forker, self._ready = worker, ready
+        if worker is None:
+            self.process.lose("none of its workers is there to start the process that computes for it")
+            return
+        end = self.process.open()
+        self._workers.send(worker, order, (region.descriptor, end.fileno()))
+        end.close()
+
+    def sum_up(self, order: between.SumUp) -> None:
+        """Add these updates up."""
+        terms = [(Update(worker, step), weight) for worker, step, weight in order.terms]
+        self.summer.sum_up(Sum(order.number), terms, look=order.look)
+
+    def could_not(self, worker: int, why: str) -> bool:
+        """The worker could not fork the process. Return whether the run can go on without: nothing but sums is lost."""
+        if worker != self._forker or self.ranges is not None:
+            return False
+        self.process.lose(f"the process that adds up can't be started: {why}")
+        return True
+
+    def close(self) -> None:
+        """Tell the process to end, and see that it does."""
+        self.process.close()
+
+    # --- what it says -------------------------------------------------------------------------------
+
+    def _hear(self, message: messages.Message, descriptors: list[int]) -> bool:
+        if isinstance(message, messages.Summing | messages.Summed):
+            return self.summer.heard(message)
+        return self.ranges is not None and self.ranges.hear(message, descriptors)
+
+    def _not_finite(self, parameter: str, worker: int | None) -> None:
+        if worker is not None:
+            self._news.not_finite(parameter, worker)
+
+    def _not_forked(self) -> None:
+        assert self._forker is not None
+        if self.ranges is not None:
+            self._workers.end(self._forker)
+        self.process.lose("its worker could not start the process that computes for it")
+
+    def _lost(self, why: str) -> None:
+        self.summer.lost()
+        if self.ranges is None:
+            self._news.sums_lost(why)
+        else:
+            self.ranges.lost(why)  # the run fails, and its workers are ended in their turn
+        self._begins()
+
+    def _begins(self) -> None:
+        """Let the host begin, if it has not."""
+        ready, self._ready = self._ready, lambda: None
+        ready()

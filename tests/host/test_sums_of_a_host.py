@@ -1,0 +1,166 @@
+"""A host without a shard that adds up its workers' updates: what the head's store gets of them is one sum."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.items import Sum, Update
+from paceline.core.orders import Release
+from paceline.errors import PeerLost
+from paceline.host import between, messages
+from paceline.host.branch import Branch
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Peer
+from paceline.host.plan import plan
+from paceline.protocols import registry
+from support.rooms import OFFER, Clockwork
+
+HEAD = Peer("node-0", 1)
+STORE = "the store"
+SUM = between.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
+
+
+class Host:
+    """Host node-1 with workers 1 and 2. The test stands in for the head with worker 0, and for the process."""
+
+    def __init__(self, prepared: tuple[int, ...] = (1, 2), begins: tuple[int, ...] = (1, 2)) -> None:
+        choice = choose("bsp", registry())
+        places = plan(choice.spec, choice.unapplied, 3)
+        self.workers, self.news, self.loop, self.begun = Mock(numbers=[1, 2]), Mock(), Clockwork(), Mock()
+        self.carrier = Carrier("node-1", places.places, lambda: 0.0)
+        self.carrier.meet(*HEAD)
+        loop: Mock = self.loop  # type: ignore[assignment]
+        self.branch = Branch(
+            places,
+            choice.spec,
+            self.workers,
+            self.carrier,
+            self.news,
+            loop,
+            name="node-1",
+            hosts={0: "node-0", 1: "node-1", 2: "node-1"},
+            head="node-0",
+            threads=1,
+            now=lambda: 0.0,
+        )
+        self.carrier.begins(0, self.branch)
+        self.carrier.connected(HEAD)
+        self.branch.open()
+        hear, self._gone = self.workers.open.call_args.args
+        self.says = lambda worker, message: hear(worker, message, [])
+        for worker in (1, 2):
+            self.says(worker, msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]))
+        for worker in {1, 2} - {*prepared}:
+            self._gone(worker, 9)
+        self.branch.begin(dict.fromkeys(begins), 0, self.begun, sums=True)
+
+    def forks(self) -> list[int]:
+        """Workers that were told to fork the process."""
+        calls = [call.args[:2] for call in self.workers.send.call_args_list]
+        return [worker for worker, message in calls if isinstance(message, messages.ForkStore)]
+
+    def comes(self, *requests: int) -> None:
+        """All that was asked for comes."""
+        for request in requests:
+            there = self.carrier.memory(HEAD, request)
+            assert there is not None
+            self.carrier.came(HEAD, request, there.nbytes)
+
+    def trains(self) -> None:
+        """The process is there, so is what training begins with, and both workers have computed a step."""
+        self.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+        self.comes(1, 2)
+        for worker in (1, 2):
+            self.branch.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
+            self.says(worker, messages.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+    def lost(self) -> list[str]:
+        """Why the head was told that nothing is added up here any more."""
+        return [call.args[0] for call in self.news.sums_lost.call_args_list]
+
+
+def test_the_process_is_forked_before_training_begins_and_makes_no_range() -> None:
+    host = Host()
+    assert host.forks() == [1]
+    (order,) = [call.args[1] for call in host.workers.send.call_args_list]
+    assert (order.begin, order.end, order.steps) == (0, 0, False)
+    assert host.carrier.pending() == []
+    host.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+    host.comes(1, 2)
+    host.begun.assert_called_once_with()
+
+
+def test_where_none_trains_so_far_a_worker_that_waits_in_prepare_forks_it() -> None:
+    assert Host(prepared=(2,), begins=()).forks() == [2]
+
+
+def test_a_sum_is_served_as_it_is_made() -> None:
+    host = Host()
+    host.trains()
+    host.branch.about_sum(SUM)
+    assert host.branch.look(Sum(1), 0, 32) == "coming"
+    host.loop.hear(STORE, messages.Summing(1, 0, 32))
+    assert [host.branch.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
+    host.loop.hear(STORE, messages.Summed(1, ("weight", 2)))
+    assert host.branch.look(Sum(1), 0, 64) == "here"
+    host.news.not_finite.assert_called_once_with("weight", 2)
+    host.branch.about_sum(between.DropSum(1))
+    assert not host.branch.shelf.has(Sum(1))
+    assert host.branch.shelf.has(Update(1, 0))
+
+
+def test_no_gradients_are_told_early_where_they_are_added_up() -> None:
+    assert not Host().branch._tells
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (PeerLost("it has closed"), "its worker could not start the process that computes for it"),
+        (messages.StoreFailed("no memory"), "the process that adds up failed: no memory"),
+    ],
+)
+def test_without_the_process_training_begins_and_the_head_is_told(said: messages.Message | Exception, why: str) -> None:
+    host = Host()
+    host.loop.hear(STORE, said)
+    host.comes(1, 2)
+    host.begun.assert_called_once_with()
+    assert host.lost() == [why]
+    host.workers.end.assert_not_called()
+    host.news.shard_lost.assert_not_called()
+
+
+def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does() -> None:
+    host = Host()
+    host.news.heard.reset_mock()
+    host.says(2, messages.StoreNotForked("another one's"))
+    host.news.heard.assert_called_once_with(2, messages.StoreNotForked("another one's"))
+    host.says(1, messages.StoreNotForked("no process"))
+    host.comes(1, 2)
+    host.begun.assert_called_once_with()
+    assert host.lost() == ["the process that adds up can't be started: no process"]
+    host.news.heard.assert_called_once()
+
+
+def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:
+    host = Host(prepared=(), begins=())
+    assert host.forks() == []
+    assert host.lost() == ["none of its workers is there to start the process that computes for it"]
+
+
+def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head_calls_void() -> None:
+    host = Host()
+    host.trains()
+    host.branch.about_sum(SUM)
+    host.loop.ends[7]()
+    assert host.lost() == ["the process that adds up died"]
+    assert host.branch.look(Sum(1), 0, 32) == "coming"
+    host.branch.about_sum(msgspec.structs.replace(SUM, number=2))
+    for number in (1, 2):
+        host.branch.about_sum(between.DropSum(number))
+        assert not host.branch.shelf.has(Sum(number))
+    assert host.branch.look(Update(1, 0), 0, 64) == "here"
