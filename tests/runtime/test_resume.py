@@ -16,7 +16,7 @@ from paceline.records.snapshots import whole
 from support.events import TELL
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run, ended
+from support.runs import Run, ended, replayed
 
 SCRIPT = """
 import os, signal, sys
@@ -395,3 +395,22 @@ def test_code_below_the_script_that_has_changed_is_named_and_nothing_is_lost(lau
         assert "helper_of_this_test.py has changed since; a run goes on with the code that it began with" in refused.err
     module.write_text("RATE = 0.1\n")
     assert launch.resume(stopped.folder).completed().summary["samples"] == 288
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_run_whose_scripts_fail_before_they_train_on_is_checked_and_goes_on_later(
+    workers: int, launch: Launch
+) -> None:
+    fails = launch.tmp_path / "fails"
+    text = script().replace("import torch\n", f"if os.path.exists({str(fails)!r}): sys.exit(3)\nimport torch\n", 1)
+    stopped = launch.run(text, "-n", "2", "--max-steps", "40").completed()
+    fails.touch()
+    for _ in range(2):
+        failed = launch.resume(stopped.folder, "-n", str(workers))
+        assert failed.code == 3
+        assert (found := checked(failed.folder)).ok, found.wrong
+    fails.unlink()
+    assert "the same bits" in replayed(failed.folder).completed().out
+    resumed = launch.resume(stopped.folder, "-n", str(workers)).completed()
+    assert resumed.summary["samples"] == 288
+    assert (found := checked(resumed.folder)).ok, found.wrong

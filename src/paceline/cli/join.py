@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from paceline.cli.hosts import NOT_ENCRYPTED, add_trusted_network, name_of_host
@@ -14,6 +15,7 @@ from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token
+from paceline.host.between import Close
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, join
@@ -35,8 +37,9 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     add = command.add_argument
+    here = "workers here (default: 2); with 0 this host only makes a part of every version"
     add("address", metavar="HEAD:PORT", help="where the head listens")
-    add("-n", "--workers", type=whole("-n", 1, MOST_WORKERS), default=2, metavar="N", help="workers here (default: 2)")
+    add("-n", "--workers", type=whole("-n", 0, MOST_WORKERS), default=2, metavar="N", help=here)
     add("--name", type=name_of_host, metavar="NAME", help="what this host is called (default: the machine's name)")
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
     add("--wait", nargs="?", type=_wait, const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
@@ -68,6 +71,12 @@ def call(options: argparse.Namespace) -> int:
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
     end = join(address, name, options.workers, keys, say, lambda: not (options.stdin and tied.has_ended()))
+    return code_of(end, say)
+
+
+def code_of(end: Close, say: Callable[[str], None] | None = None) -> int:
+    """Say how this host's part in the run has ended, and return the exit code. `say` says what the head says, too."""
+    say = say or _say
     why = f": {end.error}" if end.error else ""
     match end.outcome:
         case "refused":

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import hosts
+from paceline.cli import engine, hosts
 from paceline.cli.again import RESUME, recorded, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
@@ -107,7 +107,7 @@ def add_to(commands: Any) -> None:
     add("--resume", type=Path, metavar="RUN", help=on)
     often = "snapshots in each epoch, to go on from; 0: none, not even at the end (default: 1)"
     add("--checkpoint", type=whole("--checkpoint", 0), default=1, metavar="K", help=often)
-    drain = "seconds that workers have, after SIGTERM, to end their step and write a snapshot (default: 10)"
+    drain = "seconds that workers have, after SIGTERM to the run or to their host, to end their step (default: 10)"
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
     hosts.add_to(command)
     command.meant = _meant
@@ -126,6 +126,8 @@ class _Protocol(argparse.Action):
 def _meant(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
     """See `again.words`. Raises ConfigError for several protocols."""
     named = getattr(options, "protocols", ())
+    if options.listen is None and (placed := engine.placed_by()) is not None:
+        options.listen = placed.head  # machines join: it is not the run's recorded hosts that make it
     if len(named) > 1:
         every = " ".join(f"-p {name}" for name in named)
         raise ConfigError(f"run takes one protocol, and was given {every}; paceline compare takes several")
@@ -209,6 +211,11 @@ def call(options: argparse.Namespace) -> int:
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")
+    announcement = None
+    if (placed := engine.placed_by()) is not None:
+        engine.settle(options, placed)
+        if placed.host == 0 and (announcement := engine.begin(options, placed, choice)) is None:
+            return CODES["completed"]
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
@@ -225,6 +232,8 @@ def call(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
         )
+    if placed is not None and placed.host:
+        return engine.take_part(options, placed, choice)
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
@@ -235,13 +244,16 @@ def call(options: argparse.Namespace) -> int:
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
     listening = company.listening(choice, scenario, workers)
+    if listening is not None:
+        listening = replace(listening, announcement=announcement)
     if options.trusted_network:
         print(f"paceline: {hosts.NOT_ENCRYPTED}", file=sys.stderr)
     if warning := crowd(scenario, workers):
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores() // workers)
-    cap(options.isa)
+    if announcement is None:  # else that was done before torch's store was asked
+        cap(options.isa)
 
     from paceline.host.evaluator import THREADS as EVALUATION_THREADS
 
@@ -289,6 +301,8 @@ def call(options: argparse.Namespace) -> int:
         summary = train_under_ddp(settings(choice=nearest_kin))
     else:
         summary = train(settings(choice=choice), listening)
+        if announcement is not None and summary["outcome"] == "completed":
+            announcement.complete()
     if summary["outcome"] == "interrupted" and not is_read(sys.stdout, PATIENCE):
         return CODES["interrupted"]
     if options.json:

@@ -69,6 +69,11 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def end_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when its parent ends, so that it ends as if the parent had asked."""
+    _prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
 def allow_descriptors(needed: int, workers: int) -> None:
     """Make sure that this process may open so many files. Raises ConfigError if the system's limit is below that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

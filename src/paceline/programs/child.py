@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from paceline.runs.engine import environment_alone
+
 GRACE = 10.0
 """Seconds that the child has to end when the caller is left by another exception than KeyboardInterrupt."""
 CHUNK = 1 << 16
@@ -50,6 +52,7 @@ def carry_out(words: Sequence[str], *, only_errors: bool) -> Ended:
                 stdout=subprocess.DEVNULL if only_errors else subprocess.PIPE,
                 stderr=subprocess.PIPE if only_errors else subprocess.STDOUT,
                 pass_fds=[report_end],
+                env=environment_alone(),  # an engine places `paceline run`, and no program
                 process_group=0,  # a terminal's Ctrl-C comes to this process alone, which passes it on once
             )
         finally:

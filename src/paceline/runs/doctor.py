@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from paceline.errors import PacelineError
+from paceline.runs.engine import environment_alone
 from paceline.version import OLDEST_TORCH, TORCH
 
 PYTHON = (3, 11)
@@ -163,6 +164,7 @@ def self_test() -> Finding:
             [*command, selftest.__file__],
             capture_output=True,
             text=True,
+            env=environment_alone(),
             timeout=SELF_TEST_SECONDS,
             stdin=subprocess.DEVNULL,
         )

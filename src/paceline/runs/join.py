@@ -25,11 +25,8 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
     """Wait until somebody listens there, for so many seconds. Raises ConfigError, in one line, if nobody does."""
     began, told = time.monotonic(), False
     while True:
-        try:
-            socket.create_connection(address, timeout=ONE_TRY).close()
+        if not (why := answers(address)):
             return
-        except OSError as error:
-            why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         waited = time.monotonic() - began
         if waited >= seconds:
             raise ConfigError(f"nobody listens at {shown(address)} (tried for {waited:.0f} s: {why}); {way_out}")
@@ -37,6 +34,15 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
             told = True
             say(f"waiting for somebody to listen at {shown(address)}")
         time.sleep(PAUSE)
+
+
+def answers(address: Address) -> str:
+    """Return why nobody answers there; empty if somebody listens."""
+    try:
+        socket.create_connection(address, timeout=ONE_TRY).close()
+    except OSError as error:
+        return "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    return ""
 
 
 def join(

@@ -42,16 +42,20 @@ def check_resumable(run: Path, config: Mapping[str, Any], script: Path) -> None:
 
 def check_more(run: Path, config: Mapping[str, Any], limits: Mapping[str, Any], arguments: tuple[str, ...]) -> None:
     """Raise ConfigError if that run is complete, and these limits and arguments ask for nothing more."""
-    before = config.get("limits", {})
-    ends = any(limits.get(key) != before.get(key) for key in ("max_steps", "max_seconds"))
-    epochs = limits.get("epochs") not in (None, before.get("epochs"))
-    more = ends or epochs or list(arguments) != list(config["arguments"])
-    if more or _outcome(run) != "completed":
+    if asks_for_more(config, limits, arguments) or outcome(run) != "completed":
         return
     raise ConfigError(
         f"--resume {run}: this run is complete; ask for more with --epochs, --max-steps or --max-seconds, or with the "
         "script's own arguments"
     )
+
+
+def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], arguments: tuple[str, ...]) -> bool:
+    """Whether these limits and arguments ask for another end than the run of that configuration had."""
+    before = config.get("limits", {})
+    ends = any(limits.get(key) != before.get(key) for key in ("max_steps", "max_seconds"))
+    epochs = limits.get("epochs") not in (None, before.get("epochs"))
+    return ends or epochs or list(arguments) != list(config["arguments"])
 
 
 def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
@@ -99,12 +103,13 @@ def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
     raise ConfigError(f"--resume {run}: no snapshot can be read{why}")
 
 
-def _outcome(run: Path) -> str | None:
+def outcome(run: Path) -> str | None:
+    """Return how that run ended; None if it has not, or its summary can't be read."""
     try:
-        outcome = json.loads(read_file(run / SUMMARY))["outcome"]
+        found = json.loads(read_file(run / SUMMARY))["outcome"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return str(outcome)
+    return str(found)
 
 
 def _digest(file: Path) -> str | None:

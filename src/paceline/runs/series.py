@@ -23,6 +23,7 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records import summary as summaries
 from paceline.records.kept import FILES
 from paceline.records.summary import Summary
+from paceline.runs.engine import environment_alone
 from paceline.runs.folders import check_free
 from paceline.runs.run import CODES
 from paceline.runs.script import checked_script
@@ -45,6 +46,7 @@ def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", *arguments],
         stdin=None if sys.stdin is not None and os.isatty(0) else subprocess.DEVNULL,  # a file is not the first run's
+        env=environment_alone(),
         stdout=subprocess.DEVNULL,  # the summary, which its folder has as well
         process_group=0,
         preexec_fn=lambda: die_with(launcher),

@@ -41,6 +41,7 @@ from paceline.host.processes import (
 )
 from paceline.runtime.code import digests
 from paceline.runtime.folders import share
+from paceline.runtime.launch.environment import OF_ONE_PROCESS
 from paceline.runtime.opens import guard_open
 from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
@@ -85,7 +86,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     redirect(output, worker)
     if settings.directory is not None:
         os.chdir(settings.directory)
-    for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
+    for name in OF_ONE_PROCESS:
         os.environ.pop(name, None)
     atexit._clear()  # the launcher's exit functions are not this process's
     torch.set_num_threads(settings.threads)

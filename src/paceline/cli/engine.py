@@ -1,0 +1,160 @@
+"""`paceline run`, started once on each host by an engine: torchrun, Slurm, Kubernetes or Ray Train.
+
+Host 0 is the head, as with `--listen` and `--hosts`. The others do what `paceline join HEAD:PORT --wait` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+
+from paceline.cli.again import recorded
+from paceline.cli.values import shortened
+from paceline.cluster.scenario_file import LONGEST_NAME
+from paceline.core.choice import Choice
+from paceline.errors import ConfigError
+from paceline.fabric.token import FILE_VARIABLE, VARIABLE, find
+from paceline.host.processes import end_with_parent
+from paceline.host.processor import cap
+from paceline.host.tcp import shown
+from paceline.runs import baseline, engine
+from paceline.runs.addresses import parsed, resolved
+from paceline.runs.resume import LIMITS
+from paceline.runs.run import HowMany
+from paceline.runtime.launch.announced import Announcement
+from paceline.runtime.launch.environment import JOBSET, PYTORCHJOB, RAY, SLURM, TORCHRUN, Placement, placement
+
+TOKEN = {
+    TORCHRUN: f"set {FILE_VARIABLE}=token for torchrun on every host",
+    SLURM: f"put `export {FILE_VARIABLE}=token` before srun, and the file where all nodes see it",
+    PYTORCHJOB: f"give each pod a Secret with it as {VARIABLE}",
+    JOBSET: f"give each pod a Secret with it as {VARIABLE}",
+    RAY: f"set {VARIABLE} in the runtime environment",
+}
+"""By engine: what to do so that all hosts have the token."""
+
+
+def placed_by() -> Placement | None:
+    """Return where an engine has placed this process. See `placement`."""
+    return placement(os.environ)
+
+
+def settle(options: argparse.Namespace, placed: Placement) -> None:
+    """Have the flags say what the engine says. Raises ConfigError, in one line, for flags that contradict it."""
+    asked = {"--emulate-hosts": options.emulate_hosts, "--on": options.on, "--hosts": options.hosts}
+    for flag, value in asked.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} is {shortened(str(value))}, and {placed.engine} has started this run on {placed.hosts} hosts: "
+                f"leave {flag} out"
+            )
+    if find(os.environ) is None:
+        raise ConfigError(
+            f"{placed.engine} has started this run on {placed.hosts} hosts, and there is no token, which all of them "
+            f"share: draw one with `paceline token --out token`, and {TOKEN[placed.engine]}"
+        )
+    if placed.engine == TORCHRUN:  # where torchrun is killed, nobody else would end this process
+        end_with_parent()
+    port = placed.port or 0
+    if options.listen is None:
+        address = engine.leading_address(placed) if placed.host == 0 else placed.head
+        options.listen = shown((address, port))
+    elif placed.store is None and parsed(options.listen, "--listen", least=0)[1] == 0:
+        raise ConfigError(
+            f"--listen is {options.listen}, and the other hosts that {placed.engine} has started could not know which "
+            "port that is: name one"
+        )
+    options.hosts = HowMany(placed.hosts, placed.hosts)
+    if options.name is None:  # numbers as long as the last one's: workers are numbered by the names of their hosts
+        number = f"{placed.host:0{len(str(placed.hosts - 1))}}"
+        options.name = f"{number}-{socket.gethostname()}"[:LONGEST_NAME]
+
+
+def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None) -> Announcement | None:
+    """Begin an attempt at the head: it goes on from what an earlier one has left. Return how the others hear of it.
+
+    None: there is nothing left to do.
+    """
+    attempt, first = placed.attempt, False
+    cap(options.isa)
+    if placed.store is not None:
+        from paceline.runtime.imports import import_torch
+        from paceline.runtime.launch import torchrun
+
+        import_torch(b"")
+        attempt = torchrun.begin(placed)
+        first = attempt == 1 and not placed.named
+    if options.resume is None:
+        folder = _folder(options, placed, choice)
+        engine.await_end(folder, _say)
+        state = _state(options, folder)
+        if state == "complete" and not first:
+            if placed.store is not None:
+                torchrun.publish_complete(placed)
+            _say_complete(folder, placed)
+            return None
+        if state == "goes on" and not first:
+            options.resume, options.out = folder, None
+        else:
+            options.out = folder
+            if state != "none":
+                why = "it is of an earlier job" if first else "it has no snapshot to go on from"
+                _say(f"{folder} has a run already, and {why}: put aside as {engine.put_aside(folder)}")
+    host, _ = resolved(parsed(options.listen, "--listen", least=0), "--listen")
+    return Announcement(placed, attempt, engine.leading_address(placed) if ip_address(host).is_unspecified else host)
+
+
+def take_part(options: argparse.Namespace, placed: Placement, choice: Choice | None) -> int:
+    """Take part with this host, whose engine says that another one is the head. Return the exit code."""
+    from paceline.cli.hosts import NOT_ENCRYPTED
+    from paceline.cli.join import code_of
+    from paceline.runs.join import join
+    from paceline.runs.keys import keys_of
+
+    keys = keys_of(options.trusted_network)
+    if options.trusted_network:
+        _say(NOT_ENCRYPTED)
+    cap(options.isa)
+    folder = options.resume or _folder(options, placed, choice)
+    if placed.store is not None:
+        from paceline.runtime.imports import import_torch
+
+        import_torch(b"")
+    port = parsed(options.listen, "--listen", least=0)[1]
+
+    def is_complete() -> bool:
+        return options.resume is None and _state(options, folder) == "complete"
+
+    head = engine.await_head(placed, lambda: resolved((placed.head, port), "the head"), is_complete, _say)
+    if head is None:
+        _say_complete(folder, placed)
+        return 0
+    if not engine.sees(folder, placed, head.attempt):
+        _say(
+            f"this host does not see {folder} as the head does: a restart that moves the head can't go on; name an "
+            "--out on a file system that all hosts have"
+        )
+    return code_of(join(head.address, options.name, options.workers or 2, keys, _say))
+
+
+def _folder(options: argparse.Namespace, placed: Placement, choice: Choice | None) -> Path:
+    """The run's folder, whatever the attempt."""
+    named: Path | None = options.out
+    return named or engine.folder_of(placed, baseline.NAME if choice is None else choice.spec.name)
+
+
+def _state(options: argparse.Namespace, folder: Path) -> engine.State:
+    limits = {key: getattr(options, key) for key in LIMITS}
+    return engine.state_of(folder, lambda run: recorded(run, "--out"), limits, tuple(options.arguments))
+
+
+def _say_complete(folder: Path, placed: Placement) -> None:
+    _say(f"{folder} has this run, and it is complete: {placed.engine} has nothing to begin anew")
+
+
+def _say(line: str) -> None:
+    print(f"paceline: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,193 @@
+"""A run whose hosts an engine starts: its folder, what lies there of an earlier attempt, and the way to its head."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import ConfigError
+from paceline.host.tcp import Address, shown
+from paceline.records.cut import why_not
+from paceline.records.folders import is_run
+from paceline.records.reading import LEDGER, is_written
+from paceline.records.snapshots import newest
+from paceline.runs.join import PAUSE, TRIES_FOR, answers
+from paceline.runs.resume import asks_for_more, outcome
+from paceline.runtime.launch.announced import MARK, PATIENCE, mark
+from paceline.runtime.launch.environment import Placement, without_engine
+from paceline.runtime.launch.ssh import leading_to
+
+LONGEST_NAME = 80
+"""Characters of a run's identity in the name of its folder."""
+ENDS_WITHIN = 30.0
+"""Seconds in which an earlier attempt's processes have ended: engines kill them by then."""
+SEEN_WITHIN = 2.0
+"""Seconds in which a file that one host has written is seen by another, on a file system that both have."""
+
+State = Literal["none", "complete", "goes on", "has no snapshot"]
+
+
+def folder_of(placed: Placement, protocol: str) -> Path:
+    """Return the run's folder: the same in each attempt, and on every host.
+
+    >>> from paceline.runtime.launch.environment import placement
+    >>> nodes = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "digits-master-0", "MASTER_PORT": "23456"}
+    >>> str(folder_of(placement(nodes), "ssp"))
+    'runs/ssp-digits-master-0-23456'
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", placed.run)
+    if name != placed.run or len(name) > LONGEST_NAME:  # others may have become the same
+        name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(placed.run.encode()).hexdigest()[:8]}"
+    return Path("runs") / f"{protocol}-{name}"
+
+
+def state_of(
+    folder: Path, config: Callable[[Path], Mapping[str, Any]], limits: Mapping[str, Any], arguments: tuple[str, ...]
+) -> State:
+    """Return what an earlier attempt has left in that folder, for a run with these limits and arguments.
+
+    `config` reads a run's configuration.
+    """
+    if not is_run(folder):  # what nobody of ours has begun is not touched
+        return "has no snapshot" if any((folder / name).exists() for name in (MARK, LEDGER)) else "none"
+    if outcome(folder) == "completed" and not asks_for_more(config(folder), limits, arguments):
+        return "complete"
+    found, _ = newest(folder, lambda state: why_not(folder, state.fact, state.version))
+    return "has no snapshot" if found is None else "goes on"
+
+
+def await_end(folder: Path, say: Callable[[str], None]) -> None:
+    """Wait until no process of an earlier attempt writes there. Raises ConfigError if that takes too long."""
+    began, told = time.monotonic(), False
+    while is_written(folder):
+        if time.monotonic() - began >= ENDS_WITHIN:
+            raise ConfigError(
+                f"{folder} has a run that is still going on; end it first, or name another folder with --out"
+            )
+        if not told:
+            told = True
+            say(f"waiting for the attempt before this one to end, which still writes to {folder}")
+        time.sleep(PAUSE)
+
+
+def put_aside(folder: Path) -> Path:
+    """Rename that folder, so that a run can begin in its place. Return what it is called now. Raises ConfigError."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}-aside-{number}")).exists():
+        number += 1
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be renamed to {aside}: {error.strerror}; name another --out") from None
+    return aside
+
+
+def leading_address(placed: Placement) -> str:
+    """Return this machine's address on the way to the head's address, which is one of its own.
+
+    Raises ConfigError, in one line, if other machines don't reach it there.
+    """
+    names = [placed.head]
+    if not _is_number(placed.head):
+        names.append(socket.gethostname())  # where `localhost` is said to the head alone, its own name leads to it
+    try:
+        address = leading_to(names)
+    except OSError as error:
+        raise ConfigError(
+            f"{placed.engine} says that {placed.head} is the head, and no address of this host is known to lead there "
+            f"({error.strerror or error}); name one with --listen, such as --listen 10.0.0.1:7117"
+        ) from None
+    if ip_address(address).is_loopback and not _is_number(placed.head):
+        raise ConfigError(
+            f"{placed.engine} says that {placed.head} is the head, and on this host that leads to {address}, where no "
+            "other machine comes; name its own address with --listen, such as --listen 10.0.0.1:7117"
+        )
+    return address
+
+
+def environment_alone() -> dict[str, str]:
+    """Return the environment for a `paceline run` of ours that is no part of what an engine has started."""
+    return without_engine(os.environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the head listens, and in which attempt."""
+
+    address: Address
+    attempt: int
+
+
+def await_head(
+    placed: Placement,
+    address: Callable[[], Address],
+    is_complete: Callable[[], bool],
+    say: Callable[[str], None],
+    within: float = PATIENCE,
+) -> Head | None:
+    """Wait until the head listens; None: the run is complete. Raises ConfigError if the head never comes.
+
+    If there is no store of torchrun's in which the head says both, `address()` is where it listens, and
+    `is_complete()` looks into the run's folder.
+    """
+    published = None
+    if placed.store is not None:
+        from paceline.runtime.launch.torchrun import Published
+
+        published = Published(placed)
+    began, told, why = time.monotonic(), False, "it has not said where"
+    while True:
+        if is_complete() if published is None else published.is_complete():
+            return None
+        try:
+            head = Head(address(), placed.attempt) if published is None else _published(published.head())
+            why = "it has not said where" if head is None else answers(head.address)
+            if head is not None and not why:
+                return head
+        except ConfigError as error:  # a name that is not known yet: in Kubernetes, that of a pod yet to be started
+            why = str(error)
+        waited = time.monotonic() - began
+        if waited >= within:
+            raise ConfigError(
+                f"the head, {placed.engine}'s host 0 of {placed.hosts} ({placed.head}), does not listen (waited "
+                f"{waited:.0f} s: {why}); see why it has not begun there"
+            )
+        if waited >= TRIES_FOR and not told:
+            told = True
+            where = "" if placed.port is None else f" at {shown((placed.head, placed.port))}"
+            say(f"waiting for the head, {placed.engine}'s host 0 of {placed.hosts} ({placed.head}), to listen{where}")
+        time.sleep(PAUSE)
+
+
+def sees(folder: Path, placed: Placement, attempt: int) -> bool:
+    """Whether this host sees the run's folder as the head does, which has named the attempt there."""
+    wanted, began = mark(placed, attempt), time.monotonic()
+    while True:
+        try:
+            if (folder / MARK).read_text(errors="replace") == wanted:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() - began >= SEEN_WITHIN:
+            return False
+        time.sleep(0.1)
+
+
+def _published(found: tuple[Address, int] | None) -> Head | None:
+    return None if found is None else Head(*found)
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

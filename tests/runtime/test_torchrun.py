@@ -1,0 +1,151 @@
+"""One `paceline run` a host, started by torchrun itself, on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from paceline.errors import ConfigError
+from paceline.fabric.token import Token, write
+from paceline.records.ledger import connect
+from paceline.runs import engine
+from paceline.runtime.launch import torchrun
+from paceline.runtime.launch.announced import Announcement
+from paceline.runtime.launch.environment import placement
+from support import engines
+from support.engines import Torchruns, await_snapshot
+from support.leftovers import Traces
+from support.recorded import checked
+from support.runs import Run
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+torch.manual_seed(3)
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,))), batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
+found = [name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_")) or name.endswith("RANK")]
+print("found", found)
+for epoch in paceline.epochs(3):
+    for step, (x, y) in enumerate(loader):
+        if "killed" in sys.argv and paceline.worker() == 3 and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "slow" in sys.argv and not paceline.resumed():
+            time.sleep(0.1)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+C10D = "--rdzv-id", "digits"
+RUN = "runs/bsp-digits"
+FLAGS = "-n", "2", "--threads", "1", "--quiet"
+
+
+@pytest.fixture
+def torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torchruns]:
+    """Both torchruns, with a token and a script. What they leave behind fails the test."""
+    write(Token.drawn(), tmp_path / "token")
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", "token")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    traces = Traces(tmp_path / "temporary")
+    both = Torchruns(tmp_path, traces)
+    yield both
+    both.close()
+    traces.assert_nothing_left()
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (path for path in (folder / "runs").iterdir() if "-aside-" not in path.name)
+    return run
+
+
+def summary(run: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def well(runs: list[Run]) -> str:
+    """All that they said; they have ended with 0."""
+    said = "".join(run.out + run.err for run in runs)
+    assert [run.code for run in runs] == [0, 0], said
+    return said
+
+
+def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) -> None:
+    said = well(torchruns.run(C10D, "-p", "asp", *FLAGS, "train.py", "killed"))
+    run = only_run(torchruns.folder)
+    assert "which torchrun starts" in said
+    assert summary(run)["outcome"] == "completed"
+    assert summary(run)["samples"] == 3 * 96
+    ((facts,),) = connect(run / "ledger.sqlite").execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert [host[0] for _, host, _ in json.loads(facts)["members"]] == ["0", "0", "1", "1"]
+    assert [(run / f"worker-{worker}.log").read_text().splitlines()[0] for worker in (0, 2)] == ["found []"] * 2
+    assert (found := checked(run)).ok, found.wrong
+
+
+def test_a_rendezvous_without_an_identity_begins_a_run_in_each_job(torchruns: Torchruns) -> None:
+    words = "-p", "bsp", *FLAGS, "train.py"
+    well(torchruns.run((), *words, static=True))
+    assert "it is of an earlier job: put aside" in well(torchruns.run((), *words, static=True))
+    assert only_run(torchruns.folder).name == f"bsp-127.0.0.1-{torchruns.port}"
+    for run in (torchruns.folder / "runs").iterdir():
+        assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 1)
+
+
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: int, torchruns: Torchruns) -> None:
+    words = "-p", "bsp", *FLAGS, "--checkpoint", "4", "--host-timeout", "3", "train.py", "slow"
+    torchruns.start([*C10D, "--max-restarts", "1"], *words)
+    await_snapshot(torchruns.folder / RUN, torchruns.processes)
+    os.kill(torchruns.launcher(host), signal.SIGKILL)
+    well(torchruns.ended())
+    run = torchruns.folder / RUN
+    assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 2)
+    assert summary(run)["samples"] == 3 * 96
+    assert (found := checked(run)).ok, found.wrong
+    said = well(torchruns.run(C10D, *words))  # as an engine does that does not know that all is done
+    assert "it is complete: torchrun has nothing to begin anew" in said
+    assert summary(run)["segments"] == 2
+
+
+def test_a_host_hears_in_torchruns_store_of_the_newest_attempt_and_then_of_the_end(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = placement(engines.torchrun(1, 2, "127.0.0.1") | {"MASTER_PORT": str(store.port)})
+    assert found is not None
+    waits = partial(engine.await_head, found, lambda: ("", 0), lambda: False, print)
+    with pytest.raises(ConfigError, match="it has not said where"):
+        waits(within=0.0)
+    for attempt in (1, 2):
+        assert torchrun.begin(found) == attempt
+        announcement = Announcement(found, attempt, "127.0.0.1")
+        with socket.create_server(("0.0.0.0", 0)) as end:
+            announcement.publish(("0.0.0.0", end.getsockname()[1]))
+            assert waits(within=0.0) == engine.Head(("127.0.0.1", end.getsockname()[1]), attempt)
+        with pytest.raises(ConfigError, match="refused"):  # nobody listens there any more
+            waits(within=0.0)
+    announcement.complete()
+    assert waits(within=0.0) is None
+
+
+def test_where_torchrun_is_killed_nothing_goes_on_without_it(torchruns: Torchruns) -> None:
+    torchruns.start(C10D, "-p", "bsp", *FLAGS, "--host-timeout", "3", "--checkpoint", "4", "train.py", "slow")
+    await_snapshot(torchruns.folder / RUN, torchruns.processes)
+    for process in torchruns.processes:
+        process.kill()
+    torchruns.ended()
+    torchruns.traces.assert_nothing_left(within=20.0)
+    assert summary(torchruns.folder / RUN)["outcome"] == "interrupted"

@@ -1,0 +1,77 @@
+"""The commands in `examples/clusters`, as their engines start them: with exactly the variables that each sets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import parser
+from paceline.fabric.token import Token
+from paceline.runtime.launch.environment import placement
+from support.engines import free_port, jobset_at, pytorchjob_at, slurm_at
+from support.leftovers import Traces
+from support.nursery import Process
+from support.runs import ended
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CLUSTERS = EXAMPLES / "clusters"
+ENGINES = {"slurm.sh": slurm_at, "jobset.yaml": jobset_at, "pytorchjob.yaml": pytorchjob_at}
+
+
+def command(file: str) -> list[str]:
+    """The words of `paceline run` in that file."""
+    text = (CLUSTERS / file).read_text()
+    if file.endswith(".sh"):
+        (line,) = re.findall(r"^srun .*$", text, re.MULTILINE)
+        words = shlex.split(line)
+        words = words[words.index("paceline") :]
+    else:
+        (line,) = re.findall(r"^ *command: (\[.*\])$", text, re.MULTILINE)
+        words = [str(word) for word in json.loads(line)]
+    assert words[:2] == ["paceline", "run"]
+    return words[1:]
+
+
+def test_every_file_is_tried() -> None:
+    assert {path.name for path in CLUSTERS.iterdir()} == set(ENGINES)
+
+
+@pytest.mark.parametrize("file", ENGINES)
+def test_its_command_trains_on_two_hosts(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = command(file)
+    parser("run").parse_args(words)
+    assert words[-2:] == ["--epochs", "20"]
+    words[-1], words[words.index("-n") + 1] = "2", "1"  # a test has fewer cores than a cluster
+    environ = ENGINES[file](free_port())
+    (tmp_path / "examples").mkdir()
+    shutil.copy(EXAMPLES / "digits.py", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_TOKEN", Token.drawn().text)
+    traces = [Traces(tmp_path / f"temporary-{host}") for host in range(2)]
+    processes = []
+    for host in range(2):
+        processes.append(Process(words, traces[host].environment | environ(host)))
+        processes[-1].folder = Path()  # type: ignore[attr-defined]
+    runs = [ended(process) for process in processes]
+    assert [run.code for run in runs] == [0, 0], "".join(run.out + run.err for run in runs)
+    (run,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["outcome"], summary["workers"]) == ("completed", 2)
+    for one in traces:
+        one.assert_nothing_left()
+
+
+def test_the_jobset_gives_each_pod_what_its_engine_is_known_by() -> None:
+    text = (CLUSTERS / "jobset.yaml").read_text()
+    given = dict.fromkeys(re.findall(r"- name: (PET_\w+)", text), "0")
+    (hosts,) = re.findall(r'- name: PET_NNODES\n +value: "(\d+)"', text)
+    (pods,) = re.findall(r"parallelism: (\d+)", text)
+    assert hosts == pods
+    found = placement(given | {"PET_NNODES": hosts, "PET_MASTER_PORT": "29400"})
+    assert found is not None
+    assert (found.engine, found.hosts) == ("JobSet", int(hosts))
