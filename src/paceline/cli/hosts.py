@@ -7,6 +7,7 @@ machine. `--listen` has other machines join, and `--on` has ssh start them.
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from paceline.cli.values import seconds, shortened, whole
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import Choice
-from paceline.core.placement import check_shards_on, hosts_with_shards
+from paceline.core.placement import How, check_shards_on, hosts_with_shards, why_idle
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
@@ -28,10 +29,13 @@ from paceline.runs.resume import check_protocol
 from paceline.runs.run import HowMany, check_fits, check_hosts, joined, settled
 
 if TYPE_CHECKING:
+    from paceline.runtime.launch.ray import OnRay
     from paceline.runtime.launch.ssh import On
-    from paceline.runtime.meeting import Listen
+    from paceline.runtime.meeting import Launch, Listen
 
 MOST_HOSTS = 64
+RAY = "ray"
+"""What `--on` says for a Ray cluster."""
 NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
 """What each side says where that is given."""
 TIMEOUTS = 1.0, 86_400.0
@@ -54,8 +58,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "2:8 begins with two, and takes more as they come"
     )
     add("--hosts", type=how_many, metavar="H[:MOST]", help=together)
-    on = "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]"
-    add("--on", metavar="ssh:HOST,…", help=on)
+    on = (
+        "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]; ray: on --hosts nodes of a "
+        "Ray cluster, this one included"
+    )
+    add("--on", metavar="ssh:HOST,…|ray", help=on)
+    cluster = "the Ray cluster that --on ray means (default: RAY_ADDRESS, or the one of this machine)"
+    add("--address", metavar="ADDR:PORT", help=cluster)
     add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
     sends = "send that folder, which has SCRIPT, to hosts that join; they need nothing but Paceline then"
     spread = (
@@ -90,15 +99,12 @@ class ThisMachine:
         if hosts > 1:
             check_hosts(choice, scenario)
         if choice is not None:
-            names = list(dict.fromkeys(scenario.hosts(workers))) if hosts > 1 else [""]
-            hosts_with_shards(
-                self.options.shards_on,
-                names,
-                choice,
-                restart=self.options.restart > 0,
-                later=False,
-                linked=scenario.links_hosts,
-            )
+            placed = scenario.placed(workers) if hosts > 1 else {"": range(workers)}
+            how = How(restart=self.options.restart > 0, later=False, linked=scenario.links_hosts)
+            hosts_with_shards(self.options.shards_on, list(placed), choice, **how)
+            for host in (host for host, there in placed.items() if not there):
+                if why := why_idle(host, self.options.shards_on, choice, **how):
+                    raise ConfigError(why)
         return scenario, workers, hosts
 
     def listening(self, choice: Choice | None, scenario: Scenario, workers: int) -> Listen | None:
@@ -111,8 +117,8 @@ class Joining:
     """Machines that join."""
 
     options: argparse.Namespace
-    on: On | None
-    """Those that ssh leads to. None: somebody else has them join."""
+    on: On | OnRay | None
+    """Those that ssh leads to, or a Ray cluster. None: somebody else has them join."""
     many: HowMany | None
     """None: the flags don't say."""
 
@@ -147,13 +153,17 @@ class Joining:
 
         if self.options.listen is not None:
             address = resolved(parsed(self.options.listen, "--listen", least=0), "--listen")
-        launch = None
+        launch: Launch | None = None
         if self.on is not None:
-            from paceline.runtime.launch.ssh import agents, working_directory
+            from paceline.runtime.launch import ray, ssh
 
             trusted = ["--trusted-network"] if self.options.trusted_network else []
-            directory = None if self.options.send else working_directory()
-            launch = partial(agents, self.on, [f"--isa={self.options.isa}", *trusted], directory)
+            flags = [f"--isa={self.options.isa}", *trusted]
+            directory = None if self.options.send else ssh.working_directory()
+            if isinstance(self.on, ssh.On):
+                launch = partial(ssh.agents, self.on, flags, directory)
+            else:
+                launch = partial(ray.agents, self.on, flags, directory)
             if self.options.listen is None:
                 address = self.on.address(), 0
         return Listen(
@@ -186,12 +196,16 @@ def machines_join(options: argparse.Namespace) -> bool:
 
 def named(options: argparse.Namespace) -> ThisMachine | Joining:
     """Return where the hosts come from. Raises ConfigError, in one line, if ssh can't tell where a machine is."""
-    if options.ssh is not None and options.on is None:
-        raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on")
+    if options.ssh is not None and options.on in (None, RAY):
+        raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on ssh:")
+    if options.address is not None and options.on != RAY:
+        raise ConfigError(f"--address is {options.address}, and means nothing without --on ray")
     if not machines_join(options):
         return ThisMachine(options)
     if options.on is None:
         return Joining(options, None, options.hosts)
+    if options.on == RAY:
+        return Joining(options, _on_ray(options), options.hosts)
     on = _on(options)
     return Joining(options, on, HowMany(1 + len(on.machines), 1 + len(on.machines)))
 
@@ -228,6 +242,15 @@ def _check_alone(options: argparse.Namespace) -> None:
                 f"{flag} is {shortened(str(value))}, and no machine can join; say where with --listen, such as "
                 f"--listen 10.0.0.1:7117, or {other}"
             )
+
+
+def _on_ray(options: argparse.Namespace) -> OnRay:
+    """What the flags say of a Ray cluster. Raises ConfigError, in one line, for what is wrong."""
+    from paceline.runtime.launch.ray import looked_up
+
+    if options.hosts is None:
+        raise ConfigError("--on ray: say how many nodes take part, this one included, with --hosts")
+    return looked_up(options.address, os.environ, options.hosts.least, options.hosts.most, options.workers or 2)
 
 
 def _on(options: argparse.Namespace) -> On:

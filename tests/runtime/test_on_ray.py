@@ -1,0 +1,176 @@
+"""`paceline run --on ray`: a real Ray cluster of several nodes, real runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.launch import Launch
+from support.rays import RayCluster
+from support.recorded import checked
+from support.runs import Run, ended
+
+SCRIPT = """
+import time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+THERE = Path(__file__).parent
+torch.manual_seed(3)
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,))), batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=EPOCHS)
+print("I am", paceline.worker())
+for epoch in range(EPOCHS):
+    for step, (x, y) in enumerate(loader):
+        EACH_STEP
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+WAITS = """
+        (THERE / f"at-{paceline.worker()}").touch()
+        while not (THERE / "go-on").exists(): time.sleep(0.05)
+"""
+"""Notes that the worker is in its first step, where all wait until they are to go on."""
+
+
+SLOWLY = """
+        (THERE / f"at-{paceline.worker()}").touch()
+        time.sleep(0.0 if (THERE / "go-on").exists() else 0.05)
+"""
+"""Notes the same, and goes on slowly: who comes is given what another worker has, between two of its steps."""
+
+
+def script(each_step: str = "pass", epochs: int = 2) -> str:
+    return SCRIPT.replace("EACH_STEP", each_step.strip()).replace("EPOCHS", str(epochs))
+
+
+def on(cluster: RayCluster, hosts: str = "3", *, protocol: str = "asp") -> tuple[str, ...]:
+    """Flags of a run with one worker on each of so many nodes."""
+    flags = "--name", "head", "-n", "1", "--threads", "1", "-p", protocol
+    return "--on", "ray", "--address", cluster.address, "--hosts", hosts, *flags
+
+
+def until(so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def await_workers(launch: Launch, *workers: int) -> None:
+    until(lambda: all((launch.tmp_path / f"at-{worker}").exists() for worker in workers))
+
+
+def refused(run: Run, *words: str) -> None:
+    """It was refused in one line, which has these words, and left no folder."""
+    assert run.code == 2, run.err
+    (line,) = run.err.splitlines()
+    assert all(word in line for word in words), line
+    assert not run.folder.exists()
+
+
+def test_nodes_of_a_cluster_take_part_each_with_an_agent(launch: Launch, ray_cluster: RayCluster) -> None:
+    run = launch.run(script(), *on(ray_cluster), "--tee", "all").completed()
+    ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert sorted(host for _, host, _ in json.loads(facts)["members"]) == ["head", "ray-1", "ray-2"]
+    assert run.summary["samples"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert all(f"[worker {worker}] I am {worker}\n" in run.out for worker in range(3))
+    until(lambda: not ray_cluster.agents())
+
+
+def test_a_program_runs_on_a_cluster_too(launch: Launch, ray_cluster: RayCluster) -> None:
+    (launch.tmp_path / "train.py").write_text(script())
+    program = f"""
+import paceline
+run = paceline.run("train.py", on="ray", address={ray_cluster.address!r}, hosts=2, workers=1, threads=1, quiet=True)
+print(run.status, len(run.summary["per_host"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=launch.tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "completed 2"
+    until(lambda: not ray_cluster.agents())
+
+
+def test_a_signal_to_the_head_ends_the_agents(launch: Launch, ray_cluster: RayCluster) -> None:
+    process = launch.start(script(WAITS), *on(ray_cluster))
+    await_workers(launch, 0, 1, 2)
+    os.kill(process.pid, signal.SIGINT)
+    (launch.tmp_path / "go-on").touch()
+    assert ended(process).code == 130
+    launch.assert_nothing_left()
+    until(lambda: not ray_cluster.agents())
+
+
+def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
+    launch: Launch, ray_cluster: RayCluster
+) -> None:
+    process = launch.start(script(WAITS), *on(ray_cluster, "2"))
+    await_workers(launch, 0, 1)
+    there = [*launch.traces[-1].processes(), *ray_cluster.traces.processes()]
+    assert len(there) > 4
+    for one in there:
+        for what in "cmdline", "environ":
+            assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    launch.assert_nothing_left()
+    until(lambda: not ray_cluster.agents())
+
+
+def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
+    launch: Launch, ray_cluster: RayCluster
+) -> None:
+    process = launch.start(script(SLOWLY, epochs=100), *on(ray_cluster, "2:4"), "--on-loss", "continue")
+    # two nodes besides this one are there, and the second of them comes as soon as the run has begun
+    await_workers(launch, 0, 1, 2)
+    ray_cluster.kill_node()
+    ray_cluster.add_node()
+    await_workers(launch, 3)
+    (launch.tmp_path / "go-on").touch()
+    run = ended(process, 120)
+    assert run.code == 0, run.err
+    assert len(re.findall(r"host ray-\d is lost", run.err)) == 1, run.err
+    assert "host ray-3 has come" in run.err
+    assert (found := checked(run.folder)).ok, found.wrong
+    until(lambda: not ray_cluster.agents())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--address", "127.0.0.1:1", "--hosts", "2"), ("--on ray", "127.0.0.1:1")),
+        (("--address", "ray://a:1", "--hosts", "2"), ("ray://a:1 is not the address",)),
+        (
+            (
+                "--address",
+                "127.0.0.1:1",
+            ),
+            ("--on ray", "--hosts"),
+        ),
+        (("--address", "127.0.0.1:1", "--hosts", "2", "--ssh", "ssh"), ("--ssh is ssh",)),
+    ],
+)
+def test_what_can_t_be_is_refused_in_one_line(flags: tuple[str, ...], words: tuple[str, ...], launch: Launch) -> None:
+    refused(launch.run(script(), "--on", "ray", "-n", "1", "--threads", "1", "-p", "asp", *flags), *words)
+
+
+def test_an_address_of_ray_means_nothing_without_ray(launch: Launch) -> None:
+    refused(launch.run(script(), "--address", "127.0.0.1:1"), "--address is 127.0.0.1:1", "--on ray")
