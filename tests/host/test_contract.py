@@ -427,7 +427,7 @@ class TestArithmetic:
         one.crew.hear(0, OFFER)
         one.host.admit(0, 0, 0.0)
         one.host.join(0, [])
-        one.host.begin_anew(0, 1, "file")
+        one.host.begin_anew(0, 1, os.devnull)
         one.host.record(2, [0], "file", "mean")
         assert one.news.told("void") == [(2, [0])]
         one.carry_out(Release(worker=0, step=0, version=1, parameters="own"))
@@ -965,7 +965,7 @@ class TestJoins:
             assert isinstance(told, messages.TakeUp)
             places = {owner[0]: place for owner, _, place in one.host.shelf.claims()}
             assert places["replica"] == places["what training began with"]
-            assert (told.file, told.area) == (None, places["replica"])
+            assert (told.recorded, told.area) == (False, places["replica"])
             one.leave(0)
         assert one.claims_of(0) == [("replica", 0)]
 
@@ -977,17 +977,17 @@ class TestJoins:
         one.host.record(3, [0], "file", "mean")
         one.leave(0)
         make(one, alone_comes())
-        one.host.begin_anew(0, 3, "file")
+        one.host.begin_anew(0, 3, os.devnull)
         assert one.crew.handed == []
         if returns:
             one.leave(0)
             make(one, alone_comes())
         one.said_by_store(messages.MeanRecorded(3, "digest", 0.0))
-        assert one.crew.handed == [(0, None)] * (not returns)
+        assert [worker for worker, _ in one.crew.handed] == [0] * (not returns)
         if returns:
-            one.host.begin_anew(0, 3, "file")
+            one.host.begin_anew(0, 3, os.devnull)
         ((_, told),) = [(worker, said) for worker, said in one.told if isinstance(said, messages.TakeUp)]
-        assert told.file == "file"
+        assert told.recorded
         assert ("what training began with",) not in one.claims()
 
 

@@ -25,7 +25,7 @@ class Several:
     """The head, and one other host with workers 2 and 3."""
 
     def __init__(self) -> None:
-        self.head, self.carrier, self.news = Mock(linked=False, shards=()), Mock(), Mock()
+        self.head, self.carrier, self.news = Mock(linked=False, shards=(), owns_replicas=False), Mock(), Mock()
         self.head.name = "node-0"
         self.told: list[messages.Message] = []
         self.at = 0.0
@@ -80,7 +80,7 @@ class Several:
 def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
-    several.head.lends_beginning.assert_called_once_with("node-1")
+    several.head.lends_beginning.assert_called_once_with("node-1", [2, 3])
     several.hosts.lost("node-1", "silent for 15.0 s")
     several.head.begun.assert_called_once_with("node-1")
     assert [call.args[0] for call in several.news.gone.call_args_list] == [2, 3]
@@ -428,7 +428,7 @@ def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
 
 def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
     told: dict[str, list[between.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
-    head = Mock(linked=False, shards=(), newest=7, workers=range(2), others=None)
+    head = Mock(linked=False, shards=(), newest=7, workers=range(2), others=None, owns_replicas=False)
     head.name, head.goes_on.return_value = "node-0", None
     head.prepares.return_value = True
 

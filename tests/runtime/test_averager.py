@@ -21,13 +21,9 @@ class Groups:
 
     def __init__(self, then: Callable[[], object]) -> None:
         self.then = then
-        self.evicted: list[Any] = []
 
-    def average(self, *_: Any) -> None:
+    def average(self, *_: Any, **keys: Any) -> None:
         self.then()
-
-    def evict(self, members: Any) -> None:
-        self.evicted.append(members)
 
 
 @pytest.fixture
@@ -47,8 +43,9 @@ def test_the_averager_computes_with_one_thread_and_later_threads_of_the_script_w
 
     ours, theirs = pair()
     coordinator = Channel(ours, messages.FromAverager, "the averager")
-    start_averager(Channel(theirs, messages.ToAverager, "the coordinator"), Groups(compute))
-    coordinator.send(messages.Average(0, [0], [0], 1, None))
+    groups: Any = Groups(compute)
+    start_averager(Channel(theirs, messages.ToAverager, "the coordinator"), groups)
+    coordinator.send(messages.Average(0, [0], [0], 1, None, of=1, begin=0, end=64))
     answer, _ = coordinator.receive()
     assert answer.group == 0
     later = threading.Thread(target=compute)

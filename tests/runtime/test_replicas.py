@@ -52,11 +52,11 @@ def die_inside(call):
     "Half of this worker's share of so manieth average is made when it dies."
     whole, calls = Averages.share, []
 
-    def share(self, sources, target, weights, part, parts):
+    def share(self, sources, target, weights, part, parts, **keys):
         calls.append(target)
         if len(calls) < call:
-            return whole(self, sources, target, weights, part, parts)
-        whole(self, sources, target, weights, 2 * part, 2 * parts)
+            return whole(self, sources, target, weights, part, parts, **keys)
+        whole(self, sources, target, weights, 2 * part, 2 * parts, **keys)
         os.kill(os.getpid(), signal.SIGKILL)
 
     Averages.share = share

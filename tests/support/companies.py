@@ -482,8 +482,6 @@ class Averagers:
     """The workers' threads that make shares of averages, and what they were told."""
 
     def __init__(self, company: Company) -> None:
-        self.evicted: list[tuple[int, list[int]]] = []
-        """By whom, and what is kept for whom."""
         self._company = company
 
     def asked(self, worker: int) -> bool:
@@ -497,9 +495,6 @@ class Averagers:
     def average(self, worker: int) -> int:
         """It makes the share that it was told to make. Return the place that the average is made in."""
         order = self.told(worker).pop(0)
-        if isinstance(order, messages.Evict):
-            self.evicted.append((worker, order.members))
-            order = self.told(worker).pop(0)
         assert isinstance(order, messages.Average)
         self.says(worker, messages.Averaged(order.group))
         return order.target

@@ -54,6 +54,21 @@ class Mean(NamedTuple):
     kind: str = "mean"
 
 
+class Partial(NamedTuple):
+    """What one host's members give to the average of a group: the sum of theirs, or what its only member has."""
+
+    group: int
+    host: str
+    kind: str = "partial"
+
+
+class There(NamedTuple):
+    """What lies in that place of the head's region, as another host has it."""
+
+    place: int
+    kind: str = "there"
+
+
 class Beginning(NamedTuple):
     """What a worker's script has changed the first version to, before its first step."""
 
@@ -75,4 +90,4 @@ class Blob(NamedTuple):
     kind: str = "blob"
 
 
-Item = Version | Update | Buffers | Sum | Replica | Mean | Beginning | Former | Blob
+Item = Version | Update | Buffers | Sum | Replica | Mean | Partial | There | Beginning | Former | Blob

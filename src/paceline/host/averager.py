@@ -10,12 +10,12 @@ import traceback
 import torch
 
 from paceline.errors import PeerLost
-from paceline.fabric.groups import GroupAverage
 from paceline.fabric.unix import Channel
 from paceline.host import messages
+from paceline.training.averages import SharedMemoryGroups
 
 
-def start_averager(channel: Channel, groups: GroupAverage) -> None:
+def start_averager(channel: Channel, groups: SharedMemoryGroups) -> None:
     """Start the thread. It computes with one thread of torch's, and the script's threads with as many as before."""
     threads = torch.get_num_threads()
     started = threading.Event()
@@ -24,7 +24,7 @@ def start_averager(channel: Channel, groups: GroupAverage) -> None:
     torch.set_num_threads(threads)  # a thread that first computes takes the number that was set last, in any thread
 
 
-def _average(channel: Channel, groups: GroupAverage, started: threading.Event) -> None:
+def _average(channel: Channel, groups: SharedMemoryGroups, started: threading.Event) -> None:
     """Do this worker's part of its groups' averages until the run ends. An exception ends the worker."""
     try:
         torch.get_num_threads()  # each thread asks once for the number set last: before the next line
@@ -34,10 +34,10 @@ def _average(channel: Channel, groups: GroupAverage, started: threading.Event) -
     try:
         while True:
             order, _ = channel.receive()
-            if isinstance(order, messages.Evict):
-                groups.evict(order.members)
-                continue
-            groups.average(order.group, order.members, order.sources, order.target, order.weights)
+            within = order.begin, order.end
+            groups.average(
+                order.group, order.members, order.sources, order.target, order.weights, of=order.of, within=within
+            )
             channel.send(messages.Averaged(order.group))
     except PeerLost:
         pass

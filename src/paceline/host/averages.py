@@ -1,22 +1,18 @@
-"""Averages of groups: each member makes its share, and the mean is there once the last share is made."""
+"""Averages of groups, as the head sees them: what is ordered, where it is made, and when it takes effect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
-from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.groups import Kept
-from paceline.fabric.unix import Channel, End
-from paceline.host import messages
+from paceline.host.averaging import Averaging, Group, Part
 from paceline.host.contract import News
 from paceline.host.fetch import Fetcher
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
 from paceline.host.plan import Plan
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
@@ -28,37 +24,67 @@ def mean_of(group: int) -> Owner:
     return "mean of group", group
 
 
+class Makers(Protocol):
+    """The hosts that make averages: see `host.averaging`."""
+
+    def begin(self, group: Group) -> set[str]:
+        """Have the group average. Return the hosts that do: `Averages.made` or `Averages.given_up` tells of each."""
+
+    def drop(self, number: int) -> None:
+        """Have these hosts give the group's average up."""
+
+    def end(self, number: int) -> None:
+        """All know how that group has ended."""
+
+
+class MadeHere:
+    """Keeps `Makers`: this host makes all of every average."""
+
+    def __init__(self, name: str, averaging: Averaging) -> None:
+        self._name = name
+        self._averaging = averaging
+
+    def begin(self, group: Group) -> set[str]:
+        """See `Makers`."""
+        self._averaging.begin(group)
+        return {self._name}
+
+    def drop(self, number: int) -> None:
+        """See `Makers`."""
+        self._averaging.drop(number)
+
+    def end(self, number: int) -> None:
+        """See `Makers`."""
+        self._averaging.end(number)
+
+
 @dataclass(slots=True)
 class _Average:
     """A group at work."""
 
     order: Reduce
-    awaited: set[int] = field(default_factory=set)
-    """Members whose share is not made yet."""
+    awaited: set[str] = field(default_factory=set)
+    """Hosts that have neither its mean nor given it up."""
     began: float = 0.0
+    begun: bool = False
+    """Whether hosts were told."""
     moving: bool = False
-    """Whether its bytes are on their way."""
+    """Whether its bytes are on their way, by a model of links."""
     made: bool = False
-    """Whether all shares are made and no bytes are on their way: it takes effect when the machine is told."""
+    """Whether the mean is there and no bytes are on their way: it takes effect when the machine is told."""
     failed: bool = False
-    """A replay or simulation said so while its shares were made: its place is kept until the last of them."""
+    """A replay or simulation said so while it was made: its place is kept until nothing is written there."""
+    lost: bool = False
+    """Whether a member has died, so that it can only fail."""
     void: bool = False
     """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
-
-
-@dataclass(slots=True)
-class _Averager:
-    """A worker's thread that makes its shares."""
-
-    channel: Channel
-    outbox: Outbox
 
 
 class Averages:
     """Carries out `Reduce`.
 
-    A mean is made in a free place, which is every member's replica once the last of them has made its share. So a
-    member that dies leaves nothing half-averaged, and a worker computes on while its replica is averaged.
+    A mean is made in a free place, which is every member's replica once all hosts have it. So a member that dies leaves
+    nothing half-averaged, and a worker computes on while its replica is averaged.
     """
 
     def __init__(
@@ -67,36 +93,34 @@ class Averages:
         plan: Plan,
         fetcher: Fetcher,
         seats: Mapping[int, Seat],
-        loop: Loop,
+        makers: Makers,
         news: News,
         now: Callable[[], float],
-        give_up: Callable[[int, str], None],
+        host_of: Callable[[int], str],
         *,
         deaths_are_told: bool,
     ) -> None:
-        """`now()` is seconds since the run's start. `give_up(worker, why)` ends a worker that can't go on.
+        """`now()` is seconds since the run's start. `host_of(worker)`: its host. Those of one host are summed first.
 
         `deaths_are_told`: whether a replay or simulation dictates which groups fail. Otherwise a member's death fails
-        its group. Replicas outlive their workers, so the others can make its share.
+        its group. Replicas outlive their workers there, so the others can make its share.
         """
         self.steps: Steps
         """Set by the host: steps and averages need each other."""
         self.made = 0
         """Averages of replicas that have taken effect."""
+        self.makers = makers
         self._shelf = shelf
         self._plan = plan
         self._fetcher = fetcher
         self._seats = seats
-        self._loop = loop
         self._news = news
         self._now = now
-        self._give_up = give_up
+        self._host_of = host_of
         self._deaths_are_told = deaths_are_told
-        self._averagers: dict[int, _Averager] = {}
         self._averages: dict[int, _Average] = {}
         self._waiting: dict[int, set[int]] = {}
         """By group whose mean gradient is made: the members that are still to be told to step with it."""
-        self._kept = Kept()
 
     @property
     def averaging(self) -> bool:
@@ -108,39 +132,45 @@ class Averages:
         """Whether no share is still to be made."""
         return not any(one.awaited for one in self._averages.values())
 
-    def connect(self, worker: int) -> End:
-        """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
-        channel, theirs = self._loop.connect(messages.FromAverager, f"worker {worker}'s averager")
-        self._loop.watch(channel, lambda: self._hear(worker, channel))
-        outbox = Outbox(channel, self._loop, lambda: self._give_up(worker, "its averager does not read"))
-        self._averagers[worker] = _Averager(channel, outbox)
-        return theirs
-
     def carry_out(self, order: Reduce) -> None:
         """Let the group average, once its members' replicas have made the steps that were ordered."""
         if order.what == "gradients":
-            sources = [self._shelf.place(Update(worker, step)) for worker, step, _ in order.contributions]
-            weights = [weight for _, _, weight in order.contributions]
+            sources = {worker: self._shelf.place(Update(worker, step)) for worker, step, _ in order.contributions}
+            weights = {worker: weight for worker, _, weight in order.contributions}
         else:
-            sources, weights = [self._shelf.place(self.steps.replica(worker)) for worker in order.members], None
+            sources = {worker: self._shelf.place(self.steps.replica(worker)) for worker in order.members}
+            weights = {}
         average = self._averages[order.group] = _Average(order)
         target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
         assert target is not None  # `plan.REPLICAS` counts this one
+        group = Group(order.group, target, self._parts(sources, weights))
 
         def go() -> None:
             if average.failed:
                 return
-            here = [w for w in order.members if self._seats[w].here and w in self._averagers]
+            here = [worker for worker in order.members if self._seats[worker].here]
             if not here or (len(here) < len(order.members) and not self._deaths_are_told):
                 self._fail(average)
                 return
-            average.awaited, average.moving = set(here), True
+            average.moving = average.begun = True
+            average.awaited = self.makers.begin(group)
             average.began = self._fetcher.gather(order.group, order.members, partial(self._moved, average))
-            for unused in self._kept.use(order.members):
-                self._tell(unused, messages.Evict(list(unused)))
-            self._tell(tuple(here), messages.Average(order.group, here, sources, target, weights))
 
         self.steps.after(order.members, go)
+
+    def has_made(self, number: int, host: str) -> bool:
+        """All of that group's mean is at that host, or has been given up there. Return whether that was awaited."""
+        average = self._averages.get(number)
+        if average is None or host not in average.awaited:
+            return False
+        average.awaited.discard(host)
+        self._end(average)
+        return True
+
+    def host_lost(self, host: str) -> None:
+        """That host takes no part any more: nothing is awaited of it."""
+        for number in list(self._averages):
+            self.has_made(number, host)
 
     def finished(self, group: int) -> None:
         """The machine is told that the group has averaged: its mean takes effect now."""
@@ -148,6 +178,7 @@ class Averages:
         if average is None or not average.made:  # a run that stops awaits no averages: it tells again
             return
         del self._averages[group]
+        self.makers.end(group)
         order = average.order
         if order.what == "parameters":
             self.made += 1
@@ -187,39 +218,28 @@ class Averages:
             self.needs_no_mean(worker, group)
 
     def gone(self, worker: int) -> None:
-        """The worker's process has ended: groups go on without it, or fail."""
-        averager = self._averagers.pop(worker, None)
-        if averager is not None:
-            averager.outbox.forget()
-            if self._loop.watches(averager.channel):
-                self._loop.unwatch(averager.channel)
-            averager.channel.close()
+        """The worker's process has ended: its groups fail, unless somebody else says so."""
         for average in list(self._averages.values()):
-            if worker in average.awaited:
-                average.awaited.discard(worker)
-                self._end(average)
+            if worker not in average.order.members or self._deaths_are_told or average.lost:
+                continue
+            average.lost = True
+            if average.awaited:
+                self.makers.drop(average.order.group)
 
-    def _hear(self, worker: int, channel: Channel) -> None:
-        """The worker has made its share of an average, or has left."""
-        try:
-            message, _ = channel.receive()
-        except PeerLost:
-            self._loop.unwatch(channel)
-            return
-        except MessageUnreadable as error:
-            self._loop.unwatch(channel)
-            self._give_up(worker, f"its averager sent a message that can't be read ({error})")
-            return
-        average = self._averages.get(message.group)
-        if average is not None and worker in average.awaited:  # otherwise the share was not asked for
-            average.awaited.discard(worker)
-            self._end(average)
-
-    def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
-        """Those of these workers that are here."""
-        for worker in workers:
-            if worker in self._averagers:
-                self._averagers[worker].outbox.send(message)
+    def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[Part, ...]:
+        """What is averaged, by host."""
+        hosts: dict[str, list[int]] = {}
+        for worker in sources:
+            hosts.setdefault(self._host_of(worker), []).append(worker)
+        return tuple(
+            Part(
+                host,
+                tuple(there),
+                tuple(sources[worker] for worker in there),
+                tuple(weights[worker] for worker in there) if weights else None,
+            )
+            for host, there in hosts.items()
+        )
 
     def _moved(self, average: _Average, at: float) -> Fact | None:
         """Its bytes have moved."""
@@ -238,9 +258,9 @@ class Averages:
             return None
         if average.failed:
             del self._averages[order.group]
-            self._shelf.release(mean_of(order.group))
+            self._ends(average)
             return None
-        if average.made:
+        if average.made or not average.begun:
             return None
         if not self._deaths_are_told and not all(self._seats[worker].here for worker in order.members):
             self._fail(average)
@@ -252,8 +272,12 @@ class Averages:
     def _fail(self, average: _Average) -> None:
         order = average.order
         del self._averages[order.group]
-        self._shelf.release(mean_of(order.group))
-        self._kept.failed(order.members)
-        self._tell(order.members, messages.Evict(list(order.members)))
+        self._ends(average)
         lost = tuple(worker for worker in order.members if not self._seats[worker].here)
         self._news.happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))
+
+    def _ends(self, average: _Average) -> None:
+        """Its mean is of no use."""
+        if average.begun:
+            self.makers.end(average.order.group)
+        self._shelf.release(mean_of(average.order.group))

@@ -50,10 +50,12 @@ class GoesOn(msgspec.Struct, frozen=True, array_like=True):
     """What a worker goes on with, in a run that goes on from a snapshot."""
 
     epoch: int
-    buffers: Attached
-    """The part of its first update's place that has its buffers."""
+    buffers: Attached | None
+    """The part of its first update's place that has its buffers. None: they are a part of its replica."""
     kept: Attached | None
     """What its script kept, or another worker's, if any did."""
+    place: int | None = None
+    """Of its replica, if it owns one. See `Lend`."""
 
 
 class Folder(msgspec.Struct, frozen=True, array_like=True):
@@ -282,6 +284,83 @@ class Adopted(Message):
     worker: int
     state: Attached | None = None
     """The optimizer's state that goes with it, for a host with a shard."""
+    place: int | None = None
+    """Where it lies at the head, if each worker owns a replica. See `Lend`."""
+
+
+class Lend(Message):
+    """What lies in this place, as the head numbers places, has that name. Other hosts fetch it, until `TakeBack`.
+
+    Where each worker owns a replica, the head says what lies where on all hosts, as if they had one region. A host has
+    places of its own for those that it was told of, until `Emptied`.
+    """
+
+    item: Fields
+    place: int
+
+
+class TakeBack(Message):
+    """No host fetches that any more."""
+
+    item: Fields
+
+
+class Borrow(Message):
+    """Bring that from this host, into that place. It is answered by `Borrowed`."""
+
+    number: int
+    """What the request is known by."""
+    item: Fields
+    place: int
+    host: str
+
+
+class Emptied(Message):
+    """Nothing lies in that place any more."""
+
+    place: int
+
+
+class PartOf(msgspec.Struct, frozen=True, array_like=True):
+    """See `averaging.Part`."""
+
+    host: str
+    members: tuple[int, ...]
+    sources: tuple[int, ...]
+    weights: tuple[float, ...] | None
+
+
+class Average(Message):
+    """Make this host's part of that group's average. It is answered by `Averaged`. See `averaging.Group`."""
+
+    group: int
+    target: int
+    parts: tuple[PartOf, ...]
+
+
+class DropAverage(Message):
+    """The group fails. It is answered by `GivenUp`, unless the host has said `Averaged`."""
+
+    group: int
+
+
+class EndAverage(Message):
+    """All know how the group has ended."""
+
+    group: int
+
+
+class Meet(Message):
+    """That host has come, and is about to dial this one for data."""
+
+    neighbour: Neighbour
+
+
+class MissHost(Message):
+    """That host takes no part any more: nothing comes from it."""
+
+    host: str
+    why: str
 
 
 class StartWorker(Message):
@@ -297,6 +376,8 @@ class Admit(Message):
     epoch: int
     at: float
     """See `contract.Host`."""
+    place: int | None = None
+    """Of what the worker shows, if each owns a replica. See `Lend`."""
 
 
 class Join(Message):
@@ -342,6 +423,8 @@ OfRange = Expect | Bring | Drop | MakeRange | Free | SendShare | TakeRange
 """What a host with a shard is ordered, in the order in which it has to do it."""
 OfSums = SumUp | DropSum
 """What a host is ordered that adds up its workers' updates."""
+OfReplicas = Lend | TakeBack | Borrow | Emptied | Average | DropAverage | EndAverage
+"""What a host is ordered whose workers own replicas."""
 
 FromHead = (
     Introduce
@@ -353,6 +436,9 @@ FromHead = (
     | CarryOut
     | OfRange
     | OfSums
+    | OfReplicas
+    | Meet
+    | MissHost
     | Shards
     | Made
     | Let
@@ -477,7 +563,7 @@ class Fetched(Message):
     """This host has fetched an item. The fields are those of `records.times.Fetch`."""
 
     source: str
-    kind: Annotated[str, msgspec.Meta(pattern="^(version|update|sum|other)$")]
+    kind: Annotated[str, msgspec.Meta(pattern="^(version|update|sum|partial|mean|replica|other)$")]
     worker: int | None
     number: Count | None
     bytes: Count
@@ -552,6 +638,24 @@ class SumsLost(Message):
     why: str
 
 
+class Borrowed(Message):
+    """What the host was told to bring is there."""
+
+    number: int
+
+
+class Averaged(Message):
+    """All of that group's mean is there."""
+
+    group: Count
+
+
+class GivenUp(Message):
+    """Nothing is written there any more for that group, which fails."""
+
+    group: Count
+
+
 class Reaches(Message):
     """Whether data moves between this host and that one."""
 
@@ -568,11 +672,14 @@ OfShard = Stored | RangeMade | Share | RangeTaken | ShardLost
 """What a host with a shard says of that."""
 SaidOfSums = NotFinite | SumsLost
 """What a host says that adds up its workers' updates."""
+SaidOfReplicas = Borrowed | Averaged | GivenUp
+"""What a host says whose workers own replicas."""
 
 ToHead = (
     OfWorker
     | OfShard
     | SaidOfSums
+    | SaidOfReplicas
     | SendPart
     | Here
     | StandsIn

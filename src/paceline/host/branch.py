@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Protocol, cast
 
-from paceline.core.items import Beginning, Blob, Buffers, Item, Sum, Update, Version
+from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
@@ -34,6 +34,7 @@ from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
 from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, look_of, step_of
+from paceline.host.replicas_here import ReplicasHere, ReplicasNews
 from paceline.host.seat import Seat, Seats, idle_cores
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.stand_in import StandIn
@@ -57,7 +58,7 @@ def _written_by(worker: int) -> Owner:
     return "written by", worker
 
 
-class BranchNews(WorkersNews, SumsNews, Protocol):
+class BranchNews(WorkersNews, SumsNews, ReplicasNews, Protocol):
     """What is told of a host that is not the head, each thing once."""
 
     def stored(self, item: Update | Sum) -> None:
@@ -161,6 +162,12 @@ class Branch:
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
+        self._replicas: ReplicasHere | None = None
+        """What sees to replicas, if each worker owns one."""
+        if spec.holder == "replica":
+            self._replicas = ReplicasHere(
+                self.shelf, plan, workers, carrier, news, loop, lambda: cast(messages.Offered, self._offer), name=name
+            )
         self._computing = Computing()
         self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
         fetcher: Fetcher = Wire(
@@ -241,12 +248,17 @@ class Branch:
         assert self.region is not None
         items = self._comes_to(FIXED, self._plan.fixed(self._offer))
         begins_here = bool(workers) or self._stand_in is not None
+        if self._replicas is not None and any(goes_on is not None for goes_on in workers.values()):
+            begins_here = False  # each has a replica of its own
         if begins_here:  # else one comes while others train, and fetches the newest
             self.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
         kept: dict[int, int] = {}
         for worker, goes_on in workers.items():
-            if goes_on is not None:
+            if goes_on is not None and goes_on.place is not None:
+                assert self._replicas is not None
+                items.append(self._replicas.goes_on(worker, goes_on.place, self._head))
+            if goes_on is not None and goes_on.buffers is not None:
                 items += self._comes_to(Blob(goes_on.buffers.name), self._plan.buffers(worker, self._offer))
             if goes_on is not None and goes_on.kept is not None:
                 kept[worker] = self._file_for(goes_on.kept)
@@ -268,6 +280,9 @@ class Branch:
             if self._ranges is not None:
                 self._whole.add(Version(version))
                 self._ranges.begins(version, state_file)
+            if self._replicas is not None and begins_here:
+                self._replicas.begins_with(Version(version))
+                self.shelf.release(BEGINNING)
             self._has(state, state_file)
             for worker, goes_on in workers.items():
                 self._train(worker, goes_on, kept.get(worker))
@@ -329,6 +344,17 @@ class Branch:
             case between.DropSum(number=number):
                 self._arithmetic.summer.drop(Sum(number))
 
+    def about_replicas(self, order: between.OfReplicas) -> None:
+        """Carry out an order about replicas, of workers here or elsewhere."""
+        if not self._waits(partial(self.about_replicas, order)):
+            assert self._replicas is not None
+            self._replicas.carry_out(order)
+
+    def miss(self, host: str, why: str) -> None:
+        """That host takes no part any more. What was to come from there does not."""
+        if not self._waits(partial(self.miss, host, why)) and self._carrier.has_met(host):
+            self._carrier.ended(host, why)
+
     def made(self, version: int) -> None:
         """The store has made that version, and all before it."""
         if self._waits(partial(self.made, version)):
@@ -368,6 +394,8 @@ class Branch:
         """Tell the worker that, with what comes along."""
         if self._waits(partial(self.say, worker, message, attached)):
             return
+        if self._replicas is not None:
+            message = self._replicas.told(message)
         if isinstance(message, messages.HandOver):  # see `Joins`
             self.releases.after(worker, partial(self._workers.send, worker, message))
             return
@@ -390,29 +418,33 @@ class Branch:
         self._prepared.discard(worker)
         self.pushes.returns(worker)
 
-    def admit(self, worker: int, epoch: int, at: float) -> None:
-        """See `contract.Host`."""
-        if self._waits(partial(self.admit, worker, epoch, at)):
+    def admit(self, worker: int, epoch: int, at: float, place: int | None = None) -> None:
+        """See `contract.Host`. `place`: of the replica that the worker shows, which is here."""
+        if self._waits(partial(self.admit, worker, epoch, at, place)):
             return
         newest = Version(self.versions.newest)
-        self.shelf.claim(step_of(worker), newest)
 
-        def there() -> None:
+        def there(shown: int) -> None:
             assert self.region is not None
             begin = messages.Begin(
                 self._plan.slots,
                 self._plan.areas,
                 self._spec.holder,
                 self._spec.pushes,
-                place=self.shelf.place(newest),
+                place=shown,
                 resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
                 joins=True,
                 at=at,
                 tells=self._tells,
             )
-            self._workers.send(worker, begin, (self.region.descriptor,))
+            self._send_begin(worker, begin, ())
 
-        self._bring(worker, newest, there)
+        if place is not None:
+            assert self._replicas is not None
+            there(self._plan.area(self._replicas.local(place)))
+            return
+        self.shelf.claim(step_of(worker), newest)
+        self._bring(worker, newest, lambda: there(self.shelf.place(newest)))
 
     def join(self, worker: int) -> None:
         """The worker takes part from now on."""
@@ -428,18 +460,22 @@ class Branch:
         assert place is not None  # only the first version is here
         self._workers.send(worker, messages.AdoptInto(place))
 
-    def adopted(self, worker: int, state: Attached | None = None) -> None:
+    def adopted(self, worker: int, state: Attached | None = None, place: int | None = None) -> None:
         """The first version is what that worker has written. Fetch it. What else comes until then waits.
 
-        `state`: that of the optimizer, which goes with it.
+        `state`: that of the optimizer, which goes with it. `place`: where it lies at the head, if replicas begin as it.
         """
-        if self.region is None or self._waits(partial(self.adopted, worker, state)):  # without, no worker trains here
+        again = partial(self.adopted, worker, state, place)
+        if self.region is None or self._waits(again):  # without, no worker trains here
             return
         assert self._offer is not None
         state_file = None if state is None else self._file_for(state)
 
         def there() -> None:
-            self.shelf.replace(Version(0), Beginning(worker))
+            if self._replicas is not None and place is not None:
+                self._replicas.adopted(place, Beginning(worker))
+            else:
+                self.shelf.replace(Version(0), Beginning(worker))
             if self._ranges is not None:
                 self._ranges.adopted(state_file)
             self._has(state, state_file)
@@ -533,6 +569,10 @@ class Branch:
             host = self._hosts[item.worker] if isinstance(item, Update) else self._ranges.source_of(item)
             own, end = pieces(self._offer.cuts, [self._ranges.shard._replace(host=host)]), self._offer.cuts[-1]
             return [*own, (host, end, end + self._offer.flags_bytes)]
+        if self._replicas is not None and isinstance(item, Partial | Mean | Replica):
+            return self._replicas.ranges(item)
+        if self._replicas is not None and isinstance(item, Beginning):  # with flags and buffers
+            return [(self._head, 0, self._offer.push_bytes)]
         if isinstance(item, Version) and self._later is None:
             shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
             return pieces(self._offer.cuts, [one for one in shards if one.host != self._name])
@@ -546,6 +586,8 @@ class Branch:
             assert self._ranges is not None
             assert self._offer is not None
             return self._bytes(self._plan.bytes_of(self._ranges.place_of(item), self._offer))
+        if isinstance(item, Partial | Mean | Replica):
+            return self.view(item)
         assert isinstance(item, Version | Beginning)
         if not self.shelf.has(item):  # else a range of it is made here
             owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
@@ -589,6 +631,8 @@ class Branch:
             return "here" if self.shelf.has(item) else "gone"
         if isinstance(item, Sum):
             return self._arithmetic.summer.look(item, begin, end)
+        if isinstance(item, Partial | Mean | Replica):
+            return "gone" if self._replicas is None else self._replicas.look(item)
         if isinstance(item, Update) and item.worker in self._seats:  # else a range of it that was made here moves
             return self._computing.look(item, begin, end, laid=self.shelf.has(item))
         if isinstance(item, Buffers):
@@ -605,6 +649,9 @@ class Branch:
             return self._bytes(self._plan.adopted(self._offer))
         if isinstance(item, Buffers):
             return self.view(Update(item.worker, item.step)).part(*self._offer.buffers_at)
+        if isinstance(item, Partial | Mean | Replica):
+            assert self._replicas is not None
+            return self._bytes(self._plan.bytes_of(self._replicas.place(item), self._offer))
         return self._bytes(self._plan.bytes_of(self.shelf.place(item), self._offer))
 
     def claim(self, item: Item, owner: Owner) -> None:
@@ -728,8 +775,11 @@ class Branch:
             begin.tells = self._tells
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
+                if goes_on.place is not None:
+                    assert self._replicas is not None
+                    begin.place = area = self._plan.area(self._replicas.local(goes_on.place))
                 begin.resumed = messages.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
-            self._workers.send(worker, begin, (self.region.descriptor, *files))
+            self._send_begin(worker, begin, files)
         for file in files:
             os.close(file)
         if goes_on is not None:
@@ -770,6 +820,14 @@ class Branch:
         for descriptor in descriptors:
             os.close(descriptor)
 
+    def _send_begin(self, worker: int, begin: messages.Begin, files: tuple[int, ...]) -> None:
+        assert self.region is not None
+        ends = [] if self._replicas is None else [self._replicas.averaging.connect(worker)]
+        descriptors = (self.region.descriptor, *(end.fileno() for end in ends), *files)
+        self._workers.send(worker, begin, descriptors)
+        for end in ends:
+            end.close()
+
     def _attach(self, worker: int, span: Span) -> Attached:
         """Have these bytes come along with what the worker has said."""
         name = f"attached by worker {worker}: {next(self._numbers)}"
@@ -779,4 +837,6 @@ class Branch:
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False
         self._prepared.discard(worker)
+        if self._replicas is not None:
+            self._replicas.averaging.gone(worker)
         self._news.gone(worker, status)

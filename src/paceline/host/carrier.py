@@ -134,6 +134,10 @@ class Carrier:
         pipe = self._pipes[Peer(host, incarnation)] = self._pipe(Peer(host, incarnation), self)
         return pipe
 
+    def has_met(self, host: str) -> bool:
+        """Whether that host takes part, or did."""
+        return host in self._incarnations
+
     def reaches(self, host: str) -> bool:
         """Whether there is a connection with that host now."""
         return self._pipes[Peer(host, self._incarnations[host])].connected

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from paceline.core.items import Version
+from paceline.core.items import Replica, Version
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
@@ -12,11 +12,17 @@ from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps
 
+Brings = Callable[[Mapping[int, Replica], Callable[[], None], Callable[[int], None]], None]
+"""Brings all of these replicas here, by worker, and calls back; or else with a worker whose replica can't come."""
+
 
 class Copies:
-    """Has means of replicas recorded. No byte is copied: a replica that is kept is not stepped in place."""
+    """Has means of replicas recorded. On one host no byte is copied: a replica that is kept is not stepped in place."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, steps: Steps, news: News) -> None:
+    def __init__(
+        self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, steps: Steps, news: News, brings: Brings
+    ) -> None:
+        self._brings = brings
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
@@ -29,15 +35,18 @@ class Copies:
         The arithmetic process is told so when the steps ordered so far are made. If one never will be, there is no such
         mean: what the step has left behind is no replica.
         """
-        replicas = [self._steps.replica(worker) for worker in workers]
-        places = [self._shelf.place(replica) for replica in replicas]
-        self._shelf.claim(("cut for version", version), *replicas)
+        replicas = {worker: self._steps.replica(worker) for worker in workers}
+        places = [self._shelf.place(replica) for replica in replicas.values()]
+        self._shelf.claim(("cut for version", version), *replicas.values())
         target = self._shelf.put(Version(version), ("mean for version", version), self._plan.shared)
         assert target is not None  # `plan.REPLICAS` counts this one
 
         def made() -> None:
+            self._brings(replicas, write, lambda lost: void([lost]))
+
+        def write() -> None:
             order = messages.RecordMean(version, places, target, file, buffers)
-            self._arithmetic.write(order, *replicas, Version(version))
+            self._arithmetic.write(order, *replicas.values(), Version(version))
             let_go()
 
         def void(lost: list[int]) -> None:

@@ -31,10 +31,11 @@ from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.attached import recorded_file
-from paceline.host.averages import Averages
+from paceline.host.averages import Averages, MadeHere
+from paceline.host.averaging import Averaging
 from paceline.host.commits import HERE, NEWEST, Commits
 from paceline.host.contract import News, Progress, Resumption, Updates
-from paceline.host.copies import Copies
+from paceline.host.copies import Brings, Copies
 from paceline.host.evaluator import Evaluator
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.joins import Joins
@@ -92,6 +93,7 @@ class LocalHost:
         traffic: HostTraffic | None = None,
         evaluator: Evaluator | None,
         now: Callable[[], float],
+        host_of: Callable[[int], str] = lambda worker: "",
         leaves_undone: Callable[[int, int], bool],
         deaths_are_told: bool,
     ) -> None:
@@ -99,7 +101,8 @@ class LocalHost:
         `carrier` fetches their updates. `shards_on`: the hosts that make versions, where this one, called `name`, does
         not make them alone. `threads` are those of each worker. `network` paces pushes and pulls, `groups`
         averages, and `traffic` what moves between hosts. `evaluator` is forked besides the arithmetic process, if it is
-        given. `now()` is seconds since the run's start. See `Commits`, `Steps` and `Averages` for the others.
+        given. `now()` is seconds since the run's start. `host_of(worker)`: its host, if averages go by that. See
+        `Commits`, `Steps` and `Averages` for the others.
         """
         self.plan = plan
         self.shelf = Shelf()
@@ -144,6 +147,8 @@ class LocalHost:
         """Tells a worker of another host something, with the descriptor of a file that comes along, if one does."""
         self.never_comes: Callable[[int, str], None] = lambda worker, why: None
         """Told that an update of a worker of another host will not come, and why."""
+        self.brings: Brings = lambda replicas, then, lost: then()
+        """Brings replicas of workers of other hosts here."""
         self.lets: Callable[[int, int], None] = lambda worker, version: None
         """Lets a worker of another host have a version that a link has brought there."""
         self._offers: dict[int, messages.Offered] = {}
@@ -197,10 +202,22 @@ class LocalHost:
             from paceline.host.linked import Linked  # which a run on one host does without
 
             self._fetcher = self._linked = Linked(traffic, self._fetcher, news, now, self._moment)
-        self.averages = Averages(
-            self.shelf, plan, self._fetcher, seats, loop, news, now, workers.give_up, deaths_are_told=deaths_are_told
+        self.averaging = Averaging(
+            self.shelf,
+            plan,
+            loop,
+            carrier,
+            self,
+            workers.give_up,
+            lambda: self.offer,
+            name=name,
+            deaths_are_told=deaths_are_told,
         )
-        self.steps = Steps(self.shelf, plan, seats, workers.send, self.averages.needs_no_mean, leaves_undone)
+        makers = MadeHere(name, self.averaging)
+        self.averages = Averages(
+            self.shelf, plan, self._fetcher, seats, makers, news, now, host_of, deaths_are_told=deaths_are_told
+        )
+        self.steps = Steps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
         self.pushes = Pushes(self.shelf, plan, self._fetcher, seats)
         self._computing: Computing | None = None
@@ -230,15 +247,18 @@ class LocalHost:
         if self.sums is not None:
             self.pushes.dropping = self.sums.dropped
         self.shares = Shares(self.arithmetic, self.others)
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news)
+        brings: Brings = lambda replicas, then, lost: self.brings(replicas, then, lost)  # noqa: E731
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news, brings)
         self._recorder = copies if spec.versions == "means" else self.commits
-        self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news)
+        self.snapshots = Snapshots(
+            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, brings
+        )
         lets = None if traffic is None else self._lets
         self.pulls = Pulls(
             self.shelf, self.commits, self._fetcher, seats, lets, early=carrier is not None and traffic is None
         )
         self.releases = Releases(
-            self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, workers.send, now
+            self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, self._tell, now
         )
         self.joins = Joins(
             self.shelf,
@@ -316,7 +336,7 @@ class LocalHost:
             self._seats[worker].trains = self._seats[worker].trained = True
             if self._seats[worker].elsewhere:
                 continue
-            ends: list[Any] = [self.averages.connect(worker)] if owns_replica else []
+            ends: list[Any] = [self.averaging.connect(worker)] if owns_replica else []
             if resumes:
                 message.resumed, area, kept = self.snapshots.begins(worker)
                 message.place = area if owns_replica else 0
@@ -347,7 +367,7 @@ class LocalHost:
         place = self.joins.shows(worker)
         if self._seats[worker].elsewhere:  # its own host lets it in
             return
-        ends = [self.averages.connect(worker)] if self._spec.holder == "replica" else []
+        ends = [self.averaging.connect(worker)] if self._spec.holder == "replica" else []
         begin = messages.Begin(
             self.plan.slots,
             self.plan.areas,
@@ -473,6 +493,7 @@ class LocalHost:
         if self._forker == worker and self.arithmetic.process is None:
             self.arithmetic.abandon()
         self.pushes.gone(worker)
+        self.averaging.gone(worker)
         self.averages.gone(worker)
         self.steps.gone(worker)
         self.releases.gone(worker)
@@ -483,6 +504,16 @@ class LocalHost:
     def close(self) -> None:
         """See `contract.Host`."""
         self.arithmetic.close()
+
+    # --- averages: see `AveragingNews` ---------------------------------------------------------------
+
+    def averaged(self, group: int) -> None:
+        """See `AveragingNews`."""
+        self.averages.has_made(group, self.name)
+
+    def given_up(self, group: int) -> None:
+        """See `AveragingNews`."""
+        self.averages.has_made(group, self.name)
 
     # --- workers of other hosts ---------------------------------------------------------------------
 
@@ -505,39 +536,60 @@ class LocalHost:
         """Whether the worker's script has come to `prepare`, and its process is there."""
         return worker in self._offers and self._seats[worker].here
 
+    @property
+    def owns_replicas(self) -> bool:
+        """Whether each worker owns a replica."""
+        return self._spec.holder == "replica"
+
+    def has_finished(self, worker: int) -> bool:
+        """Whether the worker has left after it had trained, and has not died: its replica counts."""
+        seat = self._seats[worker]
+        return seat.trained and not seat.trains and not seat.died
+
+    def bytes_of(self, place: int) -> Span:
+        """The bytes of that place."""
+        return self._bytes(self.plan.bytes_of(place, self.offer))
+
     def expects(self, workers: Sequence[int]) -> None:
         """These workers of another host are about to begin, while others train."""
         self._seats.update((worker, Seat(worker, elsewhere=True)) for worker in workers)
 
-    def lends_beginning(self, host: str) -> None:
-        """That host fetches what training begins with. Keep it until then, even if a script changes it for all."""
+    def lends_beginning(self, host: str, workers: Sequence[int] = ()) -> None:
+        """That host fetches what training begins with. Keep it until then, even if a script changes it for all.
+
+        In a resumed run each of these workers begins with a replica of its own, if any has one.
+        """
         self._lent.add(host)
-        self.shelf.claim(("lent", host), Version(self.newest))
+        owns = self.snapshots.resumption is not None and self._spec.holder == "replica"
+        items = [self.steps.replica(worker) for worker in workers] if owns else [Version(self.newest)]
+        self.shelf.claim(("lent", host), *items)
 
     def begun(self, host: str) -> None:
         """That host has what training begins with."""
         self._lent.discard(host)
         self.shelf.release(("lent", host))
 
-    def goes_on(self, worker: int) -> tuple[int, Span, BinaryIO | None] | None:
+    def goes_on(self, worker: int) -> tuple[int, int | Span, BinaryIO | None] | None:
         """What that worker goes on with: its epoch, its buffers, and the open file of what its script kept, if any.
 
-        None: the run begins.
+        A worker that owns a replica has its buffers there: then it is the place of that. None: the run begins.
         """
         if self.snapshots.resumption is None:
             return None
         resumed, _, kept = self.snapshots.begins(worker)
-        return resumed.epoch, self._bytes(self.plan.buffers(worker, self._offer)), kept
+        if self.steps.owned_by(worker):
+            return resumed.epoch, self.shelf.place(self.steps.replica(worker)), kept
+        return resumed.epoch, self._bytes(self.plan.buffers(worker, self.offer)), kept
 
     def view(self, item: Item) -> Span:
         """The bytes of what never moves, or of an item that has a place here. Raises NotHere."""
         if item == FIXED:
-            return self._bytes(self.plan.fixed(self._offer))
+            return self._bytes(self.plan.fixed(self.offer))
         if item == ADOPTED:
-            return self._bytes(self.plan.adopted(self._offer))
+            return self._bytes(self.plan.adopted(self.offer))
         if isinstance(item, Buffers):
-            return self.view(Update(item.worker, item.step)).part(*self._offer.buffers_at)
-        return self._bytes(self.plan.bytes_of(self.shelf.place(self.meant(item)), self._offer))
+            return self.view(Update(item.worker, item.step)).part(*self.offer.buffers_at)
+        return self._bytes(self.plan.bytes_of(self.shelf.place(self.meant(item)), self.offer))
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """Where an item is that another host asks for: a version, an update for its range, or what never moves."""
@@ -583,7 +635,7 @@ class LocalHost:
             case Update(worker=worker):
                 return self._seats[worker].elsewhere
             case Buffers(worker=worker):
-                return self._seats[worker].elsewhere and self._offer.buffers_bytes > 0
+                return self._seats[worker].elsewhere and self.offer.buffers_bytes > 0
             case Sum():
                 assert self.together is not None
                 return self.together.host_of(item) != self.name
@@ -592,7 +644,7 @@ class LocalHost:
     @property
     def cuts(self) -> Sequence[int]:
         """Where versions may be cut. See `messages.Offered`."""
-        return self._offer.cuts
+        return self.offer.cuts
 
     def is_whole(self, version: Version) -> None:
         """All ranges of that version are here."""
@@ -618,7 +670,7 @@ class LocalHost:
 
     def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
         """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
-        (begin, end), (buffers, whole) = self._own_range(self._offer), self._offer.buffers_at
+        (begin, end), (buffers, whole) = self._own_range(self.offer), self.offer.buffers_at
         own = [(first, last) for _, first, last in pieces(self.cuts, [Shard(self.name, begin, end)])]
         return [*own, (self.cuts[-1], whole if isinstance(item, Update) else buffers)]
 
@@ -666,7 +718,7 @@ class LocalHost:
         self.shards = shards if any(one.host != self.name for one in shards) else []
 
     @property
-    def _offer(self) -> messages.Offered:
+    def offer(self) -> messages.Offered:
         return next(iter(self._offers.values()))
 
     # --- what workers say ---------------------------------------------------------------------------

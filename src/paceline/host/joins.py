@@ -12,6 +12,7 @@ from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
+from paceline.host.attached import recorded_file
 from paceline.host.commits import Commits
 from paceline.host.contract import News
 from paceline.host.fetch import Fetcher
@@ -20,6 +21,10 @@ from paceline.host.releases import Releases, step_of
 from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps, shown
+
+Carries = Callable[[Replica, int | None, int, Callable[[], None]], None]
+"""Brings that replica from its worker's host, or from this one, to the host of that other worker. Then it calls back,
+unless one of these hosts is lost before."""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,8 @@ class Joins:
         send: Callable[..., None],
     ) -> None:
         """`send(worker, message, descriptors)` tells a worker."""
+        self.carries: Carries = lambda replica, source, worker, then: then()
+        """Brings a replica to the host of the worker that joins."""
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
@@ -78,8 +85,9 @@ class Joins:
         self._numbers = count()
         self._joinings: dict[int, int] = {}
         """By worker: the number of its last joining. What was packed for an earlier one is not for it."""
-        self._unwritten: dict[int, tuple[int, messages.TakeUp]] = {}
-        """By worker that begins with a version which is being written: that one, and what the worker is told then."""
+        self._unwritten: dict[int, tuple[int, messages.TakeUp, str]] = {}
+        """By worker that begins with a version which is being written: that one, what the worker is told then, and the
+        version's file."""
 
     def shows(self, worker: int) -> int:
         """Keep something for the worker to show until it takes part. Return its place, as `Holder` numbers places."""
@@ -137,21 +145,21 @@ class Joins:
         if version is None:
             assert self._steps.begun_as is not None  # it is kept until something is recorded
             replica = self._steps.copies(worker, self._steps.begun_as)
-            self._send(worker, messages.TakeUp(self._area(replica)))
+            self.carries(replica, None, worker, lambda: self._send(worker, messages.TakeUp(self._area(replica))))
             return
-        told = messages.TakeUp(self._area(self._steps.room(worker)), file)
+        told = messages.TakeUp(self._area(self._steps.room(worker)), recorded=True)
         if self._arithmetic.writes(version):
-            self._unwritten[worker] = version, told
+            self._unwritten[worker] = version, told, file
         else:
-            self._send(worker, told)
+            self._send_with(worker, told, file)
 
     def written(self, version: int) -> None:
         """That version is on disk."""
         self._steps.forget_beginning()
-        for worker, (awaited, told) in list(self._unwritten.items()):
+        for worker, (awaited, told, file) in list(self._unwritten.items()):
             if awaited == version:
                 del self._unwritten[worker]
-                self._send(worker, told)
+                self._send_with(worker, told, file)
 
     def handed(self, source: int, message: messages.Handed, descriptors: Sequence[int]) -> None:
         """The source has packed what that worker is to get, or can't."""
@@ -220,7 +228,15 @@ class Joins:
             copy.there = True
             return ReplicaCopied(source=source, worker=worker, at=at)
 
-        self._fetcher.fetch(worker, copy.source, copied)
+        def carried() -> None:
+            if self._copies.get(worker) is copy:
+                self._fetcher.fetch(worker, copy.source, copied)
+
+        self.carries(copy.source, source, worker, carried)
+
+    def _send_with(self, worker: int, message: messages.TakeUp, file: str) -> None:
+        with recorded_file(file) as descriptor:
+            self._send(worker, message, (descriptor,))
 
     def _void(self, worker: int) -> None:
         """No copy comes to that worker any more."""

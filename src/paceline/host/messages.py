@@ -53,6 +53,13 @@ class Offered(Message):
     """The names of what `evaluate` returns, if they were wanted and are known."""
     code: dict[str, str]
     """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
+    chunks: list[Count] = []
+    """Where what groups average may be cut, if that is not at `cuts`."""
+
+    @property
+    def averaged_at(self) -> list[int]:
+        """Where what groups average may be cut into slices that several hosts make, in bytes."""
+        return self.chunks or self.cuts
 
     @property
     def buffers_at(self) -> tuple[int, int]:
@@ -359,15 +366,15 @@ class HandOver(Message):
 class TakeUp(Message):
     """You take part from now on. What another worker has handed over comes along, if any has.
 
-    All that the script has changed by now is gone.
+    All that the script has changed by now is gone. With `recorded` a version comes along, which the worker is to put
+    into the area.
     """
 
     descriptors: ClassVar[int] = 1
 
     area: int | None = None
     """Where the replica lies that the worker owns."""
-    file: str | None = None
-    """The recorded version that the worker is to put there; None: it is there."""
+    recorded: bool = False
 
 
 class Compute(Message):
@@ -498,19 +505,19 @@ FromEvaluator = Evaluated | EvaluationFailed
 
 
 class Average(Message):
-    """Do your part of a group's average. See `fabric.groups.GroupAverage.average`."""
+    """Make your share of a sum or an average of these areas. See `training.averages.Averages.share`."""
 
     group: int
     members: list[int]
+    """Those that make shares, in this order."""
     sources: list[int]
     target: int
     weights: list[float] | None
-
-
-class Evict(Message):
-    """Give up what is kept for these members. See `fabric.groups.GroupAverage.evict`."""
-
-    members: list[int]
+    of: int
+    """Of how many members it is the average; 0: it is a sum."""
+    begin: int
+    """The first byte that is averaged."""
+    end: int
 
 
 class Averaged(Message):
@@ -519,7 +526,7 @@ class Averaged(Message):
     group: Count
 
 
-ToAverager = Average | Evict
+ToAverager = Average
 FromAverager = Averaged
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Replica, Sum, Update, Version
+from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.errors import MessageUnreadable
 from paceline.fabric.numbered import Count
 
@@ -17,6 +17,7 @@ _KINDS: dict[str, type[Any]] = {
     "sum": Sum,
     "replica": Replica,
     "mean": Mean,
+    "partial": Partial,
     "beginning": Beginning,
     "blob": Blob,
 }

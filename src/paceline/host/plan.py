@@ -13,9 +13,10 @@ CLAIMS = 3
 BESIDE_READERS = 4
 """Versions besides: the newest one, the one that is being made, those that are being written to disk as a recording and
 for a snapshot."""
-REPLICAS = 7
+REPLICAS = 9
 """Of each worker: its replica, what a step or an average of it is made in, what it computes on, what a mean of
-gradients is made in, two for the present cut, and one that all share: what training began with."""
+gradients is made in, two for the present cut, one that all share: what training began with. On several hosts two more:
+what a host adds up for a group, and what another host has added up. A place that is never needed takes no memory."""
 
 
 @dataclass(frozen=True, slots=True)

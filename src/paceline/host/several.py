@@ -10,7 +10,8 @@ from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
-from paceline.core.items import Beginning, Blob, Buffers, Item, Sum, Update, Version
+from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable
@@ -24,7 +25,9 @@ from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
 from paceline.host.moves import Moves
 from paceline.host.names import summand_of
+from paceline.host.replicas_elsewhere import ReplicasElsewhere
 from paceline.host.shelf import Owner
+from paceline.host.steps import shown
 from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
@@ -128,6 +131,10 @@ class SeveralHosts:
         """Has hosts add up their workers' updates, if a version may be made of sums."""
         if head.together is not None and head.sums is not None:
             self.sums = SumsOfHosts(head.name, head.together, head.sums, head.summer, head.others, self._tell_host)
+        self.replicas: ReplicasElsewhere | None = None
+        """Sees to replicas of other hosts' workers, if each worker owns one."""
+        if head.owns_replicas:
+            self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self._tell_host)
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
@@ -146,6 +153,8 @@ class SeveralHosts:
             raise MessageUnreadable("it makes no versions")
         if isinstance(message, between.SaidOfSums) and (self.sums is None or not self.sums.awaits(name)):
             raise MessageUnreadable("it adds up no updates")
+        if isinstance(message, between.SaidOfReplicas) and self.replicas is None:
+            raise MessageUnreadable("no worker there owns a replica")
         if isinstance(message, between.StandsIn) and self._standing_in.get(name, message) is not None:
             raise MessageUnreadable("nothing was to stand in for a worker there")
         match message:
@@ -217,6 +226,11 @@ class SeveralHosts:
             case between.SumsLost(why=why):
                 assert self.sums is not None
                 self.sums.lost(name, why)
+            case between.Averaged(group=group) | between.GivenUp(group=group):
+                self._head.averages.has_made(group, name)
+            case between.Borrowed(number=number):
+                assert self.replicas is not None
+                self.replicas.brought(number)
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 
@@ -232,6 +246,8 @@ class SeveralHosts:
         self._shard_lost(name, f"it is lost ({why})")
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
+        if self.replicas is not None:
+            self._lose_replicas(other, why)
         self._attached = {item: one for item, one in self._attached.items() if one.host != name}
         self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
         other.away.update(other.workers)
@@ -242,6 +258,14 @@ class SeveralHosts:
                 self._news.gone(worker, signal.SIGKILL)
         if not other.workers:
             self.gathered()
+
+    def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
+        """That host is about to leave in good order. Bring what its workers have come to here, then go on."""
+        other = self._others[host]
+        if self.replicas is None:
+            then()
+        else:
+            self.replicas.keep([worker for worker in other.workers if self._head.has_finished(worker)], then)
 
     def adds(self, other: Other) -> None:
         """That host takes part from now on. Its workers are about to begin."""
@@ -264,6 +288,9 @@ class SeveralHosts:
             return [(host, 0, span.nbytes)]
         if (moving := self._moving(item)) is not None:
             return moving
+        if isinstance(item, Partial | Mean | Replica):
+            assert self.replicas is not None
+            return self.replicas.ranges(item)
         if isinstance(item, Version):
             return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         if isinstance(item, Sum):
@@ -302,10 +329,15 @@ class SeveralHosts:
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
+        if isinstance(item, Partial | Mean | Replica):
+            return "gone" if self.replicas is None else self.replicas.look(item)
         return "here" if item in self._attached else self._head.look(item, begin, end)
 
     def view(self, item: Item) -> Span:
         """See `Items`."""
+        if isinstance(item, Partial | Mean | Replica):
+            assert self.replicas is not None
+            return self._head.bytes_of(self.replicas.place(item))
         return self._attached[item].span if item in self._attached else self._head.view(item)
 
     def claim(self, item: Item, owner: Owner) -> None:
@@ -382,7 +414,7 @@ class SeveralHosts:
                 self.sums.begins(self._head.name, self._head.workers)
         for other in self._others.values():
             if any(worker in other.workers for worker in workers) or (not other.workers and other.name in self._shards):
-                self._head.lends_beginning(other.name)
+                self._head.lends_beginning(other.name, [worker for worker in workers if worker in other.workers])
                 self._begun.add(other.name)
         for other in [one for one in self._others.values() if one.name in self._begun]:
             self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
@@ -393,6 +425,8 @@ class SeveralHosts:
     def carry_out(self, order: Order, at: float) -> None:
         """See `contract.Host`."""
         self._head.carry_out(order, at)
+        if self.replicas is not None:
+            return  # the head's shelf has what lies where on all hosts, and workers are told by `_hands`
         match order:
             case Release() | StartPull():
                 other = self._by_worker.get(order.worker)
@@ -432,6 +466,8 @@ class SeveralHosts:
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
         self._gone.discard(worker)
+        if self.replicas is not None:
+            self.replicas.back(worker)
         if (other := self._by_worker.get(worker)) is not None:
             other.away.discard(worker)
         self._head.returns(worker)
@@ -443,7 +479,10 @@ class SeveralHosts:
             return
         if other.name not in self._begun:
             self._begun.add(other.name)
-            self._train(other, {})
+            self._train(other, {}, late=True)
+        if self.replicas is not None:
+            self._admit(other, worker, epoch, at)
+            return
         other.made(self._head.newest)
         other.tell(between.Admit(worker, epoch, at))
 
@@ -538,7 +577,10 @@ class SeveralHosts:
         """Tell a worker of another host that, with a file if there is one."""
         if worker in self._gone:
             return
-        attached = None if file is None else self._attach(self._by_worker[worker].name, file_bytes(file))
+        host = self._by_worker[worker].name
+        attached = None if file is None else self._attach(host, file_bytes(file))
+        if self.replicas is not None:
+            self.replicas.binds(host, message)
         self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
 
     def _attach(self, host: str, span: Span) -> between.Attached:
@@ -563,6 +605,10 @@ class SeveralHosts:
         if file is not None:
             with file:
                 kept = self._attach(host, file_bytes(file.fileno()))
+        if isinstance(buffers, int):
+            assert self.replicas is not None
+            self.replicas.binds_place(host, buffers)
+            return between.GoesOn(epoch, None, kept, buffers)
         return between.GoesOn(epoch, self._attach(host, buffers), kept)
 
     def _heard(self, worker: int, said: messages.FromWorker, descriptors: list[int]) -> None:
@@ -643,17 +689,27 @@ class SeveralHosts:
             with_it = None
             if state is not None and other.name in self._shards:
                 with_it = self._attach(other.name, file_bytes(state))
-            other.tell(between.Adopted(worker, with_it))
+            place = None
+            if self.replicas is not None:
+                place = self._head.shelf.place(self._head.steps.replica(worker))
+                self.replicas.binds_place(other.name, place)
+            other.tell(between.Adopted(worker, with_it, place))
 
-    def _train(self, other: Other, workers: dict[int, between.GoesOn | None]) -> None:
-        """Have these workers of that host train, and the host make its range of each version, if it is to."""
+    def _train(self, other: Other, workers: dict[int, between.GoesOn | None], *, late: bool = False) -> None:
+        """Have these workers of that host train, and the host make its range of each version, if it is to.
+
+        `late`: others train by now. A host that owns replicas dials them all then.
+        """
         state = None
         if other.name in self._shards:
             assert self._head.state is not None
             state = self._attach(other.name, file_bytes(self._head.state))
         shards = tuple(self._head.shards)
         other.knows = self._head.newest
-        near = self.neighbours(other.name, [*self._begun]) if shards else ()
+        near = self.neighbours(other.name, [*self._begun]) if shards or self.replicas is not None else ()
+        if self.replicas is not None:
+            self.replicas.binds_place(other.name, 0)  # what training begins with
+            near = self._met(near, other.name) if late else near
         sums = self.sums is not None and self.sums.begins(other.name, other.workers)
         other.tell(between.Train(workers, self._head.newest, self._now(), shards, state, near, sums))
 
@@ -704,6 +760,47 @@ class SeveralHosts:
         for fact in self._head.others.taken(self._now()):
             self._news.happened(fact)
         self._carrier.again(lambda item: isinstance(item, Version))
+
+    def _host_of(self, worker: int) -> str:
+        return self._by_worker[worker].name if worker in self._by_worker else self._head.name
+
+    def _met(self, near: Sequence[between.Neighbour], late: str) -> tuple[between.Neighbour, ...]:
+        """Have these hosts expect that one, which comes late. Return them in the order in which it dials: all."""
+        own = [one for one in near if one.host == late]
+        others = [one for one in near if one.host != late]
+        for one in others:
+            for neighbour in own:
+                self._tell_host(one.host, between.Meet(neighbour))
+        return (*others, *own)
+
+    def _is_there(self, host: str) -> bool:
+        return host == self._head.name or host in self._others
+
+    def _admit(self, other: Other, worker: int, epoch: int, at: float) -> None:
+        """Let a worker of that host in. Before, bring what it shows until it takes part."""
+        assert self.replicas is not None
+        (replica,) = self._head.shelf.claimed(shown(worker))
+        assert isinstance(replica, Replica)
+        place = self._head.shelf.place(replica)
+
+        def admit(_: str = "") -> None:
+            if worker not in self._gone:
+                self.replicas.binds_place(other.name, place)  # type: ignore[union-attr]
+                other.tell_of(worker, between.Admit(worker, epoch, at, place))
+
+        self.replicas.show(replica, other.name, admit)
+
+    def _lose_replicas(self, other: Other, why: str) -> None:
+        """That host is lost, with the replicas that lie there. Those of workers that have finished were to count."""
+        assert self.replicas is not None
+        for one in self._others.values():
+            if one.name in self._begun:
+                one.tell(between.MissHost(other.name, why))
+        finished = [worker for worker in other.workers if self._head.has_finished(worker)]
+        if gone := self.replicas.lacks(finished):
+            those = workers_named(gone)
+            self._head.loses(f"host {other.name} is lost ({why}), with what {those} had come to as they ended")
+        self.replicas.lost(other.name, why)
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         if (other := self._others.get(host)) is not None:

@@ -22,6 +22,8 @@ class Shelf:
     def __init__(self) -> None:
         self.freed: Callable[[Item], object] = lambda item: None
         """Told of an item that lay in a place, and that nobody claims any more."""
+        self.emptied: Callable[[int], object] = lambda place: None
+        """Told of a place in which nothing lies any more."""
         self._places: dict[Item, int] = {}
         self._items: dict[int, dict[Item, None]] = {}
         """By place. No place without an item."""
@@ -83,6 +85,7 @@ class Shelf:
         del self._items[place][item]
         if not self._items[place]:
             del self._items[place]
+            self.emptied(place)
 
     def claim(self, owner: Owner, *items: Item) -> None:
         """The owner needs these items from now on, and no longer those that it has claimed before."""

@@ -12,6 +12,7 @@ from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Resumption
+from paceline.host.copies import Brings
 from paceline.host.plan import Plan
 from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
@@ -34,6 +35,7 @@ class Snapshots:
         steps: Steps,
         shares: Shares,
         news: News,
+        brings: Brings,
     ) -> None:
         self.resumption: Resumption | None = None
         """What the run goes on from; None: it begins."""
@@ -44,6 +46,7 @@ class Snapshots:
         self._steps = steps
         self._news = news
         self._shares = shares
+        self._brings = brings
         self._folder: Path | None = None
         """Where the present snapshot is written."""
         self._number = 0
@@ -65,7 +68,14 @@ class Snapshots:
                 self._shelf.claim(_owner(replica_file(replica.worker)), replica)
             self._send(messages.KeepState(None, self._path(STORE)))
             there = [replica.worker for replica in replicas]
-            self._steps.after(there, lambda: self._keep_replicas(replicas), lambda lost: self._lack(replicas, lost))
+            by_worker = {replica.worker: replica for replica in replicas}
+
+            def made() -> None:
+                self._brings(
+                    by_worker, lambda: self._keep_replicas(replicas), lambda lost: self._lack(replicas, [lost])
+                )
+
+            self._steps.after(there, made, lambda lost: self._lack(replicas, lost))
         else:
             self._commits.when_made(version, lambda: self._keep_version(version))
         for worker, descriptor in self._packed.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from paceline.core.items import Item, Sum, Update, Version
+from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
 
 KEPT = 100
 """How many spans of time are kept apart, as one that is told later may touch them."""
@@ -41,11 +41,11 @@ class Fetch:
     source: str
     """The host that had it."""
     kind: str
-    """`version`, `update`, `sum` or `other`."""
+    """`version`, `update`, `sum`, `partial`, `mean`, `replica` or `other`."""
     worker: int | None = None
-    """Whose update it is."""
+    """Whose update or replica it is."""
     number: int | None = None
-    """The version, the update's step, or the sum's number."""
+    """The version, the update's step, the sum's number, the group, or how often the replica had changed."""
     bytes: int
     began: float
     ended: float
@@ -72,7 +72,7 @@ class Fetch:
             return None
         if self.kind == "sum":
             return Sum(self.number)
-        return None if self.worker is None else Update(self.worker, self.number)
+        return Update(self.worker, self.number) if self.kind == "update" and self.worker is not None else None
 
     def moved(self) -> Fetch:
         """Return the fetch of a part of an update or a sum that had arrived before, as a range of versions moves."""
@@ -118,6 +118,12 @@ def _named(item: Item) -> tuple[str, int | None, int | None]:
             return "update", worker, step
         case Sum(number=number):
             return "sum", None, number
+        case Partial(group=group):
+            return "partial", None, group
+        case Mean(group=group):
+            return "mean", None, group
+        case Replica(worker=worker, change=change):
+            return "replica", worker, change
     return "other", None, None
 
 

@@ -174,11 +174,16 @@ def _direct(
     workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
     workers.prescribe_leaving(part.leaving())
     workers.recordings.prescribed = part.recordings()
+    several = part.segment.hosts > 1
+    if several:
+        workers.prescribe_hosts(dict(enumerate(recorded.scenario_of(part.segment).hosts(part.segment.workers))))
     workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
     began = workers.begin(notes.get("absent", ()))
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
             return
+        if isinstance(fact, WorkerJoined) and several:
+            workers.prescribe_hosts({fact.worker: fact.host})
         if isinstance(fact, TrainingBegan):
             _expect_beginning(fact, began)
         else:

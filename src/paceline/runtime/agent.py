@@ -291,6 +291,12 @@ class _Agent:
                 self._branch.about_range(message)
             case _ if isinstance(message, between.OfSums):
                 self._branch.about_sum(message)
+            case _ if isinstance(message, between.OfReplicas):
+                self._branch.about_replicas(message)
+            case between.Meet(neighbour=neighbour):
+                self._mover.expect(self._carrier.meet(neighbour.host, neighbour.incarnation))
+            case between.MissHost(host=host, why=why):
+                self._branch.miss(host, why)
             case between.Shards(shards=shards, left=left):
                 self._branch.recut(shards, left)
             case between.CarryOut():
@@ -305,14 +311,14 @@ class _Agent:
                 self._branch.say(worker, said, attached)
             case between.Adopt(worker=worker):
                 self._branch.adopt(worker)
-            case between.Adopted(worker=worker, state=state):
-                self._branch.adopted(worker, state)
+            case between.Adopted(worker=worker, state=state, place=place):
+                self._branch.adopted(worker, state, place)
             case between.Has(attached=name):
                 self._branch.drop(name)
             case between.StartWorker(worker=worker):
                 self._branch.in_turn(partial(self._start, worker))
-            case between.Admit(worker=worker, epoch=epoch, at=at):
-                self._branch.admit(worker, epoch, at)
+            case between.Admit(worker=worker, epoch=epoch, at=at, place=place):
+                self._branch.admit(worker, epoch, at, place)
             case between.Join(worker=worker):
                 self._branch.join(worker)
             case between.EndWorker(worker=worker, why=None):
@@ -531,6 +537,18 @@ class _Agent:
     def sums_lost(self, why: str) -> None:
         """See `SumsNews`."""
         self._link.send(between.SumsLost(why))
+
+    def averaged(self, group: int) -> None:
+        """See `AveragingNews`."""
+        self._link.send(between.Averaged(group))
+
+    def given_up(self, group: int) -> None:
+        """See `AveragingNews`."""
+        self._link.send(between.GivenUp(group))
+
+    def borrowed(self, number: int) -> None:
+        """See `ReplicasNews`."""
+        self._link.send(between.Borrowed(number))
 
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""

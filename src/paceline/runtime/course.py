@@ -107,6 +107,8 @@ class Course:
     """By worker: how it leaves each time that it is yet to leave, as the reason of `WorkerLeft`."""
     lost: dict[int, None] = field(default_factory=dict)
     """Workers that were to be killed."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By worker: the host that it was on, if there were several."""
 
     def terms(self) -> Terms:
         """Return the terms of a run that goes this course."""
@@ -122,6 +124,7 @@ class Course:
             admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),
             hand_over=self._hand_over,
             decides=lambda: self.prescribed is None,  # else it has decided, in the recorded run
+            host_of=lambda worker: self.hosts.get(worker, ""),
             deaths_are_told=True,
         )
 

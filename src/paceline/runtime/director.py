@@ -7,7 +7,7 @@ what a run comes to depends only on the sequence of the orders, and not on how f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.core.facts import (
     GradientReady,
@@ -95,6 +95,10 @@ class Director:
     def prescribe_leaving(self, leaving: dict[int, deque[str]]) -> None:
         """Each worker leaves for these reasons, one after the other."""
         self._course.leaving = leaving
+
+    def prescribe_hosts(self, hosts: Mapping[int, str]) -> None:
+        """Workers were on these hosts: in averages, what workers of one host have is summed first."""
+        self._course.hosts |= hosts
 
     def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
         """Do not make these (worker, step) when replicas are ordered to."""

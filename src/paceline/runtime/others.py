@@ -136,6 +136,10 @@ class Others:
         boot = machines[self._meeting.head][0].boot
         return [worker for worker, host in self.names.items() if machines[host][0].boot == boot]
 
+    def host_of(self, worker: int) -> str:
+        """Return the worker's host."""
+        return self.names.get(worker, self._meeting.head)
+
     @property
     def cpu_seconds(self) -> dict[str, float]:
         """By host, the head included: the time of processors that moving bytes has taken there, if that is known."""
@@ -277,7 +281,9 @@ class Others:
     def move(self, host: str, done: Moved) -> None:
         """See `Departing`."""
         assert self._all is not None
-        if self._all.moves is None or all(one.host != host for one in self._all.shards):
+        if self._all.replicas is not None:
+            self._all.keep_replicas(host, lambda: done((), 0))
+        elif self._all.moves is None or all(one.host != host for one in self._all.shards):
             done((), 0)
         else:
             self._all.moves.move(host, done)
@@ -439,7 +445,8 @@ class Others:
         settings, sent = self.settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
-        spreads = settings.choice.spec.versions == "stored" and usual(settings.shards_on, **self._how) != ON_HEAD
+        spec = settings.choice.spec
+        spreads = spec.in_groups or usual(settings.shards_on, **self._how) != ON_HEAD
         return between.Introduce(script, sha256, settings.host_timeout, folder, machine(), spreads=spreads)
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
@@ -451,11 +458,12 @@ class Others:
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
 
     def _neighbours_of(self, host: str, hosts: Sequence[str]) -> tuple[between.Neighbour, ...]:
-        """With which of these that host exchanges ranges, itself included. They aren't connected until they say so."""
+        """With which of these that host exchanges bytes, itself included. They aren't connected until they say so."""
         near = []
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
             address = self._came[name].address
-            if address is None or (name != host and not {name, host} & self._making):
+            all_exchange = self.settings.choice.spec.in_groups
+            if address is None or (name != host and not all_exchange and not {name, host} & self._making):
                 continue
             near.append(between.Neighbour(name, self._incarnations[name], address))
             if name != host:

@@ -255,6 +255,7 @@ class Rooms:
             traffic=None if others is None else others.traffic(),
             evaluator=self.evaluator,
             now=self.clock.at,
+            host_of=self.terms.host_of if others is None else others.host_of,
             leaves_undone=self.terms.leaves_undone,
             deaths_are_told=self.terms.deaths_are_told,
         )

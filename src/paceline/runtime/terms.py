@@ -38,6 +38,8 @@ class Terms:
     """Those of these workers of whom the first that lives hands over to this one, which joins for the nth time."""
     decides: Callable[[], bool]
     """Whether a machine decides, which may have to know how much work there is."""
+    host_of: Callable[[int], str]
+    """By worker: its host, if what workers of one host have is summed first in averages. Empty: it is not."""
     deaths_are_told: bool
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
@@ -58,5 +60,6 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         admitted_in=lambda worker, nth: None,
         hand_over=lambda worker, nth, others: others,
         decides=lambda: True,
+        host_of=lambda worker: "",
         deaths_are_told=False,
     )

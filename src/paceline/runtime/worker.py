@@ -25,7 +25,6 @@ import paceline
 from paceline.cluster.scenario import Scenario
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
-from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import LONGEST, Channel, attached, attachment, path_of
 from paceline.host import messages
@@ -47,6 +46,7 @@ from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.training import prepare
+from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
     Evaluate,
     Finished,
@@ -193,6 +193,7 @@ class WorkerLink:
                 flags_bytes=len(layout.moving),
                 buffers_bytes=layout.buffers_bytes,
                 cuts=offer.cuts,
+                chunks=[] if offer.chunks == offer.cuts else offer.chunks,
                 state_bytes=offer.state_bytes,
                 model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
                 optimizer=offer.optimizer,
@@ -331,8 +332,10 @@ class WorkerLink:
         message = self._await(messages.TakeUp)
         if message is None:
             return None
+        if message.recorded:
+            return TakenUp(area=message.area, file=self._descriptors.pop(), kept=None)
         kept = unpack(attached(self._descriptors.pop())) if self._descriptors else None
-        return TakenUp(area=message.area, file=None if message.file is None else Path(message.file), kept=kept)
+        return TakenUp(area=message.area, file=None, kept=kept)
 
     def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
         """See `training.link.Link`."""
@@ -385,7 +388,7 @@ class WorkerLink:
         self._channel.send(messages.Kept(order.snapshot, step, epoch, None), (descriptor,))
         os.close(descriptor)
 
-    def begin_to_average(self, groups: GroupAverage) -> None:
+    def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """See `training.link.Link`."""
         end = socket.socket(fileno=self._descriptors.pop())
         channel = Channel(end, messages.ToAverager, "the coordinator")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.fabric.groups import Check
-from paceline.training.buffers import merged
+from paceline.training.buffers import added, merged
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.parts import TELLS, NotFinite, Piece, chunks_of, finite
 from paceline.training.pushed import Pushed, Range, add_up
@@ -41,16 +41,27 @@ class Averages:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._pieces = [piece for chunk in chunks_of(places.layout) for piece in chunk]
-        self._shares: dict[tuple[int, int], _Share] = {}
+        self._shares: dict[tuple[int, int, tuple[int, int] | None], _Share] = {}
         self._views: dict[tuple[int, int], Tensor] = {}
         """By area and first byte of the entry, and number of elements."""
         self._areas: dict[int, PushArea] = {}
         self._scratch: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def share(
-        self, sources: Sequence[int], target: int, weights: Sequence[float] | None, part: int, parts: int
+        self,
+        sources: Sequence[int],
+        target: int,
+        weights: Sequence[float] | None,
+        part: int,
+        parts: int,
+        *,
+        of: int | None = None,
+        within: tuple[int, int] | None = None,
     ) -> None:
         """Write share `part` of `parts` of the average of the areas `sources`, summed in that order, into `target`.
+
+        `of`: of how many members' areas it is the average, where sources are sums of several; 0: only the sum of these
+        is wanted. `within`: the first byte that is averaged here, and the one after the last, which begin chunks.
 
         Without weights it is the mean of parameters and buffers, and all flags are set. With weights it is, for each
         parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. If no
@@ -58,10 +69,10 @@ class Averages:
         `buffers.merged` does. The first share makes buffers and flags. Raises ValueError if the target is a source.
         """
         _check(sources, target)
-        mine = self._share(part, parts)
+        mine, of = self._share(part, parts, within), len(sources) if of is None else of
         if weights is None:
             for run in mine.runs:
-                self._plain_mean([self._in(area, run.entry) for area in sources], self._in(target, run.entry))
+                self._plain_mean([self._in(area, run.entry) for area in sources], self._in(target, run.entry), of)
         else:
             contributions = zip(sources, weights, strict=True)
             pushed = [Pushed.of(self._places, area, self._area(area), weight) for area, weight in contributions]
@@ -69,7 +80,8 @@ class Averages:
                 self._weighted(pushed, target, run, apart)
         if mine.first:
             own = self._area(target)
-            for name, value in merged([self._area(area).buffers for area in sources], "mean").items():
+            copies = [self._area(area).buffers for area in sources]
+            for name, value in (merged(copies, "mean") if of == len(sources) else added(copies, of)).items():
                 own.buffers[name].copy_(value)
             if weights is None:
                 own.present.fill_(1)
@@ -122,8 +134,8 @@ class Averages:
         own.present.fill_(1)
         return math.sqrt(squares / len(sources))
 
-    def _plain_mean(self, values: list[Tensor], target: Tensor) -> None:
-        """(x₀ + x₁ + …)/n; for whole numbers, the largest one."""
+    def _plain_mean(self, values: list[Tensor], target: Tensor, of: int) -> None:
+        """(x₀ + x₁ + …)/n, or the sum if that is 0; for whole numbers, the largest one."""
         if not _continuous(target):
             _discrete(values, target)
             return
@@ -137,7 +149,8 @@ class Averages:
             total.copy_(values[0]).add_(values[1])
         for value in values[2:]:
             total.add_(value)
-        total.div_(len(values))
+        if of:
+            total.div_(of)
         if total is not target:
             target.copy_(total)
 
@@ -205,19 +218,24 @@ class Averages:
             found = self._scratch[name, dtype] = torch.empty(target.numel(), dtype=dtype)
         return found[: target.numel()].as_strided(target.shape, target.stride())
 
-    def _share(self, part: int, parts: int) -> _Share:
-        """Deal chunks one after another, so that shares are about equal. A small model is all in the first share."""
-        found = self._shares.get((part, parts))
+    def _share(self, part: int, parts: int, within: tuple[int, int] | None = None) -> _Share:
+        """Deal chunks one after another, so that shares are about equal. A small model is all in the first share.
+
+        Flags and buffers go with the first byte of all.
+        """
+        found = self._shares.get((part, parts, within))
         if found is None:
-            total, before = sum(_bytes(piece) for piece in self._pieces), 0
+            begin, end = within or (0, self._places.layout.flags_offset)
+            pieces = [piece for piece in self._pieces if begin <= piece.entry.offset < end]
+            total, before = sum(_bytes(piece) for piece in pieces), 0
             mine: list[Piece] = []
-            for piece in self._pieces:
+            for piece in pieces:
                 if before * parts // total == part:
                     mine.append(piece)
                 before += _bytes(piece)
             runs = [Range(piece.entry) for piece in mine]
             apart = [[(number, Range(entry)) for number, entry in piece.apart()] for piece in mine]
-            found = self._shares[part, parts] = _Share(runs, apart, part == 0)
+            found = self._shares[part, parts, within] = _Share(runs, apart, part == 0 and begin == 0)
         return found
 
     def _in(self, area: int, entry: Entry) -> Tensor:
@@ -254,9 +272,13 @@ class SharedMemoryGroups:
         target: int,
         weights: Sequence[float] | None,
         check: Check = lambda: None,
+        *,
+        of: int | None = None,
+        within: tuple[int, int] | None = None,
     ) -> None:
-        """See `GroupAverage`. Waits for no other member."""
-        self._averages.share(sources, target, weights, members.index(self._worker), len(members))
+        """See `GroupAverage`. Waits for no other member. For `of` and `within` see `Averages.share`."""
+        part, parts = members.index(self._worker), len(members)
+        self._averages.share(sources, target, weights, part, parts, of=of, within=within)
 
     def evict(self, members: Sequence[int]) -> None:
         """See `GroupAverage`. Nothing is kept."""

@@ -23,6 +23,21 @@ def merged(copies: list[dict[str, Tensor]], policy: Policy) -> dict[str, Tensor]
     return {name: _mean([copy[name] for copy in copies]) for name in copies[0]}
 
 
+def added(copies: list[dict[str, Tensor]], of: int) -> dict[str, Tensor]:
+    """Return the sums of these buffers; or the mean over so many workers, if these are sums of theirs.
+
+    Whole numbers become the largest one, and truth values the first.
+    """
+    return {name: _added([copy[name] for copy in copies], of) for name in copies[0]}
+
+
+def _added(values: list[Tensor], of: int) -> Tensor:
+    if not (values[0].is_floating_point() or values[0].is_complex()):
+        return _mean(values)
+    total = torch.stack(values).sum(dim=0)
+    return total / of if of else total
+
+
 def _mean(values: list[Tensor]) -> Tensor:
     stacked = torch.stack(values)
     if stacked.is_floating_point() or stacked.is_complex():

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
 from paceline.errors import ConfigError
-from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
+from paceline.training.averages import SharedMemoryGroups
 from paceline.training.layout import Layout
 from paceline.training.orders import Orders
 from paceline.training.snapshots import OfWorker
@@ -39,6 +39,8 @@ class Offer:
     layout: Layout
     cuts: list[int]
     """Where a version may be cut. See `parts.cuts_of`."""
+    chunks: list[int]
+    """Where an average may be cut. See `parts.chunks_at`."""
     state_bytes: int
     """An estimate of what the optimizer's state will take in the store."""
     make_store: MakeStore
@@ -171,8 +173,8 @@ class TakenUp:
 
     area: int | None
     """Where its replica lies, with its buffers, if it owns one."""
-    file: Path | None
-    """The recorded version that it is to put there first."""
+    file: int | None
+    """The descriptor of the recorded version that it is to put there first."""
     kept: OfWorker | None
     """What another worker has handed over."""
 
@@ -267,7 +269,7 @@ class Link(Protocol):
     def stepped(self, step: int, not_finite: str | None) -> None:
         """The replica has made that step. `not_finite` names a parameter that is NaN or infinite after it."""
 
-    def begin_to_average(self, groups: GroupAverage) -> None:
+    def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """From now on make this worker's shares of its groups' averages, beside everything else."""
 
     def lease(self, epoch: int, orders: Orders) -> Batch | None:

@@ -435,8 +435,12 @@ def cuts_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[int]:
 
     If the optimizer may look at several elements at a time, there is only one range.
     """
-    chunks = chunks_of(layout)[1:] if type(optimizer) in ELEMENTWISE else []
-    return [0, *(chunk[0].entry.offset for chunk in chunks), layout.flags_offset]
+    return chunks_at(layout) if type(optimizer) in ELEMENTWISE else [0, layout.flags_offset]
+
+
+def chunks_at(layout: Layout) -> list[int]:
+    """Return where chunks begin, in bytes: 0, each chunk's beginning, the end."""
+    return [0, *(chunk[0].entry.offset for chunk in chunks_of(layout)[1:]), layout.flags_offset]
 
 
 def _run(layout: Layout, numbers: list[int]) -> Piece:

@@ -25,7 +25,7 @@ from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Mea
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples, length
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
-from paceline.training.parts import cuts_of
+from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install
@@ -173,6 +173,7 @@ def prepare(
         Offer(
             layout=layout,
             cuts=cuts_of(layout, optimizer),
+            chunks=chunks_at(layout),
             state_bytes=_state_bytes(optimizer, layout),
             optimizer=type(optimizer).__name__,
             make_store=make_store,

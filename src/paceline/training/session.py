@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
+from paceline.fabric.unix import path_of
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
 from paceline.training.fixed import Fixed
@@ -128,7 +129,8 @@ class Session:
             self.changes.discard(self._place)
             self.resumed = replace(self.resumed, buffers=taken.area, kept=taken.kept)
             if taken.area is not None and taken.file is not None:
-                self._fill(taken.area, taken.file)
+                with path_of(taken.file) as file:
+                    self._fill(taken.area, file)
             self._reset_buffers()
             self._take_up(kept=True)
         self._place = -1  # what is shown by now is not what the first step begins with

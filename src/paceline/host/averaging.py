@@ -1,0 +1,389 @@
+"""A host's part of the averages of groups, which its own workers compute in threads beside their scripts.
+
+Members on one host sum in memory. If a group has members on several hosts, each of these hosts first adds up what its
+own members have: its *partial*. Then it fetches its slice of every other host's partial, adds the slices up in the
+hosts' order, and fetches the other slices of the mean. So a link carries 2 (H - 1) / H models each way, as in a ring.
+
+A replay computes all hosts' parts on one machine, in the same order of sums: to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+from paceline.core.items import Item, Mean, Partial
+from paceline.core.shards import Shard, cut, pieces
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.unix import Channel, End
+from paceline.host import messages
+from paceline.host.loop import Loop
+from paceline.host.outbox import Outbox
+from paceline.host.plan import Plan
+from paceline.host.shelf import Owner, Shelf
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.host.carrier import Carrier
+    from paceline.host.fetches import Where
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the members of one host give to an average."""
+
+    host: str
+    members: tuple[int, ...]
+    sources: tuple[int, ...]
+    """The places of what is averaged, one of each member."""
+    weights: tuple[float, ...] | None
+    """None: replicas are averaged, and each weighs the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An average to be made."""
+
+    number: int
+    target: int
+    """The place of the mean, which no member has as its replica."""
+    parts: tuple[Part, ...]
+    """In the order in which they are summed."""
+
+    @property
+    def of(self) -> int:
+        """How many members it has."""
+        return sum(len(part.members) for part in self.parts)
+
+
+class AveragingNews(Protocol):
+    """Who is told what becomes of the averages here."""
+
+    def averaged(self, group: int) -> None:
+        """All of that group's mean is in its place here."""
+
+    def given_up(self, group: int) -> None:
+        """Nothing is written any more for that group, which was given up."""
+
+
+@dataclass(slots=True)
+class _Averager:
+    """A worker's thread that makes its shares."""
+
+    channel: Channel
+    outbox: Outbox
+
+
+@dataclass(slots=True)
+class _Work:
+    """A group at work here."""
+
+    group: Group
+    mine: tuple[int, ...]
+    """Members whose threads make shares here."""
+    awaited: set[int] = field(default_factory=set)
+    """Of these, those whose share is not made yet."""
+    sums: list[Part] = field(default_factory=list)
+    """Whose members' sum is still to be made here, in order."""
+    terms: dict[str, int] = field(default_factory=dict)
+    """By host: the place of what its members give, if that is here, or comes here."""
+    coming: set[str] = field(default_factory=set)
+    """Hosts whose partials are on their way."""
+    slices: Sequence[Shard] = ()
+    """Which host makes which bytes of the mean."""
+    sliced: bool = False
+    """Whether the slice that is made here was ordered."""
+    made: bool = False
+    """Whether it is made, or none is."""
+    whole: bool = False
+    """Whether the other slices are here."""
+    broken: bool = False
+    """Whether a share will never be made, as its worker has ended."""
+    dropped: bool = False
+    """Whether the group was given up."""
+    over: bool = False
+    """Whether that was told, or that the mean is there."""
+
+
+class Averaging:
+    """Makes this host's part of averages."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: Plan,
+        loop: Loop,
+        carrier: Carrier | None,
+        news: AveragingNews,
+        give_up: Callable[[int, str], None],
+        offer: Callable[[], messages.Offered],
+        *,
+        name: str,
+        deaths_are_told: bool = False,
+    ) -> None:
+        """`name`: this host's. `carrier`: None if there is no other host: all parts of a group are made here then.
+
+        `give_up(worker, why)` ends a worker that can't go on. `offer()`: what scripts have brought to `prepare`. For
+        `deaths_are_told` see `Averages`.
+        """
+        self._shelf = shelf
+        self._plan = plan
+        self._loop = loop
+        self._carrier = carrier
+        self._news = news
+        self._give_up = give_up
+        self._offer = offer
+        self._name = name
+        self._deaths_are_told = deaths_are_told
+        self._averagers: dict[int, _Averager] = {}
+        self._works: dict[int, _Work] = {}
+
+    # --- workers' threads ---------------------------------------------------------------------------
+
+    def connect(self, worker: int) -> End:
+        """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
+        channel, theirs = self._loop.connect(messages.FromAverager, f"worker {worker}'s averager")
+        self._loop.watch(channel, lambda: self._hear(worker, channel))
+        outbox = Outbox(channel, self._loop, lambda: self._give_up(worker, "its averager does not read"))
+        self._averagers[worker] = _Averager(channel, outbox)
+        return theirs
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended: it makes no share any more."""
+        averager = self._averagers.pop(worker, None)
+        if averager is not None:
+            averager.outbox.forget()
+            if self._loop.watches(averager.channel):
+                self._loop.unwatch(averager.channel)
+            averager.channel.close()
+        for work in list(self._works.values()):
+            if worker in work.awaited:
+                work.awaited.discard(worker)
+                work.broken = not self._deaths_are_told
+                self._go_on(work)
+            elif worker in work.mine:
+                work.broken = work.broken or not self._deaths_are_told
+
+    # --- what is ordered ----------------------------------------------------------------------------
+
+    def begin(self, group: Group) -> None:
+        """Make this host's part of that average. `AveragingNews.averaged` is told once the mean is here."""
+        here = [part for part in group.parts if self.is_at(part.host)]
+        elsewhere = [part for part in group.parts if not self.is_at(part.host)]
+        members = sorted(worker for part in here for worker in part.members)
+        mine = tuple(worker for worker in members if worker in self._averagers)
+        work = self._works[group.number] = _Work(group, mine)
+        work.broken = len(mine) < len(members) and not self._deaths_are_told
+        for part in group.parts if len(group.parts) > 1 else ():
+            if not self.is_at(part.host) or len(part.sources) > 1:
+                term = Partial(group.number, part.host)
+                place = self._shelf.put(term, _owner(term), self._plan.shared)
+                assert place is not None  # `plan.REPLICAS` counts these
+                work.terms[part.host] = place
+            else:
+                work.terms[part.host] = part.sources[0]
+        work.sums = [part for part in here if len(part.sources) > 1 and len(group.parts) > 1]
+        hosts = [part.host for part in group.parts]
+        work.slices = cut(self._offer().averaged_at, hosts) if elsewhere else [Shard(self._name, 0, self._end)]
+        if elsewhere:
+            own = self._own(work)
+            work.coming = set() if own is None else {part.host for part in elsewhere}
+            work.whole = all(one.host == self._name for one in work.slices)
+            for host in list(work.coming):
+                self._fetch(Partial(group.number, host), partial(self._came, work, host))
+            if not work.whole:
+                self._fetch(Mean(group.number), partial(self._whole, work))
+        else:
+            work.whole = True
+        self._go_on(work)
+
+    def drop(self, number: int) -> None:
+        """The group fails: give its average up. `AveragingNews.given_up` is told once nothing is written for it."""
+        if (work := self._works.get(number)) is None or work.dropped:
+            return
+        work.dropped = True
+        self._cancel(work)
+        self._go_on(work)
+
+    def end(self, number: int) -> None:
+        """All know how that group has ended. What it needed besides its mean is needed no more."""
+        work = self._works.pop(number)
+        self._cancel(work)
+        for host in work.terms:
+            self._shelf.release(_owner(Partial(number, host)))
+
+    def is_at(self, host: str) -> bool:
+        """Whether that host's part of averages is made here."""
+        return self._carrier is None or host == self._name
+
+    # --- items: see `carrier.Items` -----------------------------------------------------------------
+
+    def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
+        """Which hosts have which bytes of that: of a partial, those of the slice that is made here."""
+        work = self._works[item.group]
+        if isinstance(item, Partial):
+            own = self._own(work)
+            assert own is not None
+            return self._bytes_of([own._replace(host=item.host)])
+        return self._bytes_of([one for one in work.slices if one.host != self._name])
+
+    def place(self, item: Partial | Mean) -> int:
+        """Where that is, or comes to."""
+        work = self._works[item.group]
+        return work.terms[item.host] if isinstance(item, Partial) else work.group.target
+
+    def look(self, item: Partial | Mean) -> Where:
+        """Where what another host asks for is. That host may have heard of the group before this one has."""
+        work = self._works.get(item.group)
+        if work is None or work.dropped:
+            return "coming"
+        if isinstance(item, Partial):
+            return "here" if not work.sums and not self._sums_up(work) else "coming"
+        return "here" if work.made else "coming"
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _own(self, work: _Work) -> Shard | None:
+        """The bytes of the mean that are made here; None if the model has too few pieces for that."""
+        return next((one for one in work.slices if one.host == self._name), None)
+
+    @property
+    def _end(self) -> int:
+        return self._offer().cuts[-1]
+
+    def _bytes_of(self, slices: Sequence[Shard]) -> list[tuple[str, int, int]]:
+        """What is asked for, of these slices. Flags and buffers go with the first."""
+        offer, found = self._offer(), list[tuple[str, int, int]]()
+        for one in slices:
+            found += pieces(offer.averaged_at, [one])
+            if one.begin == 0:
+                found.append((one.host, self._end, offer.push_bytes))
+        return found
+
+    def _sums_up(self, work: _Work) -> bool:
+        """Whether a sum is being made here, which comes before all else."""
+        return bool(work.awaited) and not work.sliced
+
+    def _go_on(self, work: _Work) -> None:
+        """Do what is next, if nothing is awaited for that."""
+        if work.over or work.awaited:
+            return
+        if work.dropped:
+            work.over = True
+            self._news.given_up(work.group.number)
+            return
+        if work.broken:  # a member has died: whoever numbers groups is about to give this one up
+            return
+        if work.sums:
+            part = work.sums.pop(0)
+            self._order(work, part.sources, work.terms[part.host], part.weights, 0, (0, self._end))
+            return
+        if not work.sliced:
+            if self._carrier is not None and len(work.group.parts) > 1:
+                self._carrier.made(Partial(work.group.number, self._name))
+            if not work.coming:
+                self._slice(work)
+            return
+        if not work.made:
+            work.made = True
+            if self._carrier is not None and len(work.group.parts) > 1:
+                self._carrier.made(Mean(work.group.number))
+        if work.whole:
+            work.over = True
+            self._news.averaged(work.group.number)
+
+    def _slice(self, work: _Work) -> None:
+        """Have the slice made that is this host's, of what all hosts give."""
+        group, own = work.group, self._own(work)
+        work.sliced = True
+        if own is None:
+            self._go_on(work)
+            return
+        if len(group.parts) == 1:
+            (part,) = group.parts
+            sources, weights = part.sources, part.weights
+        else:
+            sources = tuple(work.terms[part.host] for part in group.parts)
+            weights = None
+            if all(part.weights is not None for part in group.parts):
+                weights = tuple(_weight(part) for part in group.parts)
+        self._order(work, sources, group.target, weights, group.of, (own.begin, own.end))
+
+    def _order(
+        self,
+        work: _Work,
+        sources: Sequence[int],
+        target: int,
+        weights: Sequence[float] | None,
+        of: int,
+        within: tuple[int, int],
+    ) -> None:
+        work.awaited = set(work.mine)
+        order = messages.Average(
+            group=work.group.number,
+            members=list(work.mine),
+            sources=[self._plan.area(source) for source in sources],
+            target=self._plan.area(target),
+            weights=None if weights is None else list(weights),
+            of=of,
+            begin=within[0],
+            end=within[1],
+        )
+        for worker in work.mine:
+            self._averagers[worker].outbox.send(order)
+
+    def _hear(self, worker: int, channel: Channel) -> None:
+        """The worker has made its share of an average, or has left."""
+        try:
+            message, _ = channel.receive()
+        except PeerLost:
+            self._loop.unwatch(channel)
+            return
+        except MessageUnreadable as error:
+            self._loop.unwatch(channel)
+            self._give_up(worker, f"its averager sent a message that can't be read ({error})")
+            return
+        work = self._works.get(message.group)
+        if work is not None and worker in work.awaited:  # otherwise the share was not asked for
+            work.awaited.discard(worker)
+            self._go_on(work)
+
+    def _fetch(self, item: Partial | Mean, there: Callable[[], None]) -> None:
+        assert self._carrier is not None
+        # of a host that is lost nothing comes, and its members have died: the group fails
+        self._carrier.fetch(item, _fetched(item), there, lambda why: None)
+
+    def _came(self, work: _Work, host: str) -> None:
+        work.coming.discard(host)
+        if not work.sums and not self._sums_up(work):
+            self._go_on(work)
+
+    def _whole(self, work: _Work) -> None:
+        work.whole = True
+        if work.made:
+            self._go_on(work)
+
+    def _cancel(self, work: _Work) -> None:
+        """Fetch nothing for it any more."""
+        if self._carrier is not None:
+            items: list[Item] = [Mean(work.group.number)]
+            items += [Partial(work.group.number, host) for host in work.terms]
+            for item in items:
+                self._carrier.cancel(_fetched(item))
+
+
+def _weight(part: Part) -> float:
+    """The weight of what a host gives: of a sum 1, as its terms have theirs."""
+    assert part.weights is not None
+    return part.weights[0] if len(part.sources) == 1 else 1.0
+
+
+def _owner(item: Item) -> Owner:
+    """Who claims that item's place, as long as the group is at work."""
+    return "averaging", *cast(Owner, tuple(item))
+
+
+def _fetched(item: Item) -> Owner:
+    """Who fetches it."""
+    return "average", *cast(Owner, tuple(item))

@@ -1,0 +1,247 @@
+"""Replicas of workers of other hosts, as the head sees to them.
+
+The head has one shelf for the replicas of all hosts. So it decides what lies where as on one host: what is stepped in
+place, what is the mean of a group, what is kept for a joiner. Other hosts have the bytes of what their workers need.
+See `host.replicas_here`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from paceline.core.items import Item, Mean, Partial, Replica
+from paceline.host import between, messages
+from paceline.host.averaging import Group
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Where
+from paceline.host.host import LocalHost
+from paceline.host.names import fields_of
+from paceline.host.placed import places_of
+from paceline.host.replicas_here import whole
+from paceline.host.shelf import Owner
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A replica on its way from one host to another."""
+
+    item: Item
+    source: str
+    host: str
+    then: Callable[[], None]
+    lost: Callable[[str], None]
+
+
+class ReplicasElsewhere:
+    """Keeps `Makers`: averages are made by the hosts of their members. And it moves replicas between hosts."""
+
+    def __init__(
+        self,
+        head: LocalHost,
+        carrier: Carrier,
+        host_of: Callable[[int], str],
+        is_there: Callable[[str], bool],
+        tell: Callable[[str, messages.Message], None],
+    ) -> None:
+        """`host_of(worker)`: its host. `tell(host, message)`: nothing is told to one that is not there."""
+        self._head = head
+        self._carrier = carrier
+        self._host_of = host_of
+        self._is_there = is_there
+        self._tell = tell
+        self._numbers = count()
+        self._groups: dict[int, tuple[str, ...]] = {}
+        """By group at work: the hosts that average."""
+        self._bound: dict[int, dict[str, None]] = {}
+        """By place: the other hosts that have one for it."""
+        self._carried: dict[int, _Carried] = {}
+        """By number of the request."""
+        self._coming: dict[Item, str] = {}
+        """By replica that comes here: its host."""
+        self._lie_here: set[int] = set()
+        """Workers of other hosts that have left with their hosts, in good order: their replicas were brought here."""
+        head.averages.makers = self
+        head.shelf.emptied = self._emptied
+        head.joins.carries, head.brings = self._carries, self._brings
+
+    # --- what workers are told ----------------------------------------------------------------------
+
+    def binds(self, host: str, message: messages.Message) -> None:
+        """That host is about to be told this for one of its workers. It has places for what the message names."""
+        for place in places_of(message):
+            self.binds_place(host, place)
+
+    def binds_place(self, host: str, place: int) -> None:
+        """That host is about to be told of that place."""
+        self._bound.setdefault(place, {})[host] = None
+
+    # --- averages: see `Makers` ---------------------------------------------------------------------
+
+    def begin(self, group: Group) -> set[str]:
+        """See `Makers`."""
+        hosts = self._groups[group.number] = tuple(part.host for part in group.parts)
+        parts = tuple(between.PartOf(one.host, one.members, one.sources, one.weights) for one in group.parts)
+        for part in group.parts:
+            if part.host == self._head.name:
+                self._head.averaging.begin(group)
+                continue
+            for place in (group.target, *part.sources):
+                self.binds_place(part.host, place)
+            self._tell(part.host, between.Average(group.number, group.target, parts))
+        return set(hosts)
+
+    def drop(self, number: int) -> None:
+        """See `Makers`."""
+        for host in self._groups[number]:
+            if host == self._head.name:
+                self._head.averaging.drop(number)
+            else:
+                self._tell(host, between.DropAverage(number))
+
+    def end(self, number: int) -> None:
+        """See `Makers`."""
+        for host in self._groups.pop(number):
+            if host == self._head.name:
+                self._head.averaging.end(number)
+            else:
+                self._tell(host, between.EndAverage(number))
+
+    # --- replicas that move -------------------------------------------------------------------------
+
+    def carry(self, item: Item, source: str, host: str, then: Callable[[], None], lost: Callable[[str], None]) -> None:
+        """Bring what has a place at `source` to that place at `host`. The steps that were ordered of it are made."""
+        if source == host:
+            then()
+            return
+        number, place = next(self._numbers), self._head.shelf.place(item)
+        self._carried[number] = _Carried(item, source, host, then, lost)
+        self._head.shelf.claim(_carries(number), item)  # so it stays as it is
+        if source != self._head.name:
+            self.binds_place(source, place)
+            self._tell(source, between.Lend(fields_of(item), place))
+        if host == self._head.name:
+            self._coming[item] = source
+            self._carrier.fetch(
+                item, _carries(number), lambda: self.brought(number), lambda why: self._lost(number, why)
+            )
+        else:
+            self.binds_place(host, place)
+            self._tell(host, between.Borrow(number, fields_of(item), place, source))
+
+    def show(self, replica: Replica, host: str, then: Callable[[], None]) -> None:
+        """Bring what a worker of that host shows until it takes part. It does without if that is lost."""
+        lies_at = self._lies_at(replica.worker)
+        if self._is_there(lies_at):
+            self.carry(replica, lies_at, host, then, lambda why: then())
+        else:
+            then()
+
+    def brought(self, number: int) -> bool:
+        """What that request was about is there. Return whether it was to be brought."""
+        if (carried := self._carried.pop(number, None)) is None:
+            return False
+        self._release(number, carried)
+        carried.then()
+        return True
+
+    def keep(self, workers: list[int], then: Callable[[], object]) -> None:
+        """The host of these workers is about to leave in good order. Bring their replicas here, then go on."""
+
+        def here() -> None:
+            self._lie_here.update(workers)
+            then()
+
+        replicas = {worker: self._head.steps.replica(worker) for worker in workers}
+        self._brings(replicas, here, lambda worker: None)
+
+    def lacks(self, workers: list[int]) -> list[int]:
+        """Those of these workers of a host that is lost whose replicas are gone with it."""
+        return [worker for worker in workers if worker not in self._lie_here]
+
+    def lost(self, host: str, why: str) -> None:
+        """That host takes no part any more."""
+        for bound in self._bound.values():
+            bound.pop(host, None)
+        for number, one in list(self._carried.items()):
+            if (host in (one.source, one.host) and self._head.name not in (one.source, one.host)) or host == one.host:
+                self._lost(number, why)
+        self._head.averages.host_lost(host)
+
+    def back(self, worker: int) -> None:
+        """A new process is about to begin as this worker."""
+        self._lie_here.discard(worker)
+
+    # --- items: see `carrier.Items` -----------------------------------------------------------------
+
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        """See `Items`."""
+        if isinstance(item, Partial | Mean):
+            return self._head.averaging.ranges(item)
+        return whole(self._coming[item], self._head.offer)
+
+    def place(self, item: Item) -> int:
+        """Where that lies at the head, or comes to."""
+        if isinstance(item, Partial | Mean):
+            return self._head.averaging.place(item)
+        return self._head.shelf.place(item)
+
+    def look(self, item: Item) -> Where:
+        """See `Items`."""
+        if isinstance(item, Partial | Mean):
+            return self._head.averaging.look(item)
+        return "here" if self._head.shelf.has(item) else "gone"
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _lies_at(self, worker: int | None) -> str:
+        """The host that has the replica of that worker. None: what training begins with, which the head has."""
+        return self._head.name if worker is None or worker in self._lie_here else self._host_of(worker)
+
+    def _carries(self, replica: Replica, source: int | None, worker: int, then: Callable[[], None]) -> None:
+        self.carry(replica, self._lies_at(source), self._host_of(worker), then, lambda why: None)
+
+    def _brings(self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]) -> None:
+        """Bring all of these replicas here, by worker, then go on. `lost(worker)`: that one's can't come."""
+        left, failed = dict.fromkeys(replicas), False
+
+        def here(worker: int) -> None:
+            left.pop(worker, None)
+            if not left and not failed:
+                then()
+
+        def gone(worker: int, why: str) -> None:
+            nonlocal failed
+            if not failed:
+                failed = True
+                lost(worker)
+
+        for worker, replica in replicas.items():
+            self.carry(replica, self._lies_at(worker), self._head.name, partial(here, worker), partial(gone, worker))
+        if not replicas:
+            then()
+
+    def _lost(self, number: int, why: str) -> None:
+        if (carried := self._carried.pop(number, None)) is not None:
+            self._release(number, carried)
+            carried.lost(why)
+
+    def _release(self, number: int, carried: _Carried) -> None:
+        if carried.source != self._head.name:
+            self._tell(carried.source, between.TakeBack(fields_of(carried.item)))
+        if carried.host == self._head.name and not any(
+            one.item == carried.item and one.host == carried.host for one in self._carried.values()
+        ):
+            del self._coming[carried.item]
+        self._head.shelf.release(_carries(number))
+
+    def _emptied(self, place: int) -> None:
+        for host in self._bound.pop(place, ()):
+            self._tell(host, between.Emptied(place))
+
+
+def _carries(number: int) -> Owner:
+    """Who claims a replica that is brought to another host."""
+    return "carries", number

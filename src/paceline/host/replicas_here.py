@@ -1,0 +1,160 @@
+"""Replicas of a host that is not the head. The head says what lies where, as if all hosts had one region.
+
+A place of the head's has one of this host's from the first order that names it, until the head says that it is empty.
+So this host's memory holds what its own workers need, and orders need no names but the head's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from paceline.core.items import Item, Mean, Partial, Replica, There
+from paceline.core.shards import Shard, pieces
+from paceline.host import between, messages
+from paceline.host.averaging import Averaging, AveragingNews, Group, Part
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Where
+from paceline.host.loop import Loop
+from paceline.host.names import item_of
+from paceline.host.placed import placed
+from paceline.host.plan import Plan
+from paceline.host.shelf import Owner, Shelf
+from paceline.host.workers import Workers
+
+
+class ReplicasNews(AveragingNews, Protocol):
+    """What the head is told of replicas, each thing once."""
+
+    def borrowed(self, number: int) -> None:
+        """What was to be brought is here."""
+
+
+class ReplicasHere:
+    """Has places for what the head places here, averages, and exchanges replicas with other hosts."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: Plan,
+        workers: Workers,
+        carrier: Carrier,
+        news: ReplicasNews,
+        loop: Loop,
+        offer: Callable[[], messages.Offered],
+        *,
+        name: str,
+    ) -> None:
+        """`name`: this host's. `offer()`: what scripts have brought to `prepare`."""
+        self.averaging = Averaging(shelf, plan, loop, carrier, news, workers.give_up, offer, name=name)
+        self._shelf = shelf
+        self._plan = plan
+        self._carrier = carrier
+        self._news = news
+        self._offer = offer
+        self._lent: dict[Item, list[int]] = {}
+        """By what other hosts may fetch: its place, once for each time that it is lent."""
+        self._borrowed: dict[Item, tuple[str, int]] = {}
+        """By what is brought: the host that has it, and its place here."""
+
+    def begins_with(self, item: Item) -> None:
+        """All replicas begin as that, which lies here, and in the head's first place."""
+        self._shelf.name(There(0), item, _there(0))
+
+    def goes_on(self, worker: int, place: int, head: str) -> Item:
+        """The worker goes on with a replica that lies in that place at the head. Return what is to be brought here."""
+        replica = Replica(worker, 0)
+        self._borrowed[replica] = head, self.local(place)
+        return replica
+
+    def adopted(self, place: int, item: Item) -> None:
+        """All replicas are that from now on, which lies here, and in that place at the head."""
+        self._shelf.name(There(place), item, _there(place))
+
+    def local(self, place: int) -> int:
+        """The place here of what lies in that place of the head's."""
+        if place not in self._plan.shared:  # a worker's own, which is the same on all hosts
+            return place
+        if not self._shelf.has(There(place)):
+            found = self._shelf.put(There(place), _there(place), self._plan.shared)
+            assert found is not None  # the head has no more places than this host
+        return self._shelf.place(There(place))
+
+    def told(self, message: Any) -> Any:
+        """The message to a worker, as it is here."""
+        return placed(message, lambda place: self._plan.area(self.local(place)))
+
+    def carry_out(self, order: between.OfReplicas) -> None:
+        """Carry out an order about replicas."""
+        match order:
+            case between.Average(group=group, target=target, parts=parts):
+                found = tuple(
+                    Part(host, members, tuple(self._source(host, source) for source in sources), weights)
+                    for host, members, sources, weights in map(_fields, parts)
+                )
+                self.averaging.begin(Group(group, self.local(target), found))
+            case between.DropAverage(group=group):
+                self.averaging.drop(group)
+            case between.EndAverage(group=group):
+                self.averaging.end(group)
+            case between.Emptied(place=place):
+                self._shelf.release(_there(place))
+            case between.Lend(item=fields, place=place):
+                item = item_of(fields)
+                self._lent.setdefault(item, []).append(self.local(place))
+                self._carrier.made(item)
+            case between.TakeBack(item=fields):
+                self._take_back(item_of(fields))
+            case between.Borrow():
+                self._borrow(order)
+
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        """See `carrier.Items`."""
+        if isinstance(item, Partial | Mean):
+            return self.averaging.ranges(item)
+        host, _ = self._borrowed[item]
+        return whole(host, self._offer())
+
+    def place(self, item: Item) -> int:
+        """Where that lies here, or comes to."""
+        if isinstance(item, Partial | Mean):
+            return self.averaging.place(item)
+        return self._lent[item][0] if item in self._lent else self._borrowed[item][1]
+
+    def look(self, item: Item) -> Where:
+        """Where that is, which another host asks for."""
+        if isinstance(item, Partial | Mean):
+            return self.averaging.look(item)
+        return "here" if item in self._lent else "coming"
+
+    def _source(self, host: str, source: int) -> int:
+        """Where that is which a member of that host gives. What members of other hosts give comes to other places."""
+        return self.local(source) if self.averaging.is_at(host) else source
+
+    def _borrow(self, order: between.Borrow) -> None:
+        item = item_of(order.item)
+        self._borrowed[item] = order.host, self.local(order.place)
+        # of a host that is lost nothing comes: the head knows that
+        self._carrier.fetch(
+            item, ("borrows", order.number), lambda: self._news.borrowed(order.number), lambda why: None
+        )
+
+    def _take_back(self, item: Item) -> None:
+        lent = self._lent[item]
+        lent.pop()
+        if not lent:
+            del self._lent[item]
+
+
+def whole(host: str, offer: messages.Offered) -> list[tuple[str, int, int]]:
+    """What is asked for, of all of a replica that this host has."""
+    return [*pieces(offer.averaged_at, [Shard(host, 0, offer.cuts[-1])]), (host, offer.cuts[-1], offer.push_bytes)]
+
+
+def _there(place: int) -> Owner:
+    """Who claims what lies in that place of the head's."""
+    return "there", place
+
+
+def _fields(part: between.PartOf) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[float, ...] | None]:
+    return part.host, part.members, part.sources, part.weights
