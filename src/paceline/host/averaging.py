@@ -225,7 +225,9 @@ class Averaging:
         if isinstance(item, Partial):
             own = self._own(work)
             assert own is not None
-            return self._bytes_of([own._replace(host=item.host)])
+            begin, end = self._end, self._end + self._offer().flags_bytes  # which parameters each term has
+            flags = [(item.host, begin, end)] if own.begin else []
+            return self._bytes_of([own._replace(host=item.host)]) + flags
         return self._bytes_of([one for one in work.slices if one.host != self._name])
 
     def place(self, item: Partial | Mean) -> int:
@@ -253,7 +255,7 @@ class Averaging:
         return self._offer().cuts[-1]
 
     def _bytes_of(self, slices: Sequence[Shard]) -> list[tuple[str, int, int]]:
-        """What is asked for, of these slices. Flags and buffers go with the first."""
+        """What is asked for, of these slices. Flags and buffers of all parameters go with the first."""
         offer, found = self._offer(), list[tuple[str, int, int]]()
         for one in slices:
             found += pieces(offer.averaged_at, [one])

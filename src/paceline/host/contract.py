@@ -53,6 +53,8 @@ class Updates:
     """They take all places of the worker, whose next step waits for one of these."""
     full: bool
     """Whether all places of the worker are taken: a process that began as it now would wait for one of them."""
+    unapplied: tuple[int, ...] = ()
+    """They are computed, and the worker's own replica was neither told to make them nor to go without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

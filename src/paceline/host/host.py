@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -294,7 +295,7 @@ class LocalHost:
 
     def updates(self, worker: int) -> Updates:
         """See `contract.Host`."""
-        return self.pushes.waited_for(worker)
+        return replace(self.pushes.waited_for(worker), unapplied=self.steps.unapplied(worker))
 
     # --- the start ----------------------------------------------------------------------------------
 
@@ -806,7 +807,7 @@ class LocalHost:
             self._computing.finished(seat.worker, step)
             self._carrier.made(Update(seat.worker, step))
         self.releases.computed(seat.worker)
-        self.steps.computed(seat.worker)
+        self.steps.computed(seat.worker, step)
         if seat.trains and not self.steps.owned_by(seat.worker):
             self.pushes.ready(seat.worker, step)
             self.commits.said(seat.worker, step, seat.scalars)
@@ -820,6 +821,7 @@ class LocalHost:
             self.others.dropped(Update(worker, step))
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
+        self.steps.dropped(worker, step)
 
     def _adopt(self, worker: int, descriptors: list[int]) -> None:
         """The first version is what that worker has written from now on. The optimizer's state may come along.

@@ -232,7 +232,7 @@ class Joins:
             if self._copies.get(worker) is copy:
                 self._fetcher.fetch(worker, copy.source, copied)
 
-        self.carries(copy.source, source, worker, carried)
+        self.carries(copy.replica, source, worker, carried)  # under that name it is there as long as it is needed
 
     def _send_with(self, worker: int, message: messages.TakeUp, file: str) -> None:
         with recorded_file(file) as descriptor:

@@ -69,6 +69,8 @@ class Steps:
         """Steps that each worker's replica has made."""
         self._stepping: dict[tuple[int, int], None] = {}
         """(worker, step) that are ordered and not made."""
+        self._unapplied: dict[int, int] = {}
+        """By worker: the step that it has computed, until that is in its replica."""
         self._broken: dict[int, None] = {}
         """Workers whose replicas' places have none: their processes ended in a step, or have yet to put one there."""
         self._later: list[_Later] = []
@@ -146,13 +148,25 @@ class Steps:
         self._made.setdefault(worker, 0)
         return replica
 
-    def computed(self, worker: int) -> None:
-        """The worker has computed a step on its replica, so that is there."""
+    def computed(self, worker: int, step: int) -> None:
+        """The worker has computed that step on its replica, so that is there."""
         self._broken.pop(worker, None)
+        if worker in self._replicas:
+            self._unapplied[worker] = step
+
+    def unapplied(self, worker: int) -> tuple[int, ...]:
+        """See `contract.Updates`."""
+        return (self._unapplied[worker],) if worker in self._unapplied else ()
+
+    def dropped(self, worker: int, step: int) -> None:
+        """The worker's replica goes without that step."""
+        if self._unapplied.get(worker) == step:
+            del self._unapplied[worker]
 
     def carry_out(self, order: StepReplica) -> None:
         """Have the worker's replica stepped."""
         worker = order.worker
+        self.dropped(worker, order.step)  # it is applied
         if self._seats[worker].trains and not self._leaves_undone(worker, order.step):
             self._step(order)  # otherwise the machine is about to hear that the worker has left
         self._needs_no_mean(worker, order.group)
@@ -179,6 +193,7 @@ class Steps:
         """The worker's process has ended: what waited for its steps goes on without them."""
         if worker not in self._replicas:
             return
+        self._unapplied.pop(worker, None)
         for key in [key for key in self._stepping if key[0] == worker]:
             del self._stepping[key]
             self._shelf.release(("step of a replica", *key))

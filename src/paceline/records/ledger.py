@@ -65,10 +65,12 @@ OF_HOSTS = """
 CREATE TABLE fetches (       -- of a run on several hosts: each item that one host has fetched from another, once whole
     fact INTEGER,            -- the last fact that the machine had been told by then
     host TEXT, source TEXT,  -- the host that has the item now, and the one that had it
-    kind TEXT,               -- version, update, sum of updates, or other: what else training begins with, buffers of
+    kind TEXT,               -- version, update, sum of updates; partial (of an average: what the members of a host give),
+                             -- mean (of a group), replica; or other: what else training begins with, buffers of
                              -- updates that are in sums, and what is told to workers
-    worker INTEGER,          -- whose update it is; NULL otherwise
-    number INTEGER,          -- the version, the update's step, or the sum's number; NULL otherwise
+    worker INTEGER,          -- whose update or replica it is; NULL otherwise
+    number INTEGER,          -- the version, the update's step, the sum's number, the group's, or how often the replica
+                             -- had changed; NULL otherwise
     bytes INTEGER,
     began REAL, ended REAL
     -- The head says when a fetch ended: as it hears of that. `began` is as much earlier as the fetch took by the clock

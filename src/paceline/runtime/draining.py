@@ -151,10 +151,10 @@ class Draining:
         self._departing.goes(host)
 
     def _in_step(self, member: Member, drain: _Drain) -> bool:
-        """Whether the worker is in the step in which it was asked to leave, or that step's update is on its way."""
+        """Whether the worker is in the step in which it was asked to leave, or that step is in no version or replica yet."""
         step = drain.steps.get(member.worker)
-        computes = member.step is not None and member.step == step
-        return computes or bool(self._host.updates(member.worker).coming)
+        computes, updates = member.step is not None and member.step == step, self._host.updates(member.worker)
+        return computes or bool(updates.coming or updates.unapplied)
 
     def _of(self, host: str) -> list[Member]:
         return [member for worker, member in self._members.items() if self._hosts.get(worker) == host]

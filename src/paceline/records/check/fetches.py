@@ -14,12 +14,14 @@ from paceline.core.facts import TrainingBegan
 from paceline.core.listed import listed
 from paceline.records.broken import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Broken, count
 from paceline.records.check.checking import Checking
+from paceline.records.check.fetched_groups import fetches_of_groups
 from paceline.records.check.times import TICK
 from paceline.records.ledger import FACTS, WITH_HOSTS
 from paceline.records.marks import Marks
 from paceline.records.segments import MOVES, PLACEMENT
 from paceline.records.times import Fetch
 
+KINDS = "version", "update", "sum", "partial", "mean", "replica", "other"
 DRIFT = 1e-3
 """Relative: by how much another host's clock may be too fast or too slow while it measures how long a fetch takes."""
 
@@ -69,6 +71,10 @@ def fetches(checking: Checking) -> None:
     if schema < WITH_HOSTS or (checking.run.simulated and none):
         checking.unproved.append("what hosts fetched was not looked at: the version that wrote the ledger noted none")
         return
+    if checking.run.choice.spec.in_groups:
+        number = fetches_of_groups(checking, _rows(checking))
+        checking.proved.append(f"{count(number, 'fetch', 'fetches')} between hosts, each of what is there and needed")
+        return
     there = _There(checking)
     number = 0
     for fact, part, *event in merge(ledger.execute(_EVENTS), _rows(checking), key=itemgetter(0, 1)):
@@ -89,15 +95,16 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
     before = 0
     for fact, part, row, *columns in checking.run.ledger.execute(_ROWS):
         host, source, kind, worker, number, size, began, ended = columns
-        whole = [number] * (kind != "other") + [worker] * (kind == "update")
-        none = [number] * (kind == "other") + [worker] * (kind != "update")
+        of_worker = kind in ("update", "replica")
+        whole = [number] * (kind != "other") + [worker] * of_worker
+        none = [number] * (kind == "other") + [worker] * (not of_worker)
         if not (
             all(isinstance(one, int) and one >= 0 for one in (fact, size, *whole))
             and all(one is None for one in none)
             and all(isinstance(one, float) and math.isfinite(one) for one in (began, ended))
             and isinstance(host, str)
             and isinstance(source, str)
-            and kind in ("version", "update", "sum", "other")
+            and kind in KINDS
         ):
             raise Broken(READABLE, "a fetch", columns, "fetches", row)
         if not before <= fact <= checking.counts["facts"]:
@@ -236,8 +243,10 @@ class _There:
                 self._version(row, fetch)
             case "sum":
                 self._sum(fetch)
-            case _:
+            case "update":
                 self._update(fetch)
+            case _:
+                raise Broken(FETCHES, "a version, or what versions are made of", f"{fetch.kind} {fetch.number}")
 
     def end(self) -> None:
         """No more is told of the segment."""
