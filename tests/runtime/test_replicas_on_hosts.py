@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from paceline.protocols import registry
 from paceline.records.snapshots import newest, whole
@@ -85,6 +86,19 @@ def test_replicas_on_several_hosts_are_averaged_and_a_replay_on_one_ends_on_the_
     }
     assert len(ends) == 1, "all take the same final parameters, wherever they are"
     sound(run)
+
+
+@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples"])
+def test_a_replica_elsewhere_begins_with_the_buffers_that_all_begin_with(protocol: str, launch: Launch) -> None:
+    """It is averaged before its worker has made a step, and so has any."""
+    late = "if paceline.worker() == 3 and not (THERE / 'late').exists(): (THERE / 'late').touch(); time.sleep(0.5)"
+    run = launch.run(script(each_step=late), *HOSTS, "-p", protocol, "--record", "4").completed()
+    means = sorted((run.folder / "versions").glob("0*.safetensors"))
+    again = replayed(run.folder)
+    assert again.code == 0, again.out + again.err
+    for mean in means:
+        here, there = load_file(mean), load_file(again.folder / "versions" / mean.name)
+        assert all(torch.equal(here[name], there[name]) for name in here), mean.name
 
 
 def test_every_host_makes_a_slice_where_the_model_has_enough_pieces(launch: Launch) -> None:

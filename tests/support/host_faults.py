@@ -148,7 +148,7 @@ import os, signal, socket, subprocess, sys, time
 import paceline
 from paceline.host import arithmetic_process, carrier, tcp, zygote
 from paceline.runtime import agent, emulated, others, worker
-from paceline.training import store
+from paceline.training import averages, store
 
 launcher, forks, who, seen, streams = os.getpid(), None, "head", {}, []
 stores = "store"
@@ -247,6 +247,7 @@ tcp.Stream.__init__, store.Store.commit, arithmetic_process._Recorder.share = op
 around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
 around(others.Others, "delivered", lambda self, host, incarnation, message: type(message).__name__)
 around(carrier.Carrier, "fetch", lambda self, *arguments: "fetch")
+around(averages.SharedMemoryGroups, "average", lambda self, *arguments: "average")
 """
 """What the run's first process executes before anything else. So it is in all processes, and not in the script."""
 SMALL = """
@@ -278,6 +279,9 @@ COMMITS = {"commit": 24}
 SHARES = {"commit": 24, "share": 3}
 RANGES = {"Bring": 20, "MakeRange": 24, "Free": 20, "SendShare": 3, "Adopted": 1}
 MAKERS = {"Stored": 30, "RangeMade": 24, "Share": 3}
+AVERAGERS = {"step": 12, "stepped": 12, "average": 20, "end": 1}
+REPLICAS = {"Average": 30, "EndAverage": 30, "Emptied": 40, "Lend": 8, "TakeBack": 8, "Borrow": 1, "MissHost": 1}
+GROUPS = {"Averaged": 30, "GivenUp": 1, "Borrowed": 1, "Reaches": 2}
 """By process: where something befalls it, and about how often it comes there."""
 
 Fault = tuple[str, str, int, str, float]
@@ -360,6 +364,53 @@ class Schedule:
         script = _script_with_shards(chance, hosts * each)
         return cls(seed, tuple(flags), timeout, script, tuple(faults), tuple(resumes), before)
 
+    @classmethod
+    def in_groups(cls, seed: int) -> Schedule:
+        """The seed's, of a run in which each worker owns a replica."""
+        chance = random.Random(f"groups {seed}")
+        protocols = sorted(name for name, spec in registry().items() if spec.in_groups)
+        protocol = protocols[seed % len(protocols)]
+        hosts, each = chance.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
+        flags = ["--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1", "--report-waits", str(WAITS)]
+        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)])]
+        flags += ["--record", str(chance.choice([0, 1, 4])), "--checkpoint", chance.choice("0113")]
+        flags += ["--start", "together"] if chance.random() < 0.2 else []
+        flags += ["--on-loss", "stop"] if chance.random() < 0.2 else []
+        flags += ["--max-steps", str(chance.randint(1, STEPS))] if chance.random() < 0.2 else []
+        faults = [_fault_in_groups(chance, hosts, each) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
+        more, drains = _with_drains(random.Random(f"drains of groups {seed}"), hosts, each, 0.4)
+        flags, faults = [*flags, *more], [*faults, *drains]
+        resumes = []
+        for befalls in (chance.random() < 0.5, False):  # each worker goes on with its own replica
+            where = chance.choice([("--emulate-hosts", str(hosts), "-n", str(each))] * 2 + [("-n", str(hosts * each))])
+            alone = where[0] == "-n"
+            where = ("--emulate-hosts", "1", *where) if alone else where
+            resumes.append((where, (_fault_in_groups(chance, hosts, each),) if befalls and not alone else ()))
+        all_faults = [*faults, *(fault for _, more in resumes for fault in more)]
+        timeout = STRICT if any(seconds > 1.0 for *_, seconds in all_faults) else LENIENT
+        flags += ["--host-timeout", str(timeout)]
+        before = SMALL.format(elements=chance.choice([16, 32, 128]))
+        script = _script_with_shards(chance, hosts * each)
+        return cls(seed, tuple(flags), timeout, script, tuple(faults), tuple(resumes), before)
+
+
+def _fault_in_groups(chance: random.Random, hosts: int, each: int) -> Fault:
+    worker = chance.randrange(hosts * each)
+    whats = ("kill itself", "kill itself", "stop itself") + (ON_AGENT if worker >= each else ())
+    process, places, whats = chance.choice(
+        [
+            *[(f"worker {worker}", AVERAGERS, whats)] * 4,
+            *[(f"node-{chance.randrange(1, hosts)}", AGENTS | FETCHES | REPLICAS, IN_AGENT)] * 4,
+            *[("head", HEADS | FETCHES | GROUPS, IN_HEAD)] * 2,
+        ]
+    )
+    if chance.random() < 0.2:
+        return _fault(chance, hosts, each)
+    place = chance.choice(list(places))
+    seconds = chance.choice([0.1, 0.4, STRICT + 1.0])
+    what = chance.choice(whats)
+    return process, place, chance.randint(1, places[place]), what, seconds if what.startswith("stop") else 0.0
+
 
 def _parameters(chance: random.Random, protocol: str) -> str:
     upper = chance.randint(1, 4)
@@ -374,6 +425,8 @@ def _parameters(chance: random.Random, protocol: str) -> str:
             "modulation": chance.choice(["off", "sqrt", "progress"]),
             "pull": chance.choice(["free", "after-push"]),
         },
+        "ad-psgd": {"topology": "bipartite-complete"},
+        "ripples": {"schedule": chance.choice(["static", "random"]), "group_size": chance.choice([2, 3])},
         "sync-switch": {
             "switch_at": chance.choice([0.3, 0.6]),
             "stragglers": chance.choice(["none", "greedy", "elastic"]),

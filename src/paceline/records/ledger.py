@@ -65,7 +65,7 @@ OF_HOSTS = """
 CREATE TABLE fetches (       -- of a run on several hosts: each item that one host has fetched from another, once whole
     fact INTEGER,            -- the last fact that the machine had been told by then
     host TEXT, source TEXT,  -- the host that has the item now, and the one that had it
-    kind TEXT,               -- version, update, sum of updates; partial (of an average: what the members of a host give),
+    kind TEXT,               -- version, update, sum of updates; partial (what a host's members give to an average),
                              -- mean (of a group), replica; or other: what else training begins with, buffers of
                              -- updates that are in sums, and what is told to workers
     worker INTEGER,          -- whose update or replica it is; NULL otherwise

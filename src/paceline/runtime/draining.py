@@ -151,7 +151,7 @@ class Draining:
         self._departing.goes(host)
 
     def _in_step(self, member: Member, drain: _Drain) -> bool:
-        """Whether the worker is in the step in which it was asked to leave, or that step is in no version or replica yet."""
+        """Whether the worker is in the step in which it was asked to leave, or that is in no version or replica yet."""
         step = drain.steps.get(member.worker)
         computes, updates = member.step is not None and member.step == step, self._host.updates(member.worker)
         return computes or bool(updates.coming or updates.unapplied)

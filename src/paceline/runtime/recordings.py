@@ -31,6 +31,8 @@ class Recordings:
         """Of each mean of replicas, of how many samples it is due, and of how many replicas at most, if that is settled
         beforehand: else when one is due depends on how fast the one before it was written. With a death samples get
         fewer, and come to the same number a second time; replicas do not."""
+        self.lacking: frozenset[int] = frozenset()
+        """Workers whose replicas the last mean goes without, if that is settled beforehand. See `segments.LACKING`."""
         self._due = Due(times_an_epoch)
         self._ordered: dict[int, int] = {}
         self._writing: dict[int, Made] = {}

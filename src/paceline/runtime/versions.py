@@ -8,6 +8,7 @@ from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.records.journal import Journal
+from paceline.records.segments import LACKING
 from paceline.runtime.applied import Applied
 from paceline.runtime.recordings import Made, Recordings
 
@@ -143,9 +144,12 @@ class Means(_Versions):
         """
         if self._recording or self._host.progress.averaging:
             return True
-        there = [worker for worker in self._survivors() if worker not in self._broken]
+        lacking = self._broken.keys() | self._recordings.lacking
+        there = [worker for worker in self._survivors() if worker not in lacking]
         if self._mean_of == self._replicas_now() or not there:
             return False
+        if lacking:
+            self._journal.ledger.note(LACKING, sorted(lacking))
         self._record(there)
         return self._recording or self.record_last()
 

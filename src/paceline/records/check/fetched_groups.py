@@ -133,7 +133,9 @@ class _There:
 
     def _of_group(self, fetch: Fetch) -> None:
         assert fetch.number is not None
-        what = f"what {fetch.source} gives to group {fetch.number}" if fetch.kind == "partial" else "a slice of the mean"
+        what = f"a slice of the mean of group {fetch.number}"
+        if fetch.kind == "partial":
+            what = f"what {fetch.source} gives to group {fetch.number}"
         group = self.groups.get(fetch.number)
         if group is None:
             raise Broken(FETCHES, f"{what}, of a group at work with members on several hosts", f"group {fetch.number}")
