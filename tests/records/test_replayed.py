@@ -90,9 +90,11 @@ def test_a_run_that_failed_and_its_replay_may_each_have_evaluated_what_the_other
 
 
 @pytest.mark.parametrize("segment", [0, 1])
-@pytest.mark.parametrize("stepped", [True, False])
-def test_another_beginning_is_found_once_a_worker_has_made_a_step(segment: int, stepped: bool) -> None:
-    """Until then, the newest one says how far workers had come that change something before their first step."""
+@pytest.mark.parametrize("stepped", [0, 1, None])
+def test_another_beginning_of_a_segment_is_found_once_a_worker_has_made_a_step_in_it(
+    segment: int, stepped: int | None
+) -> None:
+    """Until then, it says how far workers had come that change something before their first step."""
     sides = []
     for beginning in ("a", "b"):
         made = ledger([0], [1])
@@ -100,10 +102,14 @@ def test_another_beginning_is_found_once_a_worker_has_made_a_step(segment: int, 
         notes[segment] = beginning
         made.execute("UPDATE segments SET notes = ? WHERE segment = 0", (json.dumps({"beginning": notes[0]}),))
         made.execute("INSERT INTO run VALUES ('beginning', ?)", (json.dumps(notes[1]),))
-        if stepped:
-            body = json.dumps({"worker": 0, "step": 0})
+        if stepped is not None:
+            made.execute("UPDATE segments SET fact = fact + 1 WHERE segment > ?", (stepped,))
+            made.execute("UPDATE facts SET id = id + 1 WHERE id = 3")
+            made.execute("UPDATE facts SET id = id + 1 WHERE id = 2 AND ? = 0", (stepped,))
+            body, after = json.dumps({"worker": 0, "step": 0}), 2 + stepped
             made.execute(
-                "INSERT INTO facts (at, kind, worker, step, body) VALUES (0.0, 'GradientReady', 0, 0, ?)", (body,)
+                "INSERT INTO facts (id, at, kind, worker, step, body) VALUES (?, 0.0, 'GradientReady', 0, 0, ?)",
+                (after, body),
             )
         sides.append(made)
-    assert bool(compared(*sides).differences) == (stepped or segment == 0)
+    assert bool(compared(*sides).differences) == (stepped == segment)

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.core.listed import cut
 from paceline.records.reading import RecordedRun
-from paceline.records.segments import SEGMENT_OF_LEASE
+from paceline.records.segments import SEGMENT_OF_FACT, SEGMENT_OF_LEASE
 
 AT_LENGTH = 120
 """The most characters of a value in a sentence."""
@@ -213,7 +213,7 @@ class _Sides:
 def _beginning(sides: _Sides, tell: Tell) -> None:
     """What each segment began with. A run that crashed before that has no such note. Older runs have none, either.
 
-    What scripts change is noted when that is written, which is before any worker's first step. If the run ended before
+    What scripts change is noted when that is written, which is before any worker's first step. If a segment ended before
     such a step, it is chance whether either of the two had come so far.
     """
     query = (
@@ -222,14 +222,11 @@ def _beginning(sides: _Sides, tell: Tell) -> None:
         "json_extract(value, '$') FROM run WHERE key = 'beginning'"
     )
     then, now = (dict(side) for side in sides.both(query))
-    last_began = "(SELECT max(id) FROM facts WHERE kind = 'TrainingBegan')"
-    stepped = sides.recorded.execute(
-        f"SELECT 1 FROM facts WHERE kind = 'GradientReady' AND id > {last_began}"
-    ).fetchone()
-    newest = len(sides.cuts)
+    steps = f"SELECT DISTINCT max(0, {SEGMENT_OF_FACT} - 1) FROM facts WHERE kind = 'GradientReady'"
+    stepped = {segment for (segment,) in sides.recorded.execute(steps)}
     for segment in sorted(then.keys() & now.keys()):
         one, other = then[segment], now[segment]
-        if one != other and None not in (one, other) and (segment < newest or stepped):
+        if one != other and None not in (one, other) and segment in stepped:
             what = f"segment {segment}" if segment else "training"
             tell("run", f"what {what} begins with", {"key": "beginning"}, "checksum", one, other)
 
