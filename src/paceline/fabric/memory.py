@@ -69,6 +69,10 @@ class Region:
         _libc.madvise(self.address, self.size, REMOVE)
         os.close(self.descriptor)
 
+    def discard(self, start: int, stop: int) -> None:
+        """Give these pages back, for all processes: zeros are there. The bytes are whole pages."""
+        _libc.madvise(self.address + start, stop - start, REMOVE)
+
     def populate(self, start: int, stop: int) -> None:
         """Get these bytes' pages now rather than during training, as huge ones where that can be.
 

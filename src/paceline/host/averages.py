@@ -141,7 +141,8 @@ class Averages:
             sources = {worker: self._shelf.place(self.steps.replica(worker)) for worker in order.members}
             weights = {}
         average = self._averages[order.group] = _Average(order)
-        target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
+        places = self._plan.for_replicas(elsewhere=all(self._seats[worker].elsewhere for worker in order.members))
+        target = self._shelf.put(Mean(order.group), mean_of(order.group), places)
         assert target is not None  # `plan.REPLICAS` counts this one
         group = Group(order.group, target, self._parts(sources, weights))
 

@@ -551,6 +551,11 @@ class LocalHost:
         """The bytes of that place."""
         return self._bytes(self.plan.bytes_of(place, self.offer))
 
+    def discard(self, place: int) -> None:
+        """Nothing lies in that place: it takes no memory any more."""
+        assert self.region is not None
+        self.region.discard(*self.plan.bytes_of(place, self.offer))
+
     def expects(self, workers: Sequence[int]) -> None:
         """These workers of another host are about to begin, while others train."""
         self._seats.update((worker, Seat(worker, elsewhere=True)) for worker in workers)

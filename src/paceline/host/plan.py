@@ -48,6 +48,14 @@ class Plan:
         """The places that every item but an update may lie in."""
         return range(self.slots + self.capacity * (self.areas - self.own))
 
+    def for_replicas(self, *, elsewhere: bool) -> Sequence[int]:
+        """The same, in the order in which they are taken for a replica, or for what a group averages to.
+
+        `elsewhere`: whether only other hosts have it. Then it takes places from the other end, so the places that are
+        used on this host are always the same ones, and others never take memory here.
+        """
+        return self.shared[::-1] if elsewhere else self.shared
+
     def of(self, worker: int) -> Sequence[int]:
         """The worker's own places."""
         return range(len(self.shared) + worker, self._owned, self.capacity)

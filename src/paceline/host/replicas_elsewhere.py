@@ -61,6 +61,8 @@ class ReplicasElsewhere:
         """By number of the request."""
         self._coming: dict[Item, str] = {}
         """By replica that comes here: its host."""
+        self._copied: set[int] = set()
+        """Places that replicas of other hosts' workers were brought to. They take memory here until they are empty."""
         self._lie_here: set[int] = set()
         """Workers of other hosts that have left with their hosts, in good order: their replicas were brought here."""
         head.averages.makers = self
@@ -124,6 +126,7 @@ class ReplicasElsewhere:
             self._tell(source, between.Lend(fields_of(item), place))
         if host == self._head.name:
             self._coming[item] = source
+            self._copied.add(place)
             self._carrier.fetch(
                 item, _carries(number), lambda: self.brought(number), lambda why: self._lost(number, why)
             )
@@ -240,6 +243,9 @@ class ReplicasElsewhere:
     def _emptied(self, place: int) -> None:
         for host in self._bound.pop(place, ()):
             self._tell(host, between.Emptied(place))
+        if place in self._copied:
+            self._copied.discard(place)
+            self._head.discard(place)
 
 
 def _carries(number: int) -> Owner:

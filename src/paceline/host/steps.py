@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.items import Item, Mean, Replica
@@ -109,7 +109,7 @@ class Steps:
         for worker in workers:
             self._replicas[worker] = Replica(worker, 0)
             self._ordered[worker] = self._made[worker] = 0
-            place = self._shelf.put(Replica(worker, 0), replica_of(worker), self._plan.shared)
+            place = self._shelf.put(Replica(worker, 0), replica_of(worker), self._places_for(worker))
             assert place is not None  # nothing else is there
 
     def becomes(self, worker: int, there: Item) -> None:
@@ -140,7 +140,7 @@ class Steps:
     def room(self, worker: int) -> Replica:
         """The worker, which joins, owns a replica that it is about to put into the place that it gets now."""
         replica = Replica(worker, self._replicas[worker].change + 1 if worker in self._replicas else 0)
-        place = self._shelf.put(replica, replica_of(worker), self._plan.shared)
+        place = self._shelf.put(replica, replica_of(worker), self._places_for(worker))
         assert place is not None  # its last replica is forgotten
         self._replicas[worker] = replica
         self._broken[worker] = None
@@ -212,7 +212,7 @@ class Steps:
         if self._shelf.others(before, (replica_of(worker), shown(worker))):
             reads: tuple[Item, ...] = (before,)
             self._shelf.claim(("step of a replica", worker, step), *reads, *((mean,) if mean else ()))
-            free = self._shelf.put(after, replica_of(worker), self._plan.shared)
+            free = self._shelf.put(after, replica_of(worker), self._places_for(worker))
             assert free is not None  # `plan.REPLICAS` counts this one
             target = free
         else:
@@ -221,6 +221,9 @@ class Steps:
         self._ordered[worker] += 1
         self._stepping[worker, step] = None
         self._send(worker, messages.Step(step, source, target, None if mean is None else self._shelf.place(mean)))
+
+    def _places_for(self, worker: int) -> Sequence[int]:
+        return self._plan.for_replicas(elsewhere=self._seats[worker].elsewhere)
 
     def _next(self, worker: int) -> Replica:
         self._replicas[worker] = Replica(worker, self._replicas[worker].change + 1)
