@@ -48,8 +48,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -113,6 +113,21 @@ class Measurement:
     """How long that machine's worker waited for a batch: the median, and the 99th percentile."""
 
 
+@contextmanager
+def allowed(congestion: str) -> Iterator[None]:
+    """Let namespaces choose this congestion control: they may have what stands in the machine's list."""
+    among = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    before = among.read_text().split()
+    if congestion in before:
+        yield
+        return
+    among.write_text(" ".join([*before, congestion]))
+    try:
+        yield
+    finally:
+        among.write_text(" ".join(before))
+
+
 def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.Namespace) -> Measurement:
     """Run one variant once. Raises Failed, also when it takes too long; leaves no process behind."""
     kind, _, how = variant.partition("-")
@@ -121,6 +136,7 @@ def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.N
         temporary = tempfile.TemporaryDirectory(prefix="paceline-network-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
         network = stack.enter_context(Network(hosts, args.rate))
+        stack.enter_context(allowed(args.congestion))
         for host in range(hosts):
             congestion = ["sysctl", "-qw", f"net.ipv4.tcp_congestion_control={args.congestion}"]
             subprocess.run(congestion, preexec_fn=network.enter(host), check=True)

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from paceline.core.shards import PIECE, Shard, cut, heir, pieces, taken_over
+from paceline.core.shards import MOST_PIECES, PIECE, Shard, cut, heir, pieces, taken_over
 from support.seeds import each_seed
 
 
@@ -73,6 +73,13 @@ def test_shards_are_asked_for_in_pieces_that_end_at_cuts() -> None:
     ]
     both = pieces(cuts, [Shard("a", 0, half), Shard("c", half, 4 * half)])
     assert both == [("a", 0, half), ("c", half, 3 * half), ("c", 3 * half, 4 * half)]
+
+
+def test_a_large_shard_is_asked_for_in_larger_pieces_and_not_in_more() -> None:
+    cuts = [*range(0, 8 * MOST_PIECES * PIECE + 1, 2 * PIECE)]
+    found = pieces(cuts, [Shard("a", 0, cuts[-1])])
+    assert len(found) == MOST_PIECES
+    assert {end - begin for _, begin, end in found} == {8 * PIECE}
 
 
 def test_a_shard_that_can_not_be_cut_is_one_piece_however_large() -> None:

@@ -85,6 +85,7 @@ class Case:
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small gradients are treated as large ones, too."""
     monkeypatch.setattr(told, "BUCKET", 128)
+    monkeypatch.setattr(told, "WORTH", 128)
     monkeypatch.setattr(push, "AT_ONCE", 0)
 
 
@@ -272,7 +273,7 @@ def test_only_the_first_worker_says_that_its_script_changes_gradients() -> None:
     case.link.remark.assert_not_called()
 
 
-def test_it_pays_only_where_something_can_be_told_before_the_rest_is_there() -> None:
+def test_it_pays_only_for_a_model_that_takes_a_link_some_time() -> None:
     assert ToldPush.pays(Case().layout)
     assert not ToldPush.pays(Case(nn.Linear(4, 4)).layout)
 

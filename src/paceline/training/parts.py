@@ -24,7 +24,7 @@ from paceline.training.layout import Entry, Layout
 from paceline.training.pushed import Pushed, Range, add_up
 
 CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
-TELLS = 4 << 20  # bytes of what is being made that are told of at once: 34 ms of a link of 1 Gbit/s
+TELLS = 1 << 20  # bytes of what is being made that are told of at once: no more than is asked for (core.shards.PIECE)
 
 ELEMENTWISE = {
     torch.optim.SGD,

@@ -20,6 +20,8 @@ from paceline.training.push import AreaPush
 
 BUCKET = TELLS
 """Bytes that are told of at once."""
+WORTH = 4 << 20
+"""Bytes of a model, of which less is not told: it crosses a link of 1 Gbit/s in 34 ms."""
 CHANGED = "changes gradients between backward() and step(), so they leave its host only once a step is computed"
 
 
@@ -51,8 +53,8 @@ class ToldPush(AreaPush):
 
     @staticmethod
     def pays(layout: Layout) -> bool:
-        """Whether there is more than one bucket, so that anything can be told before the rest is there."""
-        return layout.flags_offset > BUCKET
+        """Whether the model is large enough."""
+        return layout.flags_offset > WORTH
 
     def take(self, number: int) -> None:
         """See `GradientPush`."""
