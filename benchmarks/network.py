@@ -4,6 +4,7 @@
     python benchmarks/network.py --quick
     python benchmarks/network.py --shards head all --variants none ddp bsp bsp-tls asp asp-tls
     python benchmarks/network.py --shards all --hosts 2 --compute 1 --variants none ddp bsp-tls late-tls
+    python benchmarks/network.py --hosts 4 --compute 0.5 --slow 2 --variants ddp allreduce adpsgd ripples
     python benchmarks/network.py --shards all --rate 250mbit --hosts 4 --workers 2 --optimizer adamw --timeout 400
 
 Each machine is a network namespace with `--workers` workers, and a link shaped to `--rate` both ways. All of them share
@@ -14,6 +15,9 @@ synchronisation takes:
     ddp             DistributedDataParallel over Gloo, in plain
     bsp, bsp-tls    `paceline run --listen -p bsp`, over a trusted network and encrypted
     late, late-tls  the same, where no gradient leaves its host before the step is computed
+    allreduce, allreduce-tls
+                    `-p all-reduce`: no store, each host makes a slice of every mean gradient
+    adpsgd, ripples `-p ad-psgd` and `-p ripples`: replicas are averaged in pairs, and in groups, for some seconds
     asp, asp-tls    `-p asp`: each worker for itself, for some seconds
     small, small-tls
                     asp with a model of 64 k parameters
@@ -72,6 +76,10 @@ TITLES = {
     "bsp-tls": "Paceline bsp, encrypted",
     "late": "Paceline bsp, without overlap",
     "late-tls": "Paceline bsp, encrypted, without overlap",
+    "allreduce": "Paceline all-reduce",
+    "allreduce-tls": "Paceline all-reduce, encrypted",
+    "adpsgd": "Paceline ad-psgd",
+    "ripples": "Paceline ripples",
     "asp": "Paceline asp",
     "asp-tls": "Paceline asp, encrypted",
     "small": "Paceline asp, 64 k",
@@ -82,7 +90,10 @@ TITLES = {
 }
 VARIANTS = tuple(TITLES)
 PLACES = {"": "", "head": ", store on the head", "all": ", store on all"}
-STEPPED = ("none", "ddp", "bsp", "bsp-tls", "late", "late-tls")
+STEPPED = ("none", "ddp", "bsp", "bsp-tls", "late", "late-tls", "allreduce", "allreduce-tls")
+SLOWED = ("none", "ddp", "bsp", "allreduce", "adpsgd", "ripples")
+PROTOCOLS = {"bsp": "bsp", "late": "bsp", "allreduce": "all-reduce", "adpsgd": "ad-psgd", "ripples": "ripples"}
+"""By kind of variant. All others are asp."""
 PARAMETERS, SMALL, LEAST = 25_000_000, 64_000, 25
 PORT = 7117
 PAYLOAD = 1448 / 1514
@@ -143,8 +154,8 @@ def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.N
         write(Token.drawn(), folder / "token")
         script: list[Any] = [WORKLOAD, "--times", folder, "--optimizer", args.optimizer, *_amount(kind, args.quick)]
         script += ["--compute", args.compute, *(["--late"] if kind == "late" else [])]
-        protocol = "bsp" if kind in ("bsp", "late") else "asp"
-        run: list[Any] = ["run", "-p", protocol, "--threads", 1, "--record", 0]
+        script += ["--slow", args.slow]
+        run: list[Any] = ["run", "-p", PROTOCOLS.get(kind, "asp"), "--threads", 1, "--record", 0]
         run += ["--tee", "none", "--out", folder / "run", *_joining(hosts, each, how, shards, network)]
         join = ["join", f"{network.address(0)}:{PORT}", "--wait", "-n", each, *_trusted(how)]
         ours = [sys.executable, "-m", "paceline"]
@@ -194,7 +205,7 @@ def _rate(steps: Sequence[float]) -> float:
 def _amount(kind: str, quick: bool) -> list[Any]:
     """How much the workload does for a measurement of that kind."""
     match kind:
-        case "asp":
+        case "asp" | "adpsgd" | "ripples":
             return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--seconds", 8 if quick else 15]
         case "small":
             return ["--parameters", SMALL, "--warmup", 50, "--seconds", 1 if quick else 5]
@@ -296,6 +307,29 @@ def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[s
     return rows
 
 
+def slow_table(measurements: Sequence[Measurement], rate: str, slow: float) -> list[list[str]]:
+    """Steps per second of all workers, the last of which computes so many times slower."""
+    rows = [["hosts", "links", "last worker", "variant", "steps/s, all", "min–max", "of the head's workers"]]
+    rows[0] += ["of the others", "× DDP"]
+    for (hosts, variant, shards), repeats in _cells(measurements, SLOWED).items():
+        ddp = _of(measurements, hosts, "ddp")
+        every = [one.head + one.others for one in repeats]
+        beside = [one for one in repeats if one.repeat in ddp]
+        rows.append(
+            [
+                str(hosts),
+                rate,
+                f"{slow:g} × slower",
+                TITLES[variant] + PLACES[shards],
+                *_middle_and_spread(every),
+                _middle([one.head for one in repeats]),
+                _middle([one.others for one in repeats]),
+                _middle([(one.head + one.others) / (ddp[one.repeat].head + ddp[one.repeat].others) for one in beside]),
+            ]
+        )
+    return rows
+
+
 def control_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """How long a worker of the second machine waits for the head's answer."""
     rows = [["hosts", "links", "connection", "median, µs", "min–max", "99th percentile, µs", "min–max"]]
@@ -306,13 +340,15 @@ def control_table(measurements: Sequence[Measurement], rate: str) -> list[list[s
     return rows
 
 
-def print_tables(measurements: Sequence[Measurement], rate: str, markdown: bool) -> None:
+def print_tables(measurements: Sequence[Measurement], args: argparse.Namespace) -> None:
     """Print what there is."""
-    for table in (step_table, updates_table, control_table):
-        rows = table(measurements, rate)
+    tables = [table(measurements, args.rate) for table in (step_table, updates_table, control_table)]
+    if args.slow != 1.0 or {"adpsgd", "ripples"} & {one.variant for one in measurements}:
+        tables.append(slow_table(measurements, args.rate, args.slow))
+    for rows in tables:
         if len(rows) > 1:
             print()
-            print_table(rows, markdown)
+            print_table(rows, args.markdown)
 
 
 def _cells(
@@ -353,6 +389,8 @@ def main() -> int:
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(default: sgd)")
     compute = "what a step takes besides: a third in the forward, the rest in the backward (default: 0)"
     parser.add_argument("--compute", type=float, default=0.0, metavar="S", help=compute)
+    slow = "with --compute: how many times longer the last worker computes (default: 1)"
+    parser.add_argument("--slow", type=float, default=1.0, metavar="F", help=slow)
     parser.add_argument("--rate", default="1gbit", help="of each link, each way, as tc writes it (default: 1gbit)")
     congestion = "TCP's congestion control (default: cubic, as Linux has it)"
     parser.add_argument("--congestion", default="cubic", metavar="NAME", help=congestion)
@@ -392,7 +430,7 @@ def main() -> int:
         f"workers on each machine: {args.workers}; {args.optimizer}; "
         f"{repeats} rounds in {time.monotonic() - began:.0f} s; medians over the rounds"
     )
-    print_tables(measurements, args.rate, args.markdown)
+    print_tables(measurements, args)
     if failures:
         print(f"\n{len(failures)} measurements failed; they are in no table", file=sys.stderr)
     return 1 if failures else 0
@@ -414,6 +452,7 @@ def _write(
         "workers": args.workers,
         "optimizer": args.optimizer,
         "compute": args.compute,
+        "slow": args.slow,
         "measurements": [asdict(one) for one in measurements],
         "failures": failures,
     }

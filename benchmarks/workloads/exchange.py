@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--compute", type=float, default=0.0, help="seconds that a step takes besides")
+    slow = "how many times longer that takes on the last worker"
+    parser.add_argument("--slow", type=float, default=1.0, metavar="F", help=slow)
     parser.add_argument("--late", action="store_true", help="tell of gradients only once a step is computed")
     parser.add_argument("--loader", action="store_true", help="take batches from a loader; only worker 1 goes on")
     parser.add_argument("--warmup", type=int, default=1)
@@ -128,6 +130,8 @@ def main() -> None:
 
     batches = iter(loader) if args.loader else None
     x = torch.ones(1)
+    if worker == workers - 1 and isinstance(core := getattr(model, "module", model), Model):
+        core.seconds *= args.slow
     returned: list[float] = []
     waited: list[float] = []
     cpu, moved, ends = 0.0, 0, 0.0

@@ -213,8 +213,8 @@ class _Sides:
 def _beginning(sides: _Sides, tell: Tell) -> None:
     """What each segment began with. A run that crashed before that has no such note. Older runs have none, either.
 
-    What scripts change is noted when that is written, which is before any worker's first step. If a segment ended before
-    such a step, it is chance whether either of the two had come so far.
+    What scripts change is noted when that is written, which is before any worker's first step. If a segment ended
+    before such a step, it is chance whether either of the two had come so far.
     """
     query = (
         "SELECT segment, json_extract(notes, '$.beginning') FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL "
