@@ -41,6 +41,10 @@ ELEMENTWISE = {
 }
 """Optimizers that look at one element at a time: slices train as the whole, bit for bit (test_parts.py)."""
 
+WHOLE = {getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)}
+"""Optimizers that look at one whole parameter at a time: runs of parameters train as all do (test_parts.py). Older
+versions of torch lack some."""
+
 PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
 """Optimizers that pass a NaN or an infinity in a gradient on to the parameter. Others may look only at its sign."""
 
@@ -72,6 +76,8 @@ class Piece:
 
     def apart(self) -> list[tuple[int, Entry]]:
         """Return each parameter's elements by themselves, with its number."""
+        if len(self.spans) == 1:  # it keeps its form, which an optimizer of whole parameters looks at
+            return [(self.spans[0].number, self.entry)]
         return [(s.number, _flat(self.entry, self.entry.offset, s.in_piece, s.count)) for s in self.spans]
 
 
@@ -267,8 +273,7 @@ def parts_of(
 
     `within`: the first byte of a version that they make, and the one after the last, which are two of `cuts_of`.
     """
-    ranges = chunks_of(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
-    ranges = [pieces for pieces in ranges if _lies(pieces, *within)]
+    ranges = [pieces for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
     total = sum(_span_of(pieces) for pieces in ranges)
     shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
     before = 0
@@ -285,7 +290,7 @@ def parts_of(
 
 def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memoryview) -> Part:
     groups = list(range(len(optimizer.param_groups)))
-    if type(optimizer) in ELEMENTWISE:
+    if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})
     twin = detached(optimizer)
     twin.param_groups = [{**optimizer.param_groups[group], "params": []} for group in groups]
@@ -433,14 +438,41 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
 def cuts_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[int]:
     """Return where a version may be cut into ranges that are made apart, in bytes: 0, each chunk's beginning, the end.
 
-    If the optimizer may look at several elements at a time, there is only one range.
+    If the optimizer may look across parameters, there is only one range.
     """
-    return chunks_at(layout) if type(optimizer) in ELEMENTWISE else [0, layout.flags_offset]
+    return _cut_at(layout, _ranges_of(layout, optimizer))
 
 
 def chunks_at(layout: Layout) -> list[int]:
     """Return where chunks begin, in bytes: 0, each chunk's beginning, the end."""
-    return [0, *(chunk[0].entry.offset for chunk in chunks_of(layout)[1:]), layout.flags_offset]
+    return _cut_at(layout, chunks_of(layout))
+
+
+def _cut_at(layout: Layout, ranges: list[list[Piece]]) -> list[int]:
+    return [0, *(pieces[0].entry.offset for pieces in ranges[1:]), layout.flags_offset]
+
+
+def _ranges_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[list[Piece]]:
+    """What one call of the optimizer takes, for each: all of them make a version."""
+    if type(optimizer) in ELEMENTWISE:
+        return chunks_of(layout)
+    return _runs_of(layout) if type(optimizer) in WHOLE else [_whole(layout)]
+
+
+def _runs_of(layout: Layout) -> list[list[Piece]]:
+    """Every arena in runs of whole parameters, of CHUNK elements or less unless one parameter has more."""
+    runs: list[list[Piece]] = []
+    ordered = sorted((entry.offset, number) for number, entry in enumerate(layout.moving))
+    for _, arena in groupby((number for _, number in ordered), key=lambda n: _arena(layout.moving[n])):
+        left = -1
+        for number in arena:
+            entry = layout.moving[number]
+            if entry.count > left:
+                runs.append([])
+                left = CHUNK
+            runs[-1].append(Piece(entry, (Span(number, 0, 0, entry.count),)))
+            left -= entry.count
+    return runs
 
 
 def _run(layout: Layout, numbers: list[int]) -> Piece:
