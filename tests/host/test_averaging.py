@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.core import shards
 from paceline.core.items import Item, Mean, Partial
-from paceline.host import messages
+from paceline.host import averaging, messages
 from paceline.host.averaging import Averaging, Group, Part
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
@@ -48,6 +49,8 @@ class Model(nn.Module):
 @pytest.fixture(autouse=True, params=[256, 1 << 20], ids=["many slices", "one slice"])
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "CHUNK", request.param)
+    monkeypatch.setattr(averaging, "STEP", 2000)
+    monkeypatch.setattr(shards, "PIECE", 1)
 
 
 @pytest.fixture(params=HOSTS, ids=lambda hosts: " + ".join(str(len(there)) for there in hosts.values()))
@@ -157,24 +160,27 @@ class Net:
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
-        self.asked: dict[tuple[str, Owner], tuple[Item, list[tuple[str, int, int]], Callable[[], object]]] = {}
+        self.asked: dict[tuple[str, Owner], tuple[Item, list[tuple[str, int, int]], Any, Any]] = {}
 
     def deliveries(self) -> list[Callable[[], None]]:
         """What may come next: ranges that are where they were asked for."""
         found = []
-        for (to, owner), (item, ranges, _) in self.asked.items():
+        for (to, owner), (item, ranges, *_) in self.asked.items():
             for one in ranges:
-                if self.hosts[one[0]].averaging.look(item) == "here":  # type: ignore[arg-type]
+                if self.hosts[one[0]].averaging.look(item, one[1], one[2]) == "here":  # type: ignore[arg-type]
                     found.append(lambda to=to, owner=owner, one=one: self.deliver(to, owner, one))  # type: ignore[misc]
         return found
 
     def deliver(self, to: str, owner: Owner, one: tuple[str, int, int]) -> None:
-        item, ranges, arrived = self.asked[to, owner]
+        item, ranges, arrived, more = self.asked[to, owner]
         source, begin, end = one
         self.hosts[to].memory(item)[begin:end] = self.hosts[source].memory(item)[begin:end]
         ranges.remove(one)
         if not ranges:
             del self.asked[to, owner]
+        if more is not None:
+            more(begin, end)
+        if not ranges:
             arrived()
 
 
@@ -184,8 +190,8 @@ class Wire:
     def __init__(self, net: Net, host: Host) -> None:
         self.net, self.host = net, host
 
-    def fetch(self, item: Any, owner: Owner, arrived: Callable[[], object], lost: Any) -> None:
-        self.net.asked[self.host.name, owner] = item, list(self.host.averaging.ranges(item)), arrived
+    def fetch(self, item: Any, owner: Owner, arrived: Callable[[], object], lost: Any, more: Any = None) -> None:
+        self.net.asked[self.host.name, owner] = item, list(self.host.averaging.ranges(item)), arrived, more
 
     def cancel(self, owner: Owner) -> None:
         self.net.asked.pop((self.host.name, owner), None)
@@ -293,12 +299,12 @@ def test_a_death_at_any_moment_ends_in_a_mean_everywhere_or_in_nothing_written_a
 def test_a_host_serves_its_part_of_a_group_that_it_has_not_heard_of_once_it_has() -> None:
     company = Company({"a": (0, 1), "b": (2,)}, False, 0)
     a, b = company.net.hosts.values()
-    assert a.averaging.look(Partial(7, "a")) == "coming"
+    assert a.averaging.look(Partial(7, "a"), 0, 100) == "coming"
     company.begin(b)
-    assert b.averaging.look(Partial(7, "b")) == "here"
+    assert b.averaging.look(Partial(7, "b"), 0, 100) == "here"
     company.begin(a)
-    assert a.averaging.look(Partial(7, "a")) == "coming"
-    for share in a.shares():
-        share()
-    assert a.averaging.look(Partial(7, "a")) == "here"
-    assert a.averaging.look(Mean(7)) == "coming"
+    assert a.averaging.look(Partial(7, "a"), 0, 100) == "coming"
+    while shares := a.shares():
+        shares[0]()
+    assert a.averaging.look(Partial(7, "a"), 0, 100) == "here"
+    assert a.averaging.look(Mean(7), 0, 100) == "coming"

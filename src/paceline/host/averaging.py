@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, cast
 
 from paceline.core.items import Item, Mean, Partial
@@ -19,6 +20,7 @@ from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel, End
 from paceline.host import messages
+from paceline.host.coverage import Coverage
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
 from paceline.host.plan import Plan
@@ -27,6 +29,13 @@ from paceline.host.shelf import Owner, Shelf
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.carrier import Carrier
     from paceline.host.fetches import Where
+
+
+STEP = 4 << 20
+"""Bytes that are summed at once between hosts. What is summed leaves while the rest is, and what has come is summed
+while the rest comes: 25 orders to a thread for a model of 100 MB, which take a tenth of a millisecond each."""
+Range = tuple[int, int]
+"""The first byte, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +93,20 @@ class _Work:
     """Members whose threads make shares here."""
     awaited: set[int] = field(default_factory=set)
     """Of these, those whose share is not made yet."""
-    sums: list[Part] = field(default_factory=list)
-    """Whose members' sum is still to be made here, in order."""
+    sums: list[tuple[Part, Range]] = field(default_factory=list)
+    """Whose members' sum is still to be made here, and which bytes of it, in order."""
+    summed: dict[str, Coverage] = field(default_factory=dict)
+    """By host: which bytes are here of what its members give: made here, or come from there."""
+    slice: list[Range] = field(default_factory=list)
+    """Which bytes of the mean are still to be made here."""
+    has: Coverage = field(default_factory=Coverage)
+    """Which are made."""
+    does: Callable[[], None] | None = None
+    """What the shares that are awaited come to."""
     terms: dict[str, int] = field(default_factory=dict)
     """By host: the place of what its members give, if that is here, or comes here."""
-    coming: set[str] = field(default_factory=set)
-    """Hosts whose partials are on their way."""
     slices: Sequence[Shard] = ()
     """Which host makes which bytes of the mean."""
-    sliced: bool = False
-    """Whether the slice that is made here was ordered."""
-    made: bool = False
-    """Whether it is made, or none is."""
     whole: bool = False
     """Whether the other slices are here."""
     broken: bool = False
@@ -175,28 +186,45 @@ class Averaging:
         mine = tuple(worker for worker in members if worker in self._averagers)
         work = self._works[group.number] = _Work(group, mine)
         work.broken = len(mine) < len(members) and not self._deaths_are_told
-        for part in group.parts if len(group.parts) > 1 else ():
-            if not self.is_at(part.host) or len(part.sources) > 1:
-                term = Partial(group.number, part.host)
-                place = self._shelf.put(term, _owner(term), self._plan.shared)
-                assert place is not None  # `plan.REPLICAS` counts these
-                work.terms[part.host] = place
-            else:
-                work.terms[part.host] = part.sources[0]
-        work.sums = [part for part in here if len(part.sources) > 1 and len(group.parts) > 1]
         hosts = [part.host for part in group.parts]
         work.slices = cut(self._offer().averaged_at, hosts) if elsewhere else [Shard(self._name, 0, self._end)]
-        if elsewhere:
-            own = self._own(work)
-            work.coming = set() if own is None else {part.host for part in elsewhere}
-            work.whole = all(one.host == self._name for one in work.slices)
-            for host in list(work.coming):
-                self._fetch(Partial(group.number, host), partial(self._came, work, host))
-            if not work.whole:
-                self._fetch(Mean(group.number), partial(self._whole, work))
-        else:
-            work.whole = True
+        for part in group.parts if len(group.parts) > 1 else ():
+            self._give(work, part)
+        own = self._own(work)
+        work.slice = [] if own is None else self._steps(own) if elsewhere else [(0, self._end)]
+        work.whole = all(one.host == self._name for one in work.slices)
+        for part in elsewhere if own is not None else ():
+            self._fetch(Partial(group.number, part.host), lambda: None, partial(self._came, work, part.host))
+        if not work.whole:
+            self._fetch(Mean(group.number), partial(self._whole, work))
+        if self._carrier is not None and len(group.parts) > 1:
+            self._carrier.made(Partial(group.number, self._name))
         self._go_on(work)
+
+    def _give(self, work: _Work, part: Part) -> None:
+        """Lay out what the members of a host give, if that is no member's own place."""
+        here, summed = self.is_at(part.host), work.summed.setdefault(part.host, Coverage())
+        if here and len(part.sources) == 1:
+            work.terms[part.host] = part.sources[0]
+            summed.add(0, self._offer().push_bytes)
+            return
+        term = Partial(work.group.number, part.host)
+        place = self._shelf.put(term, _owner(term), self._plan.shared)
+        assert place is not None  # `plan.REPLICAS` counts these
+        work.terms[part.host] = place
+        if here:
+            steps = [self._steps(one) for one in work.slices] if self._carrier is not None else [[(0, self._end)]]
+            # of each slice some, in turn: the host that makes it waits for no other's
+            work.sums += [(part, one) for these in zip_longest(*steps) for one in these if one is not None]
+
+    def _steps(self, one: Shard) -> list[Range]:
+        """The bytes of a slice, as they are summed at once."""
+        found: list[Range] = []
+        for _, begin, end in pieces(self._offer().averaged_at, [one]):
+            if found and end - found[-1][0] <= STEP:
+                begin = found.pop()[0]
+            found.append((begin, end))
+        return found
 
     def drop(self, number: int) -> None:
         """The group fails: give its average up. `AveragingNews.given_up` is told once nothing is written for it."""
@@ -225,24 +253,26 @@ class Averaging:
         if isinstance(item, Partial):
             own = self._own(work)
             assert own is not None
-            begin, end = self._end, self._end + self._offer().flags_bytes  # which parameters each term has
-            flags = [(item.host, begin, end)] if own.begin else []
-            return self._bytes_of([own._replace(host=item.host)]) + flags
-        return self._bytes_of([one for one in work.slices if one.host != self._name])
+            return [(item.host, *self._flags(own)), *pieces(self._offer().averaged_at, [own._replace(host=item.host)])]
+        found = list[tuple[str, int, int]]()
+        for one in work.slices:
+            if one.host != self._name:
+                found += pieces(self._offer().averaged_at, [one])
+                found += [(one.host, *self._flags(one))] if one.begin == 0 else []
+        return found
 
     def place(self, item: Partial | Mean) -> int:
         """Where that is, or comes to."""
         work = self._works[item.group]
         return work.terms[item.host] if isinstance(item, Partial) else work.group.target
 
-    def look(self, item: Partial | Mean) -> Where:
-        """Where what another host asks for is. That host may have heard of the group before this one has."""
+    def look(self, item: Partial | Mean, begin: int, end: int) -> Where:
+        """Where these bytes are, which another host asks for. It may have heard of the group before this one has."""
         work = self._works.get(item.group)
         if work is None or work.dropped:
             return "coming"
-        if isinstance(item, Partial):
-            return "here" if not work.sums and not self._sums_up(work) else "coming"
-        return "here" if work.made else "coming"
+        has = work.summed[self._name] if isinstance(item, Partial) else work.has
+        return "here" if has.has(begin, end) else "coming"
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -254,63 +284,73 @@ class Averaging:
     def _end(self) -> int:
         return self._offer().cuts[-1]
 
-    def _bytes_of(self, slices: Sequence[Shard]) -> list[tuple[str, int, int]]:
-        """What is asked for, of these slices. Flags and buffers of all parameters go with the first."""
-        offer, found = self._offer(), list[tuple[str, int, int]]()
-        for one in slices:
-            found += pieces(offer.averaged_at, [one])
-            if one.begin == 0:
-                found.append((one.host, self._end, offer.push_bytes))
-        return found
-
-    def _sums_up(self, work: _Work) -> bool:
-        """Whether a sum is being made here, which comes before all else."""
-        return bool(work.awaited) and not work.sliced
+    def _flags(self, one: Shard) -> Range:
+        """The bytes behind the parameters that go with that slice: flags of all, and with the first one buffers."""
+        offer = self._offer()
+        return self._end, offer.push_bytes if one.begin == 0 else self._end + offer.flags_bytes
 
     def _go_on(self, work: _Work) -> None:
         """Do what is next, if nothing is awaited for that."""
         if work.over or work.awaited:
             return
+        if work.does is not None:
+            does, work.does = work.does, None
+            if not work.broken:  # else a share is not made
+                does()
         if work.dropped:
             work.over = True
             self._news.given_up(work.group.number)
-            return
-        if work.broken:  # a member has died: whoever numbers groups is about to give this one up
-            return
-        if work.sums:
-            part = work.sums.pop(0)
-            self._order(work, part.sources, work.terms[part.host], part.weights, 0, (0, self._end))
-            return
-        if not work.sliced:
-            if self._carrier is not None and len(work.group.parts) > 1:
-                self._carrier.made(Partial(work.group.number, self._name))
-            if not work.coming:
-                self._slice(work)
-            return
-        if not work.made:
-            work.made = True
-            if self._carrier is not None and len(work.group.parts) > 1:
-                self._carrier.made(Mean(work.group.number))
-        if work.whole:
+        elif work.broken:
+            pass  # a member has died: whoever numbers groups is about to give this one up
+        elif work.sums:
+            part, within = work.sums.pop(0)
+            work.does = partial(self._summed, work, part.host, within)
+            self._order(work, part.sources, work.terms[part.host], part.weights, 0, within)
+        elif work.slice:
+            if (ready := self._next(work)) is not None:
+                work.slice.remove(ready)
+                work.does = partial(self._made, work, ready)
+                sources, weights = self._terms(work.group, work)
+                self._order(work, sources, work.group.target, weights, work.group.of, ready)
+        elif work.whole:
             work.over = True
             self._news.averaged(work.group.number)
 
-    def _slice(self, work: _Work) -> None:
-        """Have the slice made that is this host's, of what all hosts give."""
-        group, own = work.group, self._own(work)
-        work.sliced = True
-        if own is None:
-            self._go_on(work)
-            return
+    def _next(self, work: _Work) -> Range | None:
+        """Some of the slice of which all terms are here, flags included."""
+        own = self._own(work)
+        assert own is not None
+        flags = self._flags(own)
+        if not all(summed.has(*flags) for summed in work.summed.values()):
+            return None
+        return next((one for one in work.slice if all(summed.has(*one) for summed in work.summed.values())), None)
+
+    def _summed(self, work: _Work, host: str, within: Range) -> None:
+        """So much is there of what the members of a host give."""
+        self._grows(work.summed[host], within)
+        if self._carrier is not None:
+            self._carrier.made(Partial(work.group.number, host))
+
+    def _made(self, work: _Work, within: Range) -> None:
+        """So much of the slice is made."""
+        self._grows(work.has, within)
+        if self._carrier is not None and len(work.group.parts) > 1:
+            self._carrier.made(Mean(work.group.number))
+
+    def _grows(self, coverage: Coverage, within: Range) -> None:
+        """These bytes are made. What lies behind the parameters goes with the first of them."""
+        coverage.add(*within)
+        if within[0] == 0:
+            coverage.add(self._end, self._offer().push_bytes)
+
+    def _terms(self, group: Group, work: _Work) -> tuple[Sequence[int], Sequence[float] | None]:
+        """What is averaged: what each host gives, or where there is one, what each member has. And the weights."""
         if len(group.parts) == 1:
-            (part,) = group.parts
-            sources, weights = part.sources, part.weights
-        else:
-            sources = tuple(work.terms[part.host] for part in group.parts)
-            weights = None
-            if all(part.weights is not None for part in group.parts):
-                weights = tuple(_weight(part) for part in group.parts)
-        self._order(work, sources, group.target, weights, group.of, (own.begin, own.end))
+            return group.parts[0].sources, group.parts[0].weights
+        weights = None
+        if all(part.weights is not None for part in group.parts):
+            weights = [_weight(part) for part in group.parts]
+        return [work.terms[part.host] for part in group.parts], weights
 
     def _order(
         self,
@@ -351,20 +391,20 @@ class Averaging:
             work.awaited.discard(worker)
             self._go_on(work)
 
-    def _fetch(self, item: Partial | Mean, there: Callable[[], None]) -> None:
+    def _fetch(
+        self, item: Partial | Mean, there: Callable[[], None], more: Callable[[int, int], None] | None = None
+    ) -> None:
         assert self._carrier is not None
         # of a host that is lost nothing comes, and its members have died: the group fails
-        self._carrier.fetch(item, _fetched(item), there, lambda why: None)
+        self._carrier.fetch(item, _fetched(item), there, lambda why: None, more)
 
-    def _came(self, work: _Work, host: str) -> None:
-        work.coming.discard(host)
-        if not work.sums and not self._sums_up(work):
-            self._go_on(work)
+    def _came(self, work: _Work, host: str, begin: int, end: int) -> None:
+        work.summed[host].add(begin, end)
+        self._go_on(work)
 
     def _whole(self, work: _Work) -> None:
         work.whole = True
-        if work.made:
-            self._go_on(work)
+        self._go_on(work)
 
     def _cancel(self, work: _Work) -> None:
         """Fetch nothing for it any more."""

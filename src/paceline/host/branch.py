@@ -632,7 +632,7 @@ class Branch:
         if isinstance(item, Sum):
             return self._arithmetic.summer.look(item, begin, end)
         if isinstance(item, Partial | Mean | Replica):
-            return "gone" if self._replicas is None else self._replicas.look(item)
+            return "gone" if self._replicas is None else self._replicas.look(item, begin, end)
         if isinstance(item, Update) and item.worker in self._seats:  # else a range of it that was made here moves
             return self._computing.look(item, begin, end, laid=self.shelf.has(item))
         if isinstance(item, Buffers):

@@ -80,6 +80,7 @@ class _Told:
 
     arrived: Callable[[], object]
     lost: Callable[[str], object]
+    more: Callable[[int, int], object] | None = None
 
 
 @dataclass(slots=True)
@@ -161,12 +162,20 @@ class Carrier:
 
     # --- what is fetched ----------------------------------------------------------------------------
 
-    def fetch(self, item: Item, owner: Owner, arrived: Callable[[], object], lost: Callable[[str], object]) -> None:
+    def fetch(
+        self,
+        item: Item,
+        owner: Owner,
+        arrived: Callable[[], object],
+        lost: Callable[[str], object],
+        more: Callable[[int, int], object] | None = None,
+    ) -> None:
         """Bring the item here for that owner. Then call `arrived`, or `lost` with why it can't come.
 
-        Each fetch has an owner of its own. An item on its way is brought once, for all its owners.
+        `more(begin, end)` is told of bytes as they come, before that. Each fetch has an owner of its own. An item on
+        its way is brought once, for all its owners.
         """
-        told = _Told(arrived, lost)
+        told = _Told(arrived, lost, more)
         if (one := self._waiting.get(owner)) is None:
             self._fetch(item, owner, told)
             return
@@ -264,9 +273,12 @@ class Carrier:
         """See `BulkNews`."""
         if (missing := self._fetches.missing(peer, request)) is None:
             return
-        for one in self._waiting.values():
-            if one.since is None and one.named == missing.named:
-                one.since = self._now()
+        waiting = [one for one in self._waiting.values() if one.named == missing.named]
+        for one in waiting:
+            one.since = self._now() if one.since is None else one.since
+        for one in waiting:
+            if one.told is not None and one.told.more is not None:
+                one.told.more(missing.begin, missing.begin + count)
         self._obey(self._fetches.arrived(peer, request, missing.begin, missing.begin + count))
 
     # --- inside -------------------------------------------------------------------------------------

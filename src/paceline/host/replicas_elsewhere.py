@@ -191,10 +191,10 @@ class ReplicasElsewhere:
             return self._head.averaging.place(item)
         return self._head.shelf.place(item)
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
         if isinstance(item, Partial | Mean):
-            return self._head.averaging.look(item)
+            return self._head.averaging.look(item, begin, end)
         return "here" if self._head.shelf.has(item) else "gone"
 
     # --- inside -------------------------------------------------------------------------------------

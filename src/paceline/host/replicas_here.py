@@ -121,10 +121,10 @@ class ReplicasHere:
             return self.averaging.place(item)
         return self._lent[item][0] if item in self._lent else self._borrowed[item][1]
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         """Where that is, which another host asks for."""
         if isinstance(item, Partial | Mean):
-            return self.averaging.look(item)
+            return self.averaging.look(item, begin, end)
         return "here" if item in self._lent else "coming"
 
     def _source(self, host: str, source: int) -> int:

@@ -330,7 +330,7 @@ class SeveralHosts:
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
-            return "gone" if self.replicas is None else self.replicas.look(item)
+            return "gone" if self.replicas is None else self.replicas.look(item, begin, end)
         return "here" if item in self._attached else self._head.look(item, begin, end)
 
     def view(self, item: Item) -> Span:
