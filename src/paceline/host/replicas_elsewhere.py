@@ -171,7 +171,6 @@ class ReplicasElsewhere:
         for number, one in list(self._carried.items()):
             if (host in (one.source, one.host) and self._head.name not in (one.source, one.host)) or host == one.host:
                 self._lost(number, why)
-        self._head.averages.host_lost(host)
 
     def back(self, worker: int) -> None:
         """A new process is about to begin as this worker."""

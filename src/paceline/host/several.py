@@ -256,6 +256,7 @@ class SeveralHosts:
             if worker not in self._gone:
                 self._gone.add(worker)
                 self._news.gone(worker, signal.SIGKILL)
+        self._head.averages.host_lost(name)  # now that its members are known to have died
         if not other.workers:
             self.gathered()
 
