@@ -91,8 +91,6 @@ class _There:
     """The version that the segment began with."""
     known: set[str] = field(default_factory=set)
     """All hosts of the segment, those that came later included."""
-    begun: int | None = None
-    """Bytes of what training begins with."""
     begin_with: set[str] = field(default_factory=set)
     """Hosts that have fetched what training begins with."""
     awaited: set[int] = field(default_factory=set)
@@ -182,9 +180,8 @@ class _There:
         self.mean = None  # what came for it after the snapshot is not in the ledger
 
     def _beginning(self, fetch: Fetch) -> None:
-        if self.begun not in (None, fetch.bytes):
-            raise Broken(FETCHES, f"{self.begun} bytes, as others fetch of version {self.first}", fetch.bytes)
-        self.begun = fetch.bytes
+        self.size = fetch.bytes if self.size is None else self.size
+        self._is(fetch.bytes, self.size, f"bytes of version {self.first}, as of each replica")
         self.begin_with.add(fetch.host)
 
     def _began(self, worker: int) -> None:
