@@ -552,7 +552,8 @@ def _table(past: Past) -> list[str]:
     if rest := len(past.spent) - len(worst):
         lines.append(f"and {_count(rest, 'more worker')}, for which others waited no longer")
     without = {one for link in past.links for one in (link.source, link.host)} - {past.head, *past.hosts.values()}
-    return [*lines, *(f"host {host} had no workers, and made a part of every version" for host in sorted(without))]
+    did = "took no part" if past.run.choice.spec.in_groups else "made a part of every version"
+    return [*lines, *(f"host {host} had no workers, and {did}" for host in sorted(without))]
 
 
 def _who(past: Past, total: float) -> list[str]:
