@@ -89,9 +89,10 @@ def test_a_slice_that_no_row_says_was_fetched_is_caught(real: Callable[[str], Pa
 def test_a_replica_that_no_row_says_was_fetched_for_a_recorded_mean_is_caught(
     real: Callable[[str], Path], name: str
 ) -> None:
+    """The last mean is fetched for twice, as workers end with it. So all rows of a worker are taken away."""
     folder = real(name)
-    of_mean = "SELECT min(rowid) FROM fetches WHERE kind = 'replica' AND host = 'node-0'"
-    edited(folder, f"DELETE FROM fetches WHERE rowid = ({of_mean})")
+    last = "(SELECT max(worker) FROM fetches WHERE kind = 'replica')"
+    edited(folder, f"DELETE FROM fetches WHERE kind = 'replica' AND host = 'node-0' AND worker = {last}")
     found = wrong(forged(folder, lambda rows: None))
     assert (found.table, found.rule) == ("consensus", broken.FETCHED)
 
@@ -149,7 +150,8 @@ def test_a_slice_of_a_host_that_makes_none_is_caught(real: Callable[[str], Path]
         rows.insert(rows.index(row), [*row[:HOST], row[SOURCE], row[HOST], *row[KIND:]])
 
     found = wrong(forged(real("three"), another))
-    assert (found.table, found.rule, found.found) == ("facts", broken.FETCHES, "one from node-1")
+    assert (found.table, found.rule) == ("facts", broken.FETCHES)
+    assert found.found.startswith("one from node-")
 
 
 def test_a_slice_that_no_host_has_made_is_caught_though_nothing_says_that_there_was_one(
