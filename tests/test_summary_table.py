@@ -54,6 +54,16 @@ def test_each_worker_s_line_names_its_host_if_there_are_several(capsys: pytest.C
     assert "host" not in shown([50, 50, 50], 32.0, capsys)
 
 
+@pytest.mark.parametrize(
+    ("consensus", "did"), [([], "made a part of every version"), ([{"version": 1, "distance": 0.5}], "took no part")]
+)
+def test_a_host_without_workers_has_made_parts_of_versions_only_where_there_is_a_store(
+    capsys: pytest.CaptureFixture[str], consensus: list[Any], did: str
+) -> None:
+    per_host = [{"host": "node-0", "workers": [0]}, {"host": "far", "workers": []}]
+    assert f"host far had no workers, and {did}" in shown([50], 32.0, capsys, per_host=per_host, consensus=consensus)
+
+
 def test_a_resumed_run_says_how_often_and_what_was_undone(capsys: pytest.CaptureFixture[str]) -> None:
     undone = {"versions": 4, "samples": 64, "seconds": 0.25}
     assert "resumed 2 times; undone: 4 versions, 64 samples and 0.25 s\n" in shown(

@@ -116,3 +116,9 @@ def test_names_are_not_looked_at_before_all_hosts_have_come() -> None:
     check_shards_on("d", 3, choice, later=False, linked=False)
     with pytest.raises(ConfigError, match="one host"):
         check_shards_on("d", 1, choice, later=False, linked=False)
+
+
+def test_without_a_store_a_host_without_workers_is_told_to_bring_some() -> None:
+    """No other shards would give it something to do."""
+    why = why_idle("b", None, choose("ad-psgd", registry()), restart=False, later=False, linked=False)
+    assert why == "host b has no workers, and ad-psgd has no store: give it workers, or leave it out"

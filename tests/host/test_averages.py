@@ -13,6 +13,7 @@ from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinishe
 from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.errors import PeerLost
 from paceline.host import messages
+from paceline.host.averaging import Group
 from paceline.protocols import registry
 from support.companies import Averagers, Company, averager, company
 from support.seeds import each_seed
@@ -113,6 +114,44 @@ def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_the
     assert replicas(company) == before, "until the machine is told"
     company.host.tell(company.facts[1])
     assert {replicas(company)[0], replicas(company)[2]} == targets
+
+
+class OnTwoHosts:
+    """Makers of averages on two hosts, which are told nothing."""
+
+    def __init__(self) -> None:
+        self.dropped: list[int] = []
+
+    def begin(self, group: Group) -> set[str]:
+        return {"node-0", "node-1"}
+
+    def drop(self, number: int) -> None:
+        self.dropped.append(number)
+
+    def end(self, number: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("made_at_the_head", [True, False])
+def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
+    stepped: tuple[Company, Averagers], made_at_the_head: bool
+) -> None:
+    """Its members are heard to be gone only after that."""
+    company, _ = stepped
+    makers, before = OnTwoHosts(), replicas(company)
+    company.host.averages.makers = makers
+    company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
+    if made_at_the_head:
+        company.host.averages.has_made(0, "node-0")
+    company.host.averages.host_lost("node-1")
+    assert company.facts == []
+    company.leave(2)
+    if not made_at_the_head:
+        assert makers.dropped == [0]
+        company.host.averages.has_made(0, "node-0")
+    assert company.facts == [ReduceFailed(group=0, lost=(2,), at=0.0)]
+    assert replicas(company) == before
+    assert not company.host.progress.averaging
 
 
 def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited_and_counts_for_nothing(

@@ -230,6 +230,78 @@ def test_links_are_told_to_programs_with_their_numbers(tmp_path: Path, explained
     assert link["waited_for_updates_seconds"] == {}
 
 
+def averaging(folder: Path, *statements: str) -> Path:
+    """Two workers on each of two hosts that average gradients. Each link brings a slice of every average."""
+    scenario = Scenario(compute=0.05, nodes=2, network=Network(bandwidth=8e6, message=1_000_000))
+    simulated(folder, "all-reduce", steps=40, slow=None, scenario=scenario)
+    group = (
+        "SELECT orders.fact AS fact, {ends}, '{kind}', NULL, groups.number AS number, {size}, groups.ordered, {end} "
+        "FROM groups JOIN orders ON orders.kind = 'Reduce' AND json_extract(orders.body, '$.group') = groups.number"
+    )
+    partial = group.format(
+        ends="'node-0', 'node-1'", kind="partial", size=500_000, end="(groups.ordered + groups.ended) / 2 AS ended"
+    )
+    mean = group.format(ends="'node-1', 'node-0'", kind="mean", size=400_000, end="groups.ended AS ended")
+    rows = f"INSERT INTO fetches SELECT * FROM ({partial} UNION ALL {mean}) ORDER BY number, ended"
+    last = "INSERT INTO fetches VALUES (999, 'node-0', 'node-1', 'replica', 2, 10, 900000, 90.0, 90.1)"
+    return edited(folder, rows, last, *statements)
+
+
+def test_a_link_that_averages_came_over_last_is_named_with_those_that_waited_for_it(
+    tmp_path: Path, explained: Explain
+) -> None:
+    """Nobody waits for versions and updates where each worker owns a replica."""
+    said = explained(folder := averaging(tmp_path / "run"))
+    lines = [line for line in said.splitlines() if " on the link " in line]
+    assert len(lines) == 1, said
+    assert re.match(
+        r"Workers 0, 1, 2, 3 waited \d+ % of their time for averages on the link node-0 → node-1: ", lines[0]
+    )
+    told = {link["source"]: link for link in json.loads(explained(folder, "--json"))["links"]}
+    waited = told["node-0"]["waited_for_averages_seconds"]
+    (took,) = {round(seconds, 6) for seconds in waited.values()}
+    assert took > 0
+    assert told["node-1"]["waited_for_averages_seconds"] == {}
+    assert [told["node-0"][f"waited_for_{what}_seconds"] for what in ("versions", "updates")] == [{}, {}]
+
+
+def test_what_links_carried_is_said_by_kind_where_each_worker_owns_a_replica(
+    tmp_path: Path, explained: Explain
+) -> None:
+    said = explained(folder := averaging(tmp_path / "run"))
+    assert re.search(
+        r"\nThe link node-1 → node-0 carried 5 MB of sums of members in .*, 900 kB of replicas in 100 ms\.\n", said
+    )
+    assert re.search(r"\nThe link node-0 → node-1 carried 4 MB of slices of means in [^,]*\.\n", said)
+    (link,) = (one for one in json.loads(explained(folder, "--json"))["links"] if one["source"] == "node-1")
+    assert {kind: one["bytes"] for kind, one in link["kinds"].items()} == {"partial": 5_000_000, "replica": 900_000}
+    assert "carried" not in explained(on_two_hosts(tmp_path / "stored"))
+
+
+def test_a_wait_for_an_average_names_its_group_members_hosts_and_links(tmp_path: Path, explained: Explain) -> None:
+    folder = averaging(tmp_path / "run")
+    said = explained(folder, "--worker", "2", "--step", "3")
+    start = (
+        r"It waited (\S+ m?s) for group 3, which averaged the gradients of workers 0, 1, 2, 3 on node-0, node-1 and "
+    )
+    links = r"The link node-1 → node-0 brought 500 kB of sums of members in \S+ m?s; node-0 → node-1 brought 400 kB of "
+    last = r"slices of means in \1\. The last part came over node-0 → node-1\.\n"
+    assert re.search(rf"\n{start}finished after \1\. {links}{last}", said), said
+    assert "went into the mean gradient of group 3, every replica's version 4" in said
+    (average,) = json.loads(explained(folder, "--worker", "2", "--step", "3", "--json"))["averages"]
+    assert (average["group"], average["hosts"], average["outcome"]) == (3, ["node-0", "node-1"], "finished")
+    assert average["last"] == {"source": "node-0", "host": "node-1"}
+    assert average["waited_seconds"]["2"] == pytest.approx(average["ended_seconds"] - average["began_seconds"])
+    assert "for averages on the link node-0 → node-1." in explained(folder, "--worker", "2")
+
+
+def test_a_worker_that_computes_during_an_average_does_not_wait_for_it(tmp_path: Path, explained: Explain) -> None:
+    computes = "UPDATE step_times SET compute = compute + wait + pull, wait = 0, pull = 0 WHERE worker = 1"
+    said = explained(folder := averaging(tmp_path / "run", computes), "--worker", "1", "--step", "3")
+    assert "It did not wait for group 3, which averaged the gradients of workers 0, 1, 2, 3 on node-0, node-1" in said
+    assert "link" not in explained(folder, "--worker", "1")
+
+
 def test_on_one_machine_no_faster_network_is_recommended(tmp_path: Path, explained: Explain) -> None:
     """Its workers map the parameters from shared memory: transfers there are copies."""
     folder = simulated(tmp_path / "run", "asp", steps=60)
@@ -330,7 +402,7 @@ def test_a_step_of_the_slowest_did_not_wait(tmp_path: Path, explained: Explain) 
 def test_a_step_without_a_worker_is_that_of_every_worker(tmp_path: Path, explained: Explain) -> None:
     said = explained(simulated(tmp_path / "run", "all-reduce", steps=100), "--step", "3")
     assert [f"Step 3 of worker {worker} was released" in said for worker in range(4)] == [True] * 4
-    assert "in the mean gradient of group 3, every replica's version 4" in said
+    assert "went into the mean gradient of group 3, every replica's version 4" in said
 
 
 def test_a_worker_says_whom_it_waited_for_and_who_for_it(tmp_path: Path, explained: Explain) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.records.picture import LEFT, PULL, PUSH, RIGHT, STALE, TICKS_AT_MOST, WIDTH, draw
-from paceline.records.timeline import Computing, Lane, Stay, Switch, Timeline, Transfer, Version, Waiting
+from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer, Version, Waiting
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -59,6 +59,18 @@ def test_each_lane_names_its_host_if_there_are_several() -> None:
     hosts = {0: "node-0", 1: "a-host-with-a-long-name", 2: "node-2"}
     named = [text for text in texts(draw(replace(RUN, hosts=hosts))) if text not in texts(draw(RUN))]
     assert named == ["node-0", "a-host-wi\u2026", "node-2"]
+
+
+def test_an_average_names_its_members_hosts_if_there_are_several() -> None:
+    one = Averaging(began=1.0, ended=2.0, group=4, members=(0, 1), what="parameters", outcome="finished")
+    run = replace(RUN, lanes=tuple(replace(one_lane, averaging=(one,)) for one_lane in RUN.lanes[:2]))
+
+    def said(run: Timeline) -> set[str]:
+        return {title for title, _ in bars(draw(run)) if title.startswith("group")}
+
+    assert said(run) == {"group 4 averages parameters of workers 0, 1: finished"}
+    on_two = replace(run, hosts={0: "node-0", 1: "far"})
+    assert said(on_two) == {"group 4 averages parameters of workers 0, 1 on node-0, far: finished"}
 
 
 def test_it_is_one_svg_that_needs_no_other_file() -> None:

@@ -18,6 +18,7 @@ from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
 SCRIPT = """
 import time
 from pathlib import Path
@@ -112,6 +113,21 @@ def test_a_host_that_comes_while_others_train_takes_part(protocol: str, launch: 
     config = tomllib.loads((run.folder / "config.toml").read_text())
     assert [host["name"] for host in config["scenario"]["host"]] == ["head", "b", "c"]
     assert set(config["environment"]["hosts"]) == {"head", "b", "c"}
+    is_sound(run)
+
+
+@pytest.mark.parametrize("protocol", IN_GROUPS)
+def test_a_host_that_comes_while_others_average_takes_part(protocol: str, launch: Launch) -> None:
+    """It fetches the replica that its worker shows before that has joined."""
+    head, address = begun(launch, script(), "-p", protocol)
+    others = [joined(launch, address, "b")]
+    said(head, "the run begins with 2 hosts, and 1 more may come")
+    others.append(joined(launch, address, "c"))
+    run = ended(head).completed()
+    assert [ended(other).code for other in others] == [0, 0]
+    assert facts(run, "WorkerJoined") == [("WorkerJoined", 2)]
+    shown = "SELECT count(*) FROM fetches WHERE kind = 'replica' AND host = 'c' AND worker <> 2"
+    assert run.rows(shown) == [(1,)]
     is_sound(run)
 
 

@@ -123,6 +123,14 @@ def test_all_reduce_over_hosts_comes_to_what_it_comes_to_on_one(launch: Launch) 
     assert all(torch.allclose(several[name].double(), one[name].double(), rtol=1e-9) for name in one)
 
 
+@pytest.mark.parametrize("protocol", IN_GROUPS)
+def test_what_replicas_on_other_hosts_begin_with_comes_with_its_buffers(protocol: str, launch: Launch) -> None:
+    """A group may average them before their workers have made a step, which brings the scripts' own buffers."""
+    run = launch.run(script(), *HOSTS, "-p", protocol, "--max-steps", "8").completed()
+    whole_replica = run.rows("SELECT DISTINCT bytes FROM fetches WHERE kind = 'replica'")
+    assert run.rows("SELECT DISTINCT bytes FROM fetches WHERE kind = 'version'") == whole_replica
+
+
 FILLS = "torch.nn.init.constant_(model[1].weight, 0.25)"
 
 

@@ -46,7 +46,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
         console.print(_workers(summary["per_worker"][:SHOWN], hosts))
         for one in per_host:
             if not one["workers"]:
-                console.print(f"host {one['host']} had no workers, and made a part of every version", markup=False)
+                did = "and took no part" if summary["consensus"] else "and made a part of every version"
+                console.print(f"host {one['host']} had no workers, {did}", markup=False)
     if rest := summary["per_worker"][SHOWN:]:
         console.print(f"and {len(rest)} more workers, with {_between([row['steps'] for row in rest])} steps each")
     if rate is None and summary["workers"] > 1 and summary["per_worker"]:

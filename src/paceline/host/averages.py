@@ -169,9 +169,11 @@ class Averages:
         return True
 
     def host_lost(self, host: str) -> None:
-        """That host takes no part any more: nothing is awaited of it."""
-        for number in list(self._averages):
-            self.has_made(number, host)
+        """That host takes no part any more: nothing is awaited of it. Its members are about to be gone: see `gone`."""
+        for average in list(self._averages.values()):
+            average.awaited.discard(host)
+            if average.lost:  # a member was gone before
+                self._end(average)
 
     def finished(self, group: int) -> None:
         """The machine is told that the group has averaged: its mean takes effect now."""
@@ -226,6 +228,8 @@ class Averages:
             average.lost = True
             if average.awaited:
                 self.makers.drop(average.order.group)
+            else:  # all that was still awaited was its host's
+                self._end(average)
 
     def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[Part, ...]:
         """What is averaged, by host."""

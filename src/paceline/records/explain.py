@@ -29,6 +29,7 @@ from paceline.core.listed import count, listed, workers_named
 from paceline.core.orders import Release, Why
 from paceline.errors import ConfigError
 from paceline.records import waits
+from paceline.records.averages import Average, Averages, Moved
 from paceline.records.fates import Dropped, Fate, Fates, Undone
 from paceline.records.links import Link, Moving, links
 from paceline.records.reading import RecordedRun
@@ -39,6 +40,14 @@ WORTH_SAYING = 0.05
 """A share of the time. A run does not suffer from what takes less."""
 SLOWER = 1.2
 """Times as long as the others' steps. A worker below that is not called slow."""
+MOVED = {
+    "version": "what training began with",
+    "partial": "sums of members",
+    "mean": "slices of means",
+    "replica": "replicas",
+    "other": "other things",
+}
+"""What moves between hosts where each worker owns a replica."""
 SHARED = 0.75
 """A share of what a host's workers made others wait. One worker with more of it is named itself."""
 RATES = ((1.0, "B/s"), (1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s"))
@@ -123,6 +132,10 @@ class Past:
     """The host of the head."""
     links: list[Link] = field(default_factory=list)
     """Between hosts; none in a run on one host."""
+    averaged: dict[tuple[str, str], Counter[int]] = field(default_factory=dict)
+    """By source and host: seconds that each worker waited for averages whose last part came over that link."""
+    averages: list[Average] = field(default_factory=list)
+    """The averages between hosts of the worker or step in question."""
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By worker: the first and the last step that it was released for."""
     waited: Waited = field(default_factory=Waited)
@@ -149,7 +162,7 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
     found = Past(run, worker, step)
     here: dict[int, float] = {}
     fates, holds, steps, moving = Fates(), Waits(), _Steps(run, found.spent), Moving(run.ledger, found.hosts)
-    blame = Blame(holds)
+    blame, averages = Blame(holds), Averages(run.ledger, found.hosts)
     at = 0.0
     for fact, orders in run.history():
         before, at = at, fact.at
@@ -175,14 +188,17 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
             for fate in fates.order(order):
                 if fate.step == step:
                     found.fates[fate.worker], found.settled[fate.worker] = fate, at
+        if (average := averages.record(fact, orders)) is not None:
+            _averaged(found, steps, average)
         if ended := holds.record(fact, orders):
             _judge(found, blame, steps, moving, ended, at)
+        steps.forget(min(blame.horizon(), averages.horizon()))
     _judge(found, blame, steps, moving, holds.rest(), inf)
     for one, since in here.items():
         found.spent.setdefault(one, Spent()).stayed += at - since
     found.spent = dict(sorted(found.spent.items()))
     found.typical = _typical(run, steps.finished)
-    found.links = links(run.ledger, found.hosts)
+    found.links = links(run.ledger, found.hosts, found.averaged if run.choice.spec.in_groups else None)
     return found
 
 
@@ -213,8 +229,21 @@ def _judge(found: Past, blame: Blame, steps: _Steps, moving: Moving, ended: Iter
             found.waits.append((wait, due))
         if about_worker and found.worker in due:
             found.kept_waiting[wait.worker] += 1
-    steps.forget(blame.horizon())
     moving.forget(blame.horizon())
+
+
+def _averaged(found: Past, steps: _Steps, average: Average) -> None:
+    """Add up how long members waited for an average that has ended."""
+    if average.last is None:  # it failed before anything had moved, or a replay made all of it on one host
+        return
+    steps.read(average.ended)
+    waited = found.averaged.setdefault(average.last, Counter())
+    for worker in average.members:
+        average.waited[worker] = steps.waiting(worker, average.began, average.ended)
+        if average.waited[worker]:
+            waited[worker] += average.waited[worker]  # type: ignore[assignment]
+    if (found.worker, found.step) != (None, None) and any(found.asked(*one) for one in average.after.items()):
+        found.averages.append(average)
 
 
 class _Steps:
@@ -225,8 +254,8 @@ class _Steps:
         rows = "SELECT worker, began, compute, push, wait, pull FROM step_times ORDER BY began"
         self._rows = run.ledger.execute(rows)
         self._next = next(self._rows, None)
-        self._steps: dict[int, list[tuple[float, float]]] = {}
-        """By worker: the beginning and end of each step that is kept, in order."""
+        self._steps: dict[int, list[tuple[float, float, float]]] = {}
+        """By worker: when each step that is kept began, was computed, and when the worker went on, in order."""
         self._kept = 0
         self._most = waits.LEAST
         self.finished: Counter[int] = Counter()
@@ -240,19 +269,30 @@ class _Steps:
             spent.compute += compute
             spent.wait += wait
             spent.transfer += push + pull
-            self._steps.setdefault(worker, []).append((began, began + compute))
+            self._steps.setdefault(worker, []).append((began, began + compute, began + compute + push + wait + pull))
             self.finished[worker] += 1
             self._kept += 1
             self._next = next(self._rows, None)
 
     def computing(self, worker: int, began: float, ended: float) -> float:
         """Return for how long that worker was computing within this time, in seconds."""
-        steps, seconds = self._steps.get(worker, []), 0.0
+        return sum(
+            max(0.0, min(computed, ended) - max(since, began)) for since, computed, _ in self._of(worker, began, ended)
+        )
+
+    def waiting(self, worker: int, began: float, ended: float) -> float:
+        """Return for how long that worker had computed a step and not gone on within this time, in seconds."""
+        return sum(
+            max(0.0, min(goes_on, ended) - max(computed, began))
+            for _, computed, goes_on in self._of(worker, began, ended)
+        )
+
+    def _of(self, worker: int, began: float, ended: float) -> Iterator[tuple[float, float, float]]:
+        steps = self._steps.get(worker, [])
         at = max(0, bisect_right(steps, (began, began)) - 1)
         while at < len(steps) and steps[at][0] < ended:
-            seconds += max(0.0, min(steps[at][1], ended) - max(steps[at][0], began))
+            yield steps[at]
             at += 1
-        return seconds
 
     def forget(self, before: float) -> None:
         """Forget the steps that ended before then, now and then."""
@@ -302,12 +342,13 @@ def _verdict(past: Past) -> list[str]:
         *_table(past),
         "",
     ]
-    lines += [*_who(past, total), *_links(past)]
+    lines += [*_who(past, total), *_links(past), *_carried(past)]
     unordered = phases["waiting"] - past.waited.seconds
     if unordered < WORTH_SAYING * total:
         return lines + _what_helps(past, phases, total)
     another, share = "Another " if past.waited.culprits else "", _percent(unordered, total)
-    lines.append(f"{another}{share} of the time went to waiting for the store, messages or a core.")
+    what = "averages" if past.run.choice.spec.in_groups else "the store"
+    lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(past, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(past, phases, total)
     return [*lines, *crowded, *helps]
@@ -349,13 +390,17 @@ def _of_worker(past: Past, worker: int) -> list[str]:
             f"{_seconds(past.waited.culprits[worker])} in all."
         )
     for link in past.links:
-        for what, waited in (("versions", link.versions), ("its updates", link.updates)):
+        kinds = ("versions", link.versions), ("its updates", link.updates), ("averages", link.averages)
+        for what, waited in kinds:
             if worker in waited:
                 seconds, share = _seconds(waited[worker]), _percent(waited[worker], spent.stayed)
                 lines.append(f"It waited {seconds}, {share} of its time, for {what} on the link {link}.")
     for wait, due in sorted(past.waits, key=lambda one: -one[0].seconds)[:FEW]:
         when = "Before its first step" if wait.step < 0 else f"After step {wait.step}"
         lines.append(f"{when}: {_wait(past, wait, due)}")
+    for one in sorted((one for one in past.averages if one.waited[worker]), key=lambda one: -one.waited[worker])[:FEW]:
+        when = "Before its first step" if one.after[worker] < 0 else f"After step {one.after[worker]}"
+        lines.append(f"{when}: {_average(one, worker)}")
     return lines
 
 
@@ -411,8 +456,9 @@ def numbers(past: Past) -> dict[str, Any]:
         }
         for wait, due in past.waits
     ]
+    averages = {"averages": [_plain(one) for one in past.averages]} if past.averages else {}
     if past.step is None:
-        return {"workers": workers, "waits": its}
+        return {"workers": workers, "waits": its, **averages}
     steps = [
         {
             "worker": one,
@@ -425,7 +471,7 @@ def numbers(past: Past) -> dict[str, Any]:
         }
         for one in shown
     ]
-    return {"workers": workers, "waits": its, "steps": steps}
+    return {"workers": workers, "waits": its, "steps": steps, **averages}
 
 
 def _link(link: Link) -> dict[str, Any]:
@@ -436,7 +482,31 @@ def _link(link: Link) -> dict[str, Any]:
         "busy_seconds": link.busy.seconds,
         "waited_for_versions_seconds": {str(worker): seconds for worker, seconds in link.versions.items()},
         "waited_for_updates_seconds": {str(worker): seconds for worker, seconds in link.updates.items()},
+        "waited_for_averages_seconds": {str(worker): seconds for worker, seconds in link.averages.items()},
+        "kinds": _kinds(link.kinds),
     }
+
+
+def _plain(average: Average) -> dict[str, Any]:
+    source, host = average.last or (None, None)
+    return {
+        "group": average.group,
+        "what": average.what,
+        "members": list(average.members),
+        "hosts": list(average.hosts),
+        "began_seconds": average.began,
+        "ended_seconds": average.ended,
+        "outcome": average.outcome,
+        "waited_seconds": {str(worker): seconds for worker, seconds in average.waited.items()},
+        "moved": [
+            {"source": source, "host": host, "kinds": _kinds(kinds)} for (source, host), kinds in average.moved.items()
+        ],
+        "last": {"source": source, "host": host},
+    }
+
+
+def _kinds(kinds: Mapping[str, Moved]) -> dict[str, Any]:
+    return {kind: {"bytes": one.bytes, "busy_seconds": one.busy.seconds} for kind, one in kinds.items()}
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
@@ -458,7 +528,7 @@ def _became(past: Past, fate: Fate) -> str:
         return f"was dropped: {past.run.sentence(fate.why, past.settled[fate.worker])}"
     what = "its replica's version" if fate.replica else "the store's version"
     if fate.group is not None:
-        what = f"in the mean gradient of group {fate.group}, every replica's version"
+        what = f"the mean gradient of group {fate.group}, every replica's version"
     between = _count(fate.staleness, "version") if fate.staleness else "with no other"
     return f"went into {what} {fate.version}, {between} made in between"
 
@@ -482,7 +552,8 @@ def _table(past: Past) -> list[str]:
     if rest := len(past.spent) - len(worst):
         lines.append(f"and {_count(rest, 'more worker')}, for which others waited no longer")
     without = {one for link in past.links for one in (link.source, link.host)} - {past.head, *past.hosts.values()}
-    return [*lines, *(f"host {host} had no workers, and made a part of every version" for host in sorted(without))]
+    did = "took no part" if past.run.choice.spec.in_groups else "made a part of every version"
+    return [*lines, *(f"host {host} had no workers, and {did}" for host in sorted(without))]
 
 
 def _who(past: Past, total: float) -> list[str]:
@@ -531,20 +602,36 @@ def _links(past: Past) -> Iterator[str]:
     """Yield a sentence for each link that workers waited for much of their time, the worst first."""
     found = []
     for link in past.links:
-        for what, waited in (("versions", link.versions), ("updates", link.updates)):
+        for what, waited in (("versions", link.versions), ("updates", link.updates), ("averages", link.averages)):
             worth = [worker for worker in waited if past.spent[worker].share(waited[worker]) >= WORTH_SAYING]
             seconds, stayed = sum(waited[one] for one in worth), sum(past.spent[one].stayed for one in worth)
             if worth:
                 who = workers_named(worth).capitalize()
-                if len(worth) > 1 and len(worth) == len(waited):
+                if len(worth) > 1 and len(worth) == len(waited) and len({past.hosts[one] for one in worth}) == 1:
                     who = f"The workers of {past.hosts[worth[0]]}"
                 whose = "its" if len(worth) == 1 else "their"
-                of = what if what == "versions" else f"{whose} {what}"
+                of = f"{whose} {what}" if what == "updates" else what
                 share = f"{_percent(seconds, stayed)} of {whose} time"
                 line = f"{who} waited {share} for {of} on the link {link}: {_rate(link.rate)} while anything moved."
                 found.append((seconds, line))
     for _, line in sorted(found, key=lambda one: -one[0]):
         yield line
+
+
+def _carried(past: Past) -> Iterator[str]:
+    """Yield a sentence for each link of a run whose workers own replicas: what it carried. The busiest comes first."""
+    if not past.run.choice.spec.in_groups:
+        return
+    busiest = sorted(past.links, key=lambda link: -link.busy.seconds)
+    for link in busiest[:SHOWN]:
+        yield f"The link {link} carried {_what_moved(link.kinds)}."
+    if rest := busiest[SHOWN:]:
+        yield f"{_count(len(rest), 'more link')} carried things for a shorter time."
+
+
+def _what_moved(kinds: Mapping[str, Moved]) -> str:
+    there = [(MOVED[kind], kinds[kind]) for kind in MOVED if kind in kinds]
+    return listed([f"{_bytes(one.bytes)} of {name} in {_seconds(one.busy.seconds)}" for name, one in there])
 
 
 def _meanwhile(past: Past, culprits: Sequence[int]) -> str:
@@ -674,6 +761,7 @@ def _step(past: Past, worker: int, step: int) -> list[str]:
         usual = "" if typical is None else f" (computing one takes this worker {_seconds(typical)} as a rule)"
         lines.append(f"Its gradient was ready {_seconds(ready - at)} later{usual}.")
     its = [_wait(past, wait, due) for wait, due in past.waits if wait.worker == worker]
+    its += [_average(one, worker) for one in past.averages if one.after.get(worker) == step]
     lines += its
     if not its and ready is not None:
         lines.append("After it the worker was not told to wait.")
@@ -691,6 +779,22 @@ def _wait(past: Past, wait: Wait, due: Mapping[int, float]) -> str:
     number = "" if wait.cause is None else f" (fact {wait.cause})"
     why = past.run.sentence(wait.why, wait.began)
     return f"It waited {_seconds(wait.seconds)} {_for(wait.awaited)}{itself}, as {why}; then {ended}{number}."
+
+
+def _average(average: Average, worker: int) -> str:
+    """How long the worker waited for that average, and what moved for it."""
+    whose = f"the {average.what} of {workers_named(average.members)} on {listed(average.hosts)}"
+    took = f"{average.outcome} after {_seconds(average.ended - average.began)}"
+    moved = "; ".join(
+        f"{source} → {host} brought {_what_moved(kinds)}" for (source, host), kinds in average.moved.items()
+    )
+    assert average.last is not None
+    seconds = average.waited[worker]
+    waited = f"It waited {_seconds(seconds)} for" if seconds else "It did not wait for"
+    return (
+        f"{waited} group {average.group}, which averaged {whose} and {took}. "
+        f"The link {moved}. The last part came over {' → '.join(average.last)}."
+    )
 
 
 def _fact(fact: Fact) -> str:
@@ -744,12 +848,16 @@ def _for(awaited: int | None) -> str:
 
 
 def _waited_for(link: Link) -> float:
-    return sum(link.versions.values()) + sum(link.updates.values())
+    return sum(sum(waited.values()) for waited in (link.versions, link.updates, link.averages))
 
 
 def _rate(rate: float) -> str:
     unit, name = max(((one, name) for one, name in RATES if rate >= one), default=RATES[0])
     return f"{rate / unit:.3g} {name}"
+
+
+def _bytes(size: float) -> str:
+    return _rate(size).removesuffix("/s")
 
 
 def _seconds(seconds: float) -> str:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from paceline.records.averages import Moved
 from paceline.records.reading import read_fetches
 from paceline.records.times import Busy
 
@@ -15,7 +16,7 @@ LEAST = 1000
 
 _CAME_LAST = """
     SELECT kind, source, host, count(*) FROM (
-        SELECT kind, source, host, max(rowid) FROM fetches WHERE kind <> 'other'
+        SELECT kind, source, host, max(rowid) FROM fetches WHERE kind IN ('version', 'update', 'sum')
         GROUP BY kind, iif(kind = 'version', host, NULL), worker, number
     ) GROUP BY kind, source, host ORDER BY kind, source, host
 """
@@ -38,6 +39,10 @@ class Link:
     A wait for several links is divided among them by how often each one was the last to bring its part."""
     updates: dict[int, float] = field(default_factory=dict)
     """By worker: seconds that it waited for its updates to go over this link, divided in the same way."""
+    averages: dict[int, float] = field(default_factory=dict)
+    """By worker: seconds that it waited for averages of its groups whose last part came over this link."""
+    kinds: dict[str, Moved] = field(default_factory=dict)
+    """By kind of what moved, as `Fetch` has it."""
 
     def __str__(self) -> str:
         return f"{self.source} → {self.host}"
@@ -48,13 +53,26 @@ class Link:
         return self.bytes / self.busy.seconds if self.busy.seconds else 0.0
 
 
-def links(ledger: sqlite3.Connection, hosts: Mapping[int, str]) -> list[Link]:
-    """All links of a run that anything moved over, in the order of their names. `hosts`: by worker."""
+def links(
+    ledger: sqlite3.Connection,
+    hosts: Mapping[int, str],
+    averaged: Mapping[tuple[str, str], Mapping[int, float]] | None = None,
+) -> list[Link]:
+    """All links of a run that anything moved over, in the order of their names. `hosts`: by worker.
+
+    `averaged`: where each worker owns a replica, by link and worker: the seconds of waiting for averages whose last
+    part came over that link. No worker waits for versions and updates there.
+    """
     found: dict[tuple[str, str], Link] = {}
     for fetch in read_fetches(ledger):
         link = found.setdefault((fetch.source, fetch.host), Link(fetch.source, fetch.host))
         link.bytes += fetch.bytes
         link.busy.add(fetch.began, fetch.ended)
+        link.kinds.setdefault(fetch.kind, Moved()).add(fetch.bytes, fetch.began, fetch.ended)
+    if averaged is not None:
+        for ends, waited in averaged.items():
+            found[ends].averages.update(sorted(waited.items()))
+        return [found[ends] for ends in sorted(found)]
     last: dict[tuple[str, str], dict[Link, int]] = {}
     """By kind of item and the worker's host: how often each link was the one that was waited for."""
     for kind, source, host, times in ledger.execute(_CAME_LAST):

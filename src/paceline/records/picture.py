@@ -6,11 +6,11 @@ What is drawn depends on the timeline and the arguments alone, to the last byte.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from paceline.core.listed import cut, workers_named
+from paceline.core.listed import cut, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer
 
@@ -83,8 +83,7 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
         *_joined(timeline, scale),
     ]
     for place, lane in enumerate(timeline.lanes):
-        host = timeline.hosts.get(lane.worker, "")
-        lines += ["<g>", *_lane(lane, host, HEAD + LANE * place, scale), "</g>"]
+        lines += ["<g>", *_lane(lane, timeline.hosts, HEAD + LANE * place, scale), "</g>"]
     for switch in timeline.switches:
         if scale.shows(switch.since, switch.at) or scale.began <= switch.at <= scale.ended:
             lines += _switch(switch, scale, bottom)
@@ -144,10 +143,10 @@ def _versions(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[str]:
             yield _text(x, HEAD - 15, str(version.version), 11, anchor="middle", fill=FAINT)
 
 
-def _lane(lane: Lane, host: str, top: int, scale: _Scale) -> Iterator[str]:
+def _lane(lane: Lane, hosts: Mapping[int, str], top: int, scale: _Scale) -> Iterator[str]:
     bar = top + (LANE - BAR) // 2
     yield _text(16, top + LANE / 2, f"worker {lane.worker}", 13)
-    if host:
+    if host := hosts.get(lane.worker, ""):
         yield _text(16, top + LANE / 2 + 14, cut(host, 10), 11, fill=FAINT)
     for stay in lane.stays:
         if scale.shows(stay.began, stay.ended):
@@ -161,7 +160,7 @@ def _lane(lane: Lane, host: str, top: int, scale: _Scale) -> Iterator[str]:
     starts = [scale.x(one.began) for one in lane.averaging]
     for one, free in zip(lane.averaging, [*starts[1:], float(WIDTH - RIGHT)], strict=False):
         if scale.shows(one.began, one.ended):
-            yield from _averaging(one, bar, scale, free)
+            yield from _averaging(one, hosts, bar, scale, free)
 
 
 def _stay(stay: Stay, bar: int, scale: _Scale) -> Iterator[str]:
@@ -206,11 +205,13 @@ def _transfer(transfer: Transfer, bar: int, scale: _Scale) -> str:
     )
 
 
-def _averaging(one: Averaging, bar: int, scale: _Scale, free: float) -> Iterator[str]:
+def _averaging(one: Averaging, hosts: Mapping[int, str], bar: int, scale: _Scale, free: float) -> Iterator[str]:
     """A bar wide enough to be seen, and its group's number, if there is room up to `free`."""
     x, y, fill = scale.x(one.began), bar + BAR + GAP, _color(one)
     end = min(max(scale.x(one.ended), x + len(AVERAGES)), WIDTH - RIGHT)
-    about = f"group {one.group} averages {one.what} of {workers_named(one.members)}: {one.outcome or 'not ended'}"
+    there = listed([*dict.fromkeys(hosts[worker] for worker in one.members)]) if hosts else ""
+    whose = f"{workers_named(one.members)}{' on ' if there else ''}{there}"
+    about = f"group {one.group} averages {one.what} of {whose}: {one.outcome or 'not ended'}"
     paint = f'fill="#ffffff" stroke="{fill}"' if one.outcome == "failed" else f'fill="{fill}"'
     yield (
         f'<rect x="{x:.1f}" y="{y}" width="{end - x:.1f}" height="{THIN}" {paint}><title>{escape(about)}</title></rect>'

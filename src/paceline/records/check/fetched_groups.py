@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
@@ -19,17 +20,19 @@ from paceline.records.times import Fetch
 
 _EVENTS = """
     SELECT id AS fact, 0 AS part, kind, at, body FROM facts
-    WHERE kind IN ('TrainingBegan', 'WorkerJoined', 'WorkerLeft', 'ReduceFinished', 'ReduceFailed', 'ReplicaCopied')
+    WHERE kind IN ('TrainingBegan', 'WorkerJoined', 'WorkerLeft', 'ReduceFinished', 'ReplicaCopied')
     UNION ALL SELECT orders.fact, 1, orders.kind, facts.at, orders.body
-    FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind IN ('Reduce', 'CopyReplica')
+    FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind IN ('Reduce', 'StepReplica', 'CopyReplica')
     ORDER BY fact, part
 """
-"""What is told of groups and of workers, and what groups and joiners are ordered, in order."""
+"""What is told of groups and of workers, and what groups, replicas and joiners are ordered, in order."""
+_MEANS = "SELECT rowid, version, at, replicas FROM consensus WHERE at IS NOT NULL ORDER BY version"
+"""Recorded means, in order. One begins after the one before is written."""
 
 
 def fetches_of_groups(checking: Checking, rows: Iterator[tuple[Any, ...]]) -> int:
     """Compare each fetch with the groups at work. Return how many there were. For `rows` see `fetches`."""
-    there, number = _There(checking), 0
+    there, number = _There(checking, checking.run.ledger.execute(_MEANS)), 0
     for fact, part, *event in merge(checking.run.ledger.execute(_EVENTS), rows, key=itemgetter(0, 1)):
         if part == 2:
             there.fetch(*event)
@@ -37,6 +40,8 @@ def fetches_of_groups(checking: Checking, rows: Iterator[tuple[Any, ...]]) -> in
         else:
             checking.table, checking.row = "facts", fact
             there.event(*event)
+    there.means_until(math.inf)
+    there.end_mean()
     checking.table, checking.row = "fetches", None
     return number
 
@@ -60,6 +65,8 @@ class _There:
     """What is where, while a segment is told."""
 
     checking: Checking
+    means: Iterator[tuple[int, int, float, int]]
+    """(row, version, when it began, of how many replicas) of recorded means that have not begun."""
     number: int = -1
     """The segment."""
     head: str = ""
@@ -68,9 +75,8 @@ class _There:
     ended: float = -math.inf
     """When the last fetch had ended."""
     groups: dict[int, _Group] = field(default_factory=dict)
-    """By number, those with members on several hosts, until the next fact after they have ended."""
-    failed: set[int] = field(default_factory=set)
-    """Groups that have failed: hosts may have fetched for them before they heard of that."""
+    """By number, those with members on several hosts, until they have finished. For one that failed, hosts may have
+    fetched before they heard of that."""
     copies: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By joiner: whose replica it gets, and when that was ordered."""
     replicas: dict[tuple[int, str], float] = field(default_factory=dict)
@@ -78,10 +84,34 @@ class _There:
     sizes: dict[tuple[str, tuple[str, ...], str], int] = field(default_factory=dict)
     """By kind, the group's hosts, and the host that makes the slice: its bytes."""
     size: int | None = None
-    """Bytes of a replica."""
+    """Bytes of a replica, and of all slices of a mean together."""
+    flags: int | None = None
+    """Bytes that say which parameters a host's members have. The first slice brings them with all else."""
+    first: int = 0
+    """The version that the segment began with."""
+    known: set[str] = field(default_factory=set)
+    """All hosts of the segment, those that came later included."""
+    begin_with: set[str] = field(default_factory=set)
+    """Hosts that have fetched what training begins with."""
+    awaited: set[int] = field(default_factory=set)
+    """Workers of other hosts than the head that were there as training began and have made no step yet."""
+    changes: Counter[int] = field(default_factory=Counter)
+    """By worker: how often its replica had changed, at the most."""
+    left: set[int] = field(default_factory=set)
+    """Workers that have left. If their host has left, too, their replicas lie at the head."""
+    mean: tuple[int, int, float, int] | None = None
+    """The recorded mean that is being made, or was made last."""
+    then: tuple[int, int, float, int] | None = None
+    """The one after that."""
+    for_mean: set[int] = field(default_factory=set)
+    """Workers whose replicas the head has fetched since that mean began."""
+
+    def __post_init__(self) -> None:
+        self.then = next(self.means, None)
 
     def event(self, kind: str, at: float, body: str) -> None:
         """A fact, or an order."""
+        self.means_until(at)
         told = json.loads(body)
         match kind:
             case "TrainingBegan":
@@ -90,16 +120,25 @@ class _There:
                 self._begin(began)
             case "WorkerJoined":
                 self.host[told["worker"]] = told["host"]
+                self.known.add(told["host"])
+                self.left.discard(told["worker"])
+                self.changes[told["worker"]] += 1
+            case "WorkerLeft":
+                self.left.add(told["worker"])
+                self.awaited.discard(told["worker"])
+            case "StepReplica":
+                self.changes[told["worker"]] += 1
+                self._began(told["worker"])
             case "Reduce":
                 hosts = list(dict.fromkeys(self.host[worker] for worker in told["members"]))
                 if len(hosts) > 1:
                     self.groups[told["group"]] = _Group(hosts, at)
+                self.changes.update(told["members"])
             case "ReduceFinished" if told["group"] in self.groups:
                 self._finished(told["group"], at)
-            case "ReduceFailed" if told["group"] in self.groups:
-                self.failed.add(told["group"])
             case "CopyReplica":
                 self.copies[told["worker"]] = told["source"], at
+                self.changes[told["worker"]] += 1
             case "ReplicaCopied":
                 self._copied(told["source"], told["worker"], at)
 
@@ -112,6 +151,10 @@ class _There:
         if not after <= fetch.ended:
             raise Broken(FETCHES, f"it ends at {after!r} or later", fetch.ended)
         self.ended = fetch.ended
+        self.means_until(fetch.ended)
+        if fetch.host == fetch.source or not {fetch.host, fetch.source} <= self.known:
+            between = f"a fetch between two of {listed(sorted(self.known))}"
+            raise Broken(FETCHES, between, f"by {fetch.host} from {fetch.source}")
         match fetch.kind:
             case "other":
                 return
@@ -119,28 +162,65 @@ class _There:
                 self._of_group(fetch)
             case "replica":
                 self._replica(fetch)
-            case "version" if fetch.number == 0 and fetch.source == self.head != fetch.host:
-                return  # what training begins with
+            case "version" if fetch.number == self.first and fetch.source == self.head:
+                self._beginning(fetch)
             case _:
                 raise Broken(FETCHES, "a part of an average, or a replica", f"{fetch.kind} {fetch.number}")
 
     def _begin(self, fact: TrainingBegan) -> None:
         self.number += 1
         self.host = {worker: host for worker, host, _ in fact.members}
-        self.head, self.ended = fact.members[0][1], -math.inf
-        for outstanding in (self.groups, self.failed, self.copies, self.replicas, self.sizes):
+        self.head, self.first, self.ended = fact.members[0][1], fact.version, -math.inf
+        self.known = {*self.checking.run.segments[self.number].environment.get("hosts", ()), *self.host.values()}
+        by_worker = self.copies, self.replicas, self.changes, self.left, self.for_mean
+        for outstanding in (self.groups, *by_worker, self.sizes, self.begin_with):
             outstanding.clear()
+        self.awaited = {worker for worker, host in self.host.items() if host != self.head}
+        self.changes.update([*self.host])  # as scripts change what training begins with, before their first step
+        self.mean = None  # what came for it after the snapshot is not in the ledger
+
+    def _beginning(self, fetch: Fetch) -> None:
+        self.size = fetch.bytes if self.size is None else self.size
+        self._is(fetch.bytes, self.size, f"bytes of version {self.first}, as of each replica")
+        self.begin_with.add(fetch.host)
+
+    def _began(self, worker: int) -> None:
+        """The worker has made a step."""
+        if worker not in self.awaited:
+            return
+        self.awaited.discard(worker)
+        host = self.host[worker]
+        if host not in self.begin_with and (worker, host) not in self.replicas:
+            raise Broken(FETCHED, f"what worker {worker} begins with is fetched by {host}", "it never was")
+
+    def means_until(self, at: float) -> None:
+        """Each recorded mean that began by then has come after the one before was made."""
+        while self.then is not None and self.then[2] <= at:
+            self.end_mean()
+            self.mean, self.then = self.then, next(self.means, None)
+            self.for_mean.clear()
+
+    def end_mean(self) -> None:
+        """The recorded mean is made, if any: of replicas that lie at the head, or were fetched."""
+        if self.mean is None:
+            return
+        row, version, _, of = self.mean
+        here = {worker for worker, host in self.host.items() if host == self.head}
+        here |= {worker for worker in self.left if (worker, self.head) in self.replicas}  # as its host left, maybe
+        if len(here | self.for_mean) < of:
+            expected = f"{of - len(here)} replicas or more are fetched by {self.head} for version {version}"
+            raise Broken(FETCHED, expected, len(self.for_mean - here), "consensus", row)
 
     def _of_group(self, fetch: Fetch) -> None:
         assert fetch.number is not None
-        what = f"a slice of the mean of group {fetch.number}"
+        what = "a slice of the mean"
         if fetch.kind == "partial":
             what = f"what {fetch.source} gives to group {fetch.number}"
         group = self.groups.get(fetch.number)
         if group is None:
             raise Broken(FETCHES, f"{what}, of a group at work with members on several hosts", f"group {fetch.number}")
         both = fetch.host, fetch.source
-        if fetch.host == fetch.source or not {*both} <= {*group.hosts}:
+        if not {*both} <= {*group.hosts}:
             raise Broken(FETCHES, f"{what}, between two of {listed(group.hosts)}", f"by {both[0]} from {both[1]}")
         if fetch.began < group.ordered:
             raise Broken(FETCHES, f"{what} is fetched at {group.ordered!r}, when it is ordered, or later", fetch.began)
@@ -158,27 +238,61 @@ class _There:
         if not makers or makers != group.hosts[: len(makers)]:
             expected = f"the first of {listed(group.hosts)} to make slices of what group {number} averages to"
             raise Broken(FETCHED, expected, listed(makers) if makers else "none")
+        if others := [source for _, source in group.means if source not in makers]:
+            raise Broken(FETCHES, f"slices of group {number}'s mean from {listed(makers)}", f"one from {others[0]}")
         for host in group.hosts:
             for source in group.hosts:
                 if host in makers and source != host:
                     self._before(group.partials, (host, source), at, f"what {source} gives to group {number}")
                 if source in makers and source != host:
                     self._before(group.means, (host, source), at, f"the slice of {source} of group {number}'s mean")
+        self._bytes_of(number, group.hosts, makers)
+
+    def _bytes_of(self, number: int, hosts: list[str], makers: list[str]) -> None:
+        """Compare slices with each other: of what a host gives they are those of the mean, and all are a replica."""
+        size = 0
+        for host in makers:
+            slice_ = self.sizes["mean", (*hosts,), host]
+            size += slice_
+            flags = self.sizes["partial", (*hosts,), host] - slice_
+            if host == makers[0]:
+                self._is(flags, 0, f"bytes more in what {host} fetches for its slice of group {number}'s mean")
+            else:
+                self.flags = flags if self.flags is None else self.flags
+                self._is(flags, self.flags, f"bytes more in what {host} fetches for its slice of group {number}'s mean")
+        self.size = size if self.size is None else self.size
+        self._is(size, self.size, f"bytes in all slices of group {number}'s mean")
+
+    def _is(self, found: int, expected: int, what: str) -> None:
+        if found != expected:
+            raise Broken(FETCHES, f"{expected} {what}", found)
 
     def _replica(self, fetch: Fetch) -> None:
         assert fetch.worker is not None
-        own, hosts = self.host.get(fetch.worker), {*self.host.values()}
-        lies_at = own
-        if fetch.host == own and fetch.worker in self.copies:  # it is a copy, which a joiner there is given
-            lies_at = self.host[self.copies[fetch.worker][0]]
-        if lies_at is None or fetch.source not in (lies_at, self.head) or fetch.host not in hosts - {fetch.source}:
-            expected = f"the replica of worker {fetch.worker}, by another host from {lies_at}"
+        assert fetch.number is not None
+        own = self.host.get(fetch.worker)
+        if fetch.host != own:
+            lie_at = self._lie_at(fetch.worker)
+        else:  # its worker begins with it, or with a copy of another one as it joins
+            lie_at = {self.head}
+            if fetch.worker in self.copies:
+                lie_at |= self._lie_at(self.copies[fetch.worker][0])
+        if fetch.source not in lie_at:
+            expected = f"the replica of worker {fetch.worker}, by another host from {listed(sorted(lie_at))}"
             raise Broken(FETCHES, expected, f"by {fetch.host} from {fetch.source}")
-        if self.size is None:
-            self.size = fetch.bytes
-        if fetch.bytes != self.size:
-            raise Broken(FETCHES, f"{self.size} bytes, as each replica", fetch.bytes)
+        if fetch.number > self.changes[fetch.worker]:
+            most = f"the replica of worker {fetch.worker} after {self.changes[fetch.worker]} changes at the most"
+            raise Broken(FETCHES, most, f"after {fetch.number}")
+        self.size = fetch.bytes if self.size is None else self.size
+        self._is(fetch.bytes, self.size, "bytes, as each replica")
         self.replicas[fetch.worker, fetch.host] = fetch.ended
+        if fetch.host == self.head:
+            self.for_mean.add(fetch.worker)
+
+    def _lie_at(self, worker: int) -> set[str]:
+        """Where that worker's replica may be. The head has it if its host has left after the worker."""
+        own = self.host.get(worker)
+        return {*([own] if own is not None else []), *([self.head] if worker in self.left else [])}
 
     def _copied(self, source: int, worker: int, at: float) -> None:
         ordered = self.copies.pop(worker, None)

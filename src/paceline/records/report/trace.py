@@ -41,7 +41,9 @@ def _run(
         yield from _lane(number, name, lane, waits.get(lane.worker, ()), sentence)
     groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
     for one in groups.values():
-        about = {"members": list(one.members), "what": one.what, "outcome": one.outcome}
+        about: dict[str, Any] = {"members": list(one.members), "what": one.what, "outcome": one.outcome}
+        if timeline.hosts:
+            about["hosts"] = list(dict.fromkeys(timeline.hosts[worker] for worker in one.members))
         same = {"cat": "group", "name": f"group {one.group}", "id": one.group, "pid": number, "tid": 0}
         yield {**same, "ph": "b", "ts": _micro(one.began), "args": about}
         yield {**same, "ph": "e", "ts": _micro(one.ended)}
