@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from support.cluster_examples import command, lay_out, small
 from support.launch import Launch
+from support.nursery import Process
 from support.rays import RayCluster
 from support.recorded import checked
 from support.runs import Run, ended
@@ -107,6 +109,24 @@ print(run.status, len(run.summary["per_host"]))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "completed 2"
+    until(lambda: not ray_cluster.agents())
+
+
+def test_the_command_of_the_example_of_a_ray_job_trains_on_three_nodes(
+    launch: Launch, ray_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = small(command("ray.sh"))
+    run = launch.tmp_path / "shared"
+    words[words.index("--out") + 1] = str(run)
+    lay_out(launch.tmp_path)
+    monkeypatch.chdir(launch.tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)  # Ray sets it for the entrypoint of a job
+    process = Process(words)
+    process.folder = run  # type: ignore[attr-defined]
+    ran = ended(process).completed()
+    hosts = {host["host"] for host in ran.summary["per_host"]}
+    assert len(hosts) == 3
+    assert hosts > {"ray-1", "ray-2"}
     until(lambda: not ray_cluster.agents())
 
 
