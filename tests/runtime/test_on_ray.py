@@ -195,5 +195,10 @@ def test_what_can_t_be_is_refused_in_one_line(flags: tuple[str, ...], words: tup
     refused(launch.run(script(), "--on", "ray", "-n", "1", "--threads", "1", "-p", "asp", *flags), *words)
 
 
+def test_what_is_nearly_ray_is_refused_for_that_and_not_for_its_hosts(launch: Launch) -> None:
+    for on in "rays", "ray:3":
+        refused(launch.run(script(), "--on", on, "--hosts", "2", "-n", "1"), f'--on is "{on}"; it must be', "or ray")
+
+
 def test_an_address_of_ray_means_nothing_without_ray(launch: Launch) -> None:
     refused(launch.run(script(), "--address", "127.0.0.1:1"), "--address is 127.0.0.1:1", "--on ray")
