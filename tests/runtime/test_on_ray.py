@@ -53,7 +53,7 @@ WAITS = """
 
 SLOWLY = """
         (THERE / f"at-{paceline.worker()}").touch()
-        time.sleep(0.0 if (THERE / "go-on").exists() else 0.05)
+        time.sleep(0.0 if (THERE / "go-on").exists() else 0.2)
 """
 """Notes the same, and goes on slowly: who comes is given what another worker has, between two of its steps."""
 
@@ -160,7 +160,7 @@ def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
 def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
     launch: Launch, ray_cluster: RayCluster
 ) -> None:
-    process = launch.start(script(SLOWLY, epochs=100), *on(ray_cluster, "2:4"), "--on-loss", "continue")
+    process = launch.start(script(SLOWLY, epochs=30), *on(ray_cluster, "2:4"), "--on-loss", "continue")
     # two nodes besides this one are there, and the second of them comes as soon as the run has begun
     await_workers(launch, 0, 1, 2)
     ray_cluster.kill_node()
