@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
-from paceline.cli.main import parser
 from paceline.fabric.token import Token
 from paceline.runtime.launch.environment import placement
+from support.cluster_examples import CLUSTERS, command, lay_out, small
 from support.engines import free_port, jobset_at, pytorchjob_at, slurm_at
 from support.leftovers import Traces
 from support.nursery import Process
 from support.runs import ended
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-CLUSTERS = EXAMPLES / "clusters"
 ENGINES = {"slurm.sh": slurm_at, "jobset.yaml": jobset_at, "pytorchjob.yaml": pytorchjob_at}
-
-
-def command(file: str) -> list[str]:
-    """The words of `paceline run` in that file."""
-    text = (CLUSTERS / file).read_text()
-    if file.endswith(".sh"):
-        (line,) = re.findall(r"^srun .*$", text, re.MULTILINE)
-        words = shlex.split(line)
-        words = words[words.index("paceline") :]
-    else:
-        (line,) = re.findall(r"^ *command: (\[.*\])$", text, re.MULTILINE)
-        words = [str(word) for word in json.loads(line)]
-    assert words[:2] == ["paceline", "run"]
-    return words[1:]
+"""By file: the engine that starts its command on each host."""
+RAY = "ray.sh"
+"""Its command is started once, as the entrypoint of a Ray job: see `runtime/test_on_ray.py`, which has a cluster."""
 
 
 def test_every_file_is_tried() -> None:
-    assert {path.name for path in CLUSTERS.iterdir()} == set(ENGINES)
+    assert {path.name for path in CLUSTERS.iterdir()} == {*ENGINES, RAY}
 
 
 @pytest.mark.parametrize("file", ENGINES)
 def test_its_command_trains_on_two_hosts(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = command(file)
-    parser("run").parse_args(words)
-    assert words[-2:] == ["--epochs", "20"]
-    words[-1], words[words.index("-n") + 1] = "2", "1"  # a test has fewer cores than a cluster
+    words = small(command(file))
     environ = ENGINES[file](free_port())
-    (tmp_path / "examples").mkdir()
-    shutil.copy(EXAMPLES / "digits.py", tmp_path / "examples")
+    lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PACELINE_TOKEN", Token.drawn().text)
     traces = [Traces(tmp_path / f"temporary-{host}") for host in range(2)]
@@ -64,6 +45,12 @@ def test_its_command_trains_on_two_hosts(file: str, tmp_path: Path, monkeypatch:
     assert (summary["outcome"], summary["workers"]) == ("completed", 2)
     for one in traces:
         one.assert_nothing_left()
+
+
+def test_the_ray_job_writes_outside_the_directory_that_ray_brings_and_removes() -> None:
+    words = command(RAY)
+    assert Path(words[words.index("--out") + 1]).is_absolute()
+    assert "ray job submit --working-dir . -- paceline run " in (CLUSTERS / RAY).read_text()
 
 
 def test_the_jobset_gives_each_pod_what_its_engine_is_known_by() -> None:

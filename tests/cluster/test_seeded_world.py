@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -21,11 +22,11 @@ import pytest
 
 from paceline.host.between import Close
 from support.world.clock import VirtualLoop
-from support.world.faults import PROTOCOLS, Drained, Unreachable, drawn, leaving, serving
+from support.world.faults import PROTOCOLS, Drained, History, Unreachable, drawn, leaving, serving
 from support.world.histories import all_tried, tried
 from support.world.world import run
 
-SEEDS, MANY, AT_ONCE = 300, 20_000, 100
+SEEDS, MANY, AT_ONCE = 200, 20_000, 100
 
 
 def seeds() -> range:
@@ -65,6 +66,13 @@ def test_many_more_histories_keep_the_rules_and_come_to_their_ends() -> None:
     with ProcessPoolExecutor() as processes:
         for _ in processes.map(all_tried, parts):
             pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("made", [leaving, serving], ids=["leaving", "serving"])
+def test_many_more_histories_do_in_which_hosts_leave_or_have_no_workers(made: Callable[[int], History]) -> None:
+    for seed in range(SEEDS // 5, 2 * SEEDS):
+        tried(made(seed))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.facts import Fact, ReplicaCopied, WorkerLeft
+from paceline.core.facts import Fact, GradientReady, ReplicaCopied, StepDeclined, WorkerLeft
 from paceline.core.leases import Batch
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
@@ -147,6 +147,42 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
     director.tell(second)
     assert waits == []
     assert told == [WorkerLeft(worker=0, reason="died", at=0.0), second]
+
+
+def directed(*happened: Fact) -> Director:
+    """Its only worker has done that, and is heard of all at once: the launcher was late."""
+    coordinator: Any = Full()
+    rooms = coordinator.rooms
+    rooms.happened, rooms.tell = deque(happened), lambda fact: None
+    rooms.leaving = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
+    rooms.ending = SimpleNamespace(stopping=False)
+    rooms.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
+    return Director(coordinator, Course())
+
+
+DIED = WorkerLeft(worker=0, reason="died", at=1.0)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        GradientReady(worker=0, step=5, version=3, samples=4, at=1.0),
+        StepDeclined(worker=0, step=5, at=1.0),
+    ],
+)
+def test_a_step_that_came_to_its_end_before_its_worker_died_has_its_result(made: GradientReady | StepDeclined) -> None:
+    director = directed(made, DIED)
+    director.direct(Release(worker=0, step=5, version=3, parameters="held"), 1.0)
+    assert director.result(0, 5) == made
+
+
+def test_a_step_in_which_its_worker_died_fails_the_replay() -> None:
+    director = directed(GradientReady(worker=0, step=5, version=3, samples=4, at=1.0), DIED)
+    for step in 5, 6:
+        director.direct(Release(worker=0, step=step, version=3, parameters="held"), 1.0)
+    director.result(0, 5)
+    with pytest.raises(RunFailed, match="worker 0 died in step 6: its script failed"):
+        director.result(0, 6)
 
 
 def test_in_a_replay_nobody_hands_over_to_a_joiner_that_got_nothing() -> None:

@@ -37,6 +37,7 @@ def test_machines_are_named_as_ssh_names_them_with_workers_of_their_own(text: st
     [
         ("", '--on is ""; it must be ssh:HOST'),
         ("a,b", '--on is "a,b"; it must be ssh:HOST'),
+        ("rays", '--on is "rays"; it must be ssh:HOST,…, such as ssh:a,b or ssh:a=4,user@b:2222=2, or ray'),
         ("ssh:", '--on names ""; a machine is [USER@]HOST'),
         ("ssh:a,,b", '--on names ""'),
         ("ssh:-oProxyCommand=reboot", '--on names "-oProxyCommand=reboot"'),

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from support.cluster_examples import command, lay_out, small
 from support.launch import Launch
+from support.nursery import Process
 from support.rays import RayCluster
 from support.recorded import checked
 from support.runs import Run, ended
@@ -50,7 +53,7 @@ WAITS = """
 
 SLOWLY = """
         (THERE / f"at-{paceline.worker()}").touch()
-        time.sleep(0.0 if (THERE / "go-on").exists() else 0.05)
+        time.sleep(0.0 if (THERE / "go-on").exists() else 0.2)
 """
 """Notes the same, and goes on slowly: who comes is given what another worker has, between two of its steps."""
 
@@ -109,6 +112,24 @@ print(run.status, len(run.summary["per_host"]))
     until(lambda: not ray_cluster.agents())
 
 
+def test_the_command_of_the_example_of_a_ray_job_trains_on_three_nodes(
+    launch: Launch, ray_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = small(command("ray.sh"))
+    run = launch.tmp_path / "shared"
+    words[words.index("--out") + 1] = str(run)
+    lay_out(launch.tmp_path)
+    monkeypatch.chdir(launch.tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)  # Ray sets it for the entrypoint of a job
+    process = Process(words)
+    process.folder = run  # type: ignore[attr-defined]
+    ran = ended(process).completed()
+    hosts = {host["host"] for host in ran.summary["per_host"]}
+    assert len(hosts) == 3
+    assert hosts > {"ray-1", "ray-2"}
+    until(lambda: not ray_cluster.agents())
+
+
 def test_a_signal_to_the_head_ends_the_agents(launch: Launch, ray_cluster: RayCluster) -> None:
     process = launch.start(script(WAITS), *on(ray_cluster))
     await_workers(launch, 0, 1, 2)
@@ -128,7 +149,8 @@ def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
     assert len(there) > 4
     for one in there:
         for what in "cmdline", "environ":
-            assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
+            with suppress(OSError):  # Ray has ended a process of its own
+                assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     launch.assert_nothing_left()
@@ -138,7 +160,7 @@ def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
 def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
     launch: Launch, ray_cluster: RayCluster
 ) -> None:
-    process = launch.start(script(SLOWLY, epochs=100), *on(ray_cluster, "2:4"), "--on-loss", "continue")
+    process = launch.start(script(SLOWLY, epochs=30), *on(ray_cluster, "2:4"), "--on-loss", "continue")
     # two nodes besides this one are there, and the second of them comes as soon as the run has begun
     await_workers(launch, 0, 1, 2)
     ray_cluster.kill_node()
@@ -149,6 +171,7 @@ def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
     assert run.code == 0, run.err
     assert len(re.findall(r"host ray-\d is lost", run.err)) == 1, run.err
     assert "host ray-3 has come" in run.err
+    assert "raylet" not in run.err  # Ray's own words of that: twenty lines
     assert (found := checked(run.folder)).ok, found.wrong
     until(lambda: not ray_cluster.agents())
 
@@ -170,6 +193,11 @@ def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
 )
 def test_what_can_t_be_is_refused_in_one_line(flags: tuple[str, ...], words: tuple[str, ...], launch: Launch) -> None:
     refused(launch.run(script(), "--on", "ray", "-n", "1", "--threads", "1", "-p", "asp", *flags), *words)
+
+
+def test_what_is_nearly_ray_is_refused_for_that_and_not_for_its_hosts(launch: Launch) -> None:
+    for on in "rays", "ray:3":
+        refused(launch.run(script(), "--on", on, "--hosts", "2", "-n", "1"), f'--on is "{on}"; it must be', "or ray")
 
 
 def test_an_address_of_ray_means_nothing_without_ray(launch: Launch) -> None:

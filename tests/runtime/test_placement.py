@@ -114,6 +114,14 @@ def test_a_jobset_may_number_its_pods_itself() -> None:
     assert placed(environ | {"JOB_COMPLETION_INDEX": "0"}).host == 0
 
 
+def test_a_pytorchjob_that_has_the_variables_of_torchrun_too_is_one() -> None:
+    """Newer operators set both. With several processes a pod, as they see it, WORLD_SIZE counts those."""
+    for_torchrun = jobset(1, 2, "head") | {"PET_NPROC_PER_NODE": "4"}
+    del for_torchrun["JOB_COMPLETION_INDEX"]
+    found = placed(pytorchjob(1, 2, "head") | for_torchrun | {"WORLD_SIZE": "8"})
+    assert (found.engine, found.host, found.hosts, found.head) == ("PyTorchJob", 1, 2, "head")
+
+
 def test_rays_master_port_is_taken_so_another_follows_from_it() -> None:
     port = placed(ray(0, 2, "head")).port
     assert port is not None

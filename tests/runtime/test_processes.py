@@ -323,10 +323,15 @@ def test_a_stopped_worker_is_reported_with_its_name_and_since_when_and_the_run_c
 
 
 def test_under_asp_the_others_go_on_while_one_is_stopped(launch: Launch) -> None:
-    script = training(
-        "if me == 0 and step == 1: tell('stops', os.getpid()); os.kill(os.getpid(), signal.SIGSTOP)",
-        after="tell('through', me, step); paceline.finish()",
-    )
+    stops = """
+    if me == 0 and step == 1:
+        Path(__file__).with_name("stops").touch()
+        tell("stops", os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while me and not Path(__file__).with_name("stops").exists():
+        time.sleep(0.01)  # or they may leave it no second batch
+    """
+    script = training(stops, before="from pathlib import Path", after="tell('through', me, step); paceline.finish()")
     process = launch.start(script, "-n", "3", "-p", "asp")
     stopped = int(launch.events.wait_for("stops")[1])
     steps = sum(int(launch.events.wait_for("through", worker)[2]) for worker in (1, 2))

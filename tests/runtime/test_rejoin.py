@@ -139,9 +139,10 @@ def facts(run: Run, *kinds: type[Fact]) -> list[str]:
     ]
 
 
-def replayed(run: Run) -> Run:
-    folder = run.folder.parent / "again"
-    process = nursery.Process(["replay", str(run.folder), "--out", str(folder)])
+def replayed(run: Run, first: str = "") -> Run:
+    """`first`: see `nursery.Process`."""
+    folder = run.folder.parent / f"again-{len(list(run.folder.parent.glob('again-*')))}"
+    process = nursery.Process(["replay", str(run.folder), "--out", str(folder)], first=first)
     out, err = process.communicate(timeout=120)
     return Run(code=process.returncode, out=out, err=err, folder=folder)
 
@@ -346,16 +347,32 @@ DIES_AT_THE_END = script().replace(
 )
 
 
+LATE = """
+import time
+from paceline.host.loop import Loop
+
+wait = Loop.wait
+
+def late(loop, most=None):
+    time.sleep(0.03)
+    wait(loop, most)
+
+Loop.wait = late
+"""
+"""The launcher hears late, as on a loaded machine: of a worker's last words and of its death at once."""
+
+
 def test_a_run_whose_workers_all_died_after_the_last_step_is_completed_by_one_that_comes_back(launch: Launch) -> None:
     flags = ("-n", "1", "-p", "asp", "--restart", "1", "--threads", "1")
-    run = launch.run(DIES_AT_THE_END, *flags).completed()
+    run = launch.run(DIES_AT_THE_END.replace("192", "24"), *flags).completed()
     assert facts(run, WorkerJoined, WorkerLeft) == ["WorkerLeft"]
-    assert run.summary["samples"] == 3 * 192
+    assert run.summary["samples"] == 3 * 24
     found = checked(run.folder)
     assert found.ok, found.wrong
-    again = replayed(run)
-    assert again.code == 0, again.out + again.err
-    assert checked(again.folder).ok
+    for first in "", LATE:
+        again = replayed(run, first)
+        assert again.code == 0, again.out + again.err
+        assert checked(again.folder).ok
 
 
 def test_a_run_that_is_interrupted_while_all_its_workers_are_away_can_be_made_again(launch: Launch) -> None:

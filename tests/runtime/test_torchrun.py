@@ -141,6 +141,19 @@ def test_a_host_hears_in_torchruns_store_of_the_newest_attempt_and_then_of_the_e
     assert waits(within=0.0) is None
 
 
+def test_a_host_that_waits_hears_in_one_line_that_torchrun_has_ended_on_the_first_host(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = placement(engines.torchrun(1, 2, "127.0.0.1") | {"MASTER_PORT": str(store.port)})
+    assert found is not None
+    published = torchrun.Published(found)
+    assert published.head() is None
+    del store
+    for asks in published.head, published.is_complete:
+        with pytest.raises(ConfigError, match="store does not answer at") as raised:
+            asks()
+        assert "\n" not in str(raised.value)
+
+
 def test_where_torchrun_is_killed_nothing_goes_on_without_it(torchruns: Torchruns) -> None:
     torchruns.start(C10D, "-p", "bsp", *FLAGS, "--host-timeout", "3", "--checkpoint", "4", "train.py", "slow")
     await_snapshot(torchruns.folder / RUN, torchruns.processes)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -27,10 +27,12 @@ for _ in range(int(sys.argv[1])):
     cluster.add_node(**SMALL)
 print(cluster.address, flush=True)
 for line in sys.stdin:
-    if line == "add\\n":
+    what, *raylets = line.split()
+    if what == "add":
         cluster.add_node(**SMALL)
     else:
-        cluster.remove_node(list(cluster.worker_nodes)[0], allow_graceful=False)
+        of = {str(node.all_processes["raylet"][0].process.pid): node for node in cluster.worker_nodes}
+        cluster.remove_node(next(of[one] for one in raylets if one in of), allow_graceful=False)
     print("done", flush=True)
 cluster.shutdown()
 """
@@ -55,8 +57,8 @@ class RayCluster:
         self._do("add")
 
     def kill_node(self) -> None:
-        """A node dies, and all that runs there. It is not the head's."""
-        self._do("kill")
+        """A node dies that has an agent, and all that runs there. It is not the cluster's head."""
+        self._do(" ".join(["kill", *(str(one) for agent in self.agents() for one in _ancestors(agent))]))
 
     def agents(self) -> dict[int, str]:
         """The processes of Paceline that run on its nodes, with what they were started as."""
@@ -68,6 +70,16 @@ class RayCluster:
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n"
+
+
+def _ancestors(process: int) -> list[int]:
+    """Its parent, the parent of that, and so on. The raylet of the node is one of them."""
+    found = []
+    with suppress(OSError):  # it has ended
+        while process > 1:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+            found.append(process)
+    return found
 
 
 @contextmanager

@@ -255,9 +255,10 @@ def _on_ray(options: argparse.Namespace) -> OnRay:
 
 def _on(options: argparse.Namespace) -> On:
     """What the flags say of machines that ssh leads to. Raises ConfigError, in one line, for what is wrong."""
+    from paceline.runtime.launch.machines import SCHEME
     from paceline.runtime.launch.ssh import looked_up
 
-    if options.hosts is not None:
+    if options.hosts is not None and options.on.startswith(SCHEME):
         raise ConfigError(f"--hosts is {options.hosts}, and --on says which hosts there are: leave --hosts out")
     on = looked_up(options.on, options.ssh or "ssh", options.workers or 2)
     if (head := options.name or socket.gethostname()) in on.found:

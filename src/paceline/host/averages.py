@@ -169,7 +169,7 @@ class Averages:
         return True
 
     def host_lost(self, host: str) -> None:
-        """That host takes no part any more: nothing is awaited of it. Its members are about to be gone: see `gone`."""
+        """That host takes no part any more: nothing is awaited of it. Its members' groups fail, once they are gone."""
         for average in list(self._averages.values()):
             average.awaited.discard(host)
             if average.lost:  # a member was gone before

@@ -163,9 +163,10 @@ class Director:
         if worker in self._course.astray:
             raise RunFailed(self._course.astray[worker])
         left = self._gone.get(worker)
-        if left is not None and left.reason == "died":
-            raise RunFailed(f"worker {worker} died in step {step}: its script failed")
         made = self._results.pop((worker, step), None)
+        # a worker that dies right after the step may be gone before anybody asks about the step
+        if made is None and left is not None and left.reason == "died":
+            raise RunFailed(f"worker {worker} died in step {step}: its script failed")
         if isinstance(made, GradientReady):
             self._rooms.tell(made)
         return made or left or StepDeclined(worker=worker, step=step, at=self._course.moment)

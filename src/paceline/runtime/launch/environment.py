@@ -27,6 +27,7 @@ NAME = rf"(?:[\w.-]|{NUMBERS})+"
 MOST_NODES = 65_536
 """Nodes that a list may name. A damaged list could name billions."""
 
+OF_A_PYTORCHJOB = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"}
 OF_ONE_PROCESS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -154,7 +155,8 @@ def _ray(environ: Mapping[str, str]) -> Placement | None:
 def _jobset(environ: Mapping[str, str]) -> Placement | None:
     if not {"PET_NNODES", "PET_MASTER_ADDR"} <= environ.keys():
         return None
-    said = _Said(JOBSET, environ)
+    # newer operators of Kubeflow give a PyTorchJob these variables, too, beside its own
+    said = _Said(PYTORCHJOB if environ.keys() >= OF_A_PYTORCHJOB else JOBSET, environ)
     head, port = said.text("PET_MASTER_ADDR"), said.port("PET_MASTER_PORT")
     return said.placement(
         host="PET_NODE_RANK" if "PET_NODE_RANK" in environ else "JOB_COMPLETION_INDEX",
@@ -199,7 +201,7 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _pytorchjob(environ: Mapping[str, str]) -> Placement | None:
-    if "LOCAL_RANK" in environ or not {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"} <= environ.keys():
+    if "LOCAL_RANK" in environ or not environ.keys() >= OF_A_PYTORCHJOB:
         return None
     said = _Said(PYTORCHJOB, environ)
     head, port = said.text("MASTER_ADDR"), said.port("MASTER_PORT")

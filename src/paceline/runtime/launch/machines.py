@@ -47,7 +47,8 @@ class Machine:
 def machines(text: str, workers: int) -> tuple[Machine, ...]:
     """Return what `--on` names. `workers` are those of a machine that has no number. Raises ConfigError."""
     if not text.startswith(SCHEME):
-        raise ConfigError(f'--on is "{_shown(text)}"; it must be ssh:HOST,…, such as ssh:a,b or ssh:a=4,user@b:2222=2')
+        form = "ssh:HOST,…, such as ssh:a,b or ssh:a=4,user@b:2222=2, or ray"
+        raise ConfigError(f'--on is "{_shown(text)}"; it must be {form}')
     found = [_machine(word, workers) for word in text.removeprefix(SCHEME).split(",")]
     names = [machine.name for machine in found]
     for name in names:

@@ -208,9 +208,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def _sayer() -> Say:
-    """Take standard output for what is said here alone. Ray prints there, too, when a node is lost, for one."""
+    """Take standard output for what is said here alone.
+
+    Ray prints there, too: dozens of lines of its own log when a node dies, which the head reports in one line.
+    """
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    unread = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(unread, 1)
+    os.close(unread)
 
     def say(**said: object) -> None:
         print(json.dumps(said), file=out, flush=True)

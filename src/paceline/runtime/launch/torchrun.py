@@ -6,6 +6,8 @@ so that it outlives the processes which torchrun begins anew.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,25 +26,30 @@ COMPLETE = "complete"
 
 def begin(placed: Placement) -> int:
     """Count an attempt at the run, and return how many there were with this one. For the head alone."""
-    return int(_store(placed).add(_key(placed, "attempts"), 1))
+    with _answers(placed):
+        return int(_store(placed).add(_key(placed, "attempts"), 1))
 
 
 def publish(placed: Placement, address: Address, attempt: int) -> None:
     """Have the other hosts know where the head listens in this attempt."""
     host, port = address
-    _store(placed).set(_key(placed, "head"), f"{host} {port} {attempt}")
+    with _answers(placed):
+        _store(placed).set(_key(placed, "head"), f"{host} {port} {attempt}")
 
 
 def publish_complete(placed: Placement) -> None:
     """Have the other hosts know that the run is complete, and nobody listens."""
-    _store(placed).set(_key(placed, "head"), COMPLETE)
+    with _answers(placed):
+        _store(placed).set(_key(placed, "head"), COMPLETE)
 
 
 class Published:
     """What the head publishes, as another host sees it."""
 
     def __init__(self, placed: Placement) -> None:
-        self._key, self._store = _key(placed, "head"), _store(placed)
+        self._placed, self._key = placed, _key(placed, "head")
+        with _answers(placed):
+            self._store = _store(placed)
 
     def head(self) -> tuple[Address, int] | None:
         """Return where the head listens, or did before it began anew, and in which attempt. None: not yet known."""
@@ -54,7 +61,8 @@ class Published:
         return self._text() == COMPLETE
 
     def _text(self) -> str:
-        return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
+        with _answers(self._placed):
+            return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
 
 
 def _key(placed: Placement, name: str) -> str:
@@ -62,21 +70,25 @@ def _key(placed: Placement, name: str) -> str:
 
 
 def _store(placed: Placement) -> TCPStore:
-    """Return torchrun's store. A client has no thread, so the process may fork afterwards.
-
-    Raises ConfigError, in one line, if it does not answer.
-    """
+    """Return torchrun's store. A client has no thread, so the process may fork afterwards."""
     from torch._C._distributed_c10d import TCPStore
 
     assert placed.store is not None
+    return TCPStore(
+        placed.head,
+        placed.store,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=REACHED_WITHIN),
+    )
+
+
+@contextmanager
+def _answers(placed: Placement) -> Iterator[None]:
+    """Raise ConfigError, in one line, if the store does not answer: it ends with torchrun on the first host."""
+    assert placed.store is not None
     try:
-        return TCPStore(
-            placed.head,
-            placed.store,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=REACHED_WITHIN),
-        )
+        yield
     except (RuntimeError, ValueError) as error:  # torch's own kinds of these
         why = str(error).splitlines()[0][:100]
         raise ConfigError(
