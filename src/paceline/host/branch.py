@@ -571,7 +571,7 @@ class Branch:
             return [*own, (host, end, end + self._offer.flags_bytes)]
         if self._replicas is not None and isinstance(item, Partial | Mean | Replica):
             return self._replicas.ranges(item)
-        if self._replicas is not None and isinstance(item, Beginning):  # with flags and buffers
+        if self._replicas is not None and isinstance(item, Version | Beginning):  # a replica, which has buffers, too
             return [(self._head, 0, self._offer.push_bytes)]
         if isinstance(item, Version) and self._later is None:
             shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
