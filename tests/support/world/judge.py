@@ -13,6 +13,7 @@ from paceline.host.ranges import _kept as kept
 from paceline.host.replicas_elsewhere import _carries
 from paceline.host.steps import BEGUN_AS
 from paceline.records.rules import Rules
+from support.world.faults import HEAD
 
 if TYPE_CHECKING:
     from support.world.world import World
@@ -47,7 +48,7 @@ class Judge:
         self._bound: dict[str, set[int]] = {}
         """By host: the places of replicas at the head for which it has one of its own, as the run ended."""
         self._left: list[str] = []
-        """Hosts from which replicas were on their way as the run ended, since they were about to leave."""
+        """Hosts from which replicas were on their way as the run ended, and that nobody needed any more."""
         self._broken_off = self._store_lost = False
         """Whether the run has ended before all was done that was ordered, and whether versions were not made then."""
         self._world = world
@@ -119,7 +120,8 @@ class Judge:
         if self._store_lost:
             claims = [claim for claim in claims if claim[0][0] not in UNMADE]
         if host.replicas is not None:  # type: ignore[attr-defined]
-            claims = [claim for claim in claims if claim[0] not in self._kept_of_leaving(host)]
+            kept_of_leaving = self._kept_of_leaving(host)
+            claims = [claim for claim in claims if claim[0] not in kept_of_leaving]
         assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
         self._replicas_ended(host)
         if self._lacks_shard:
@@ -135,13 +137,16 @@ class Judge:
             assert not missed or world.history.limited, f"{missed} samples were missed"
 
     def _kept_of_leaving(self, host: Any) -> list[Any]:
-        """Claims of replicas that are on their way from hosts that leave. The run ends, and needs none of them."""
+        """Claims of what the run's end finds on its way, and nobody needs: from hosts that leave, and to joiners."""
         assert self._world.rooms is not None
         assert self._world.rooms.draining is not None
-        self._left = leaving = [name for name, drain in self._world.rooms.draining._drains.items() if drain.moves]
+        leaving = [name for name, drain in self._world.rooms.draining._drains.items() if drain.moves]
+        carried = host.replicas._carried.items()
+        stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
+        self._left = [*leaving, *(one.source for one in stay.values())]
         if self._world.rooms.ending.outcome == "failed":  # groups that its end has broken are over, or not
             return [claim[0] for claim in host._head.shelf.claims() if claim[0][0] in ("mean of group", "carries")]
-        return [_carries(number) for number, one in host.replicas._carried.items() if one.source in leaving]
+        return [_carries(number) for number in stay]
 
     def _replicas_ended(self, host: Any) -> None:
         """Look at what is bound for replicas, and at averages, if workers own some."""

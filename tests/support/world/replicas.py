@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from paceline.core.facts import Fact, ReduceFinished
+from paceline.core.facts import Fact, ReduceFinished, ReplicaCopied
 from paceline.core.orders import CopyReplica, Order, Reduce, Release, StepReplica
 from support.world.contents import Contents, digest
 
@@ -70,8 +70,8 @@ class Replicas:
         self._steps: dict[tuple[int, int], Stepping] = {}
         self._groups: dict[int, Group] = {}
         self._cuts: dict[int, tuple[bytes, ...]] = {}
-        self._begins_anew: dict[int, int | None] = {}
-        """By worker that joined and found no replica: the recorded version that it begins with, if there is one."""
+        self._given: dict[int, bytes] = {}
+        """By worker that has joined: what it was told to take part with. That may have been averaged as it hears so."""
 
     def follow(self, host: Any) -> None:
         """Take note of all that this host is told, before it is."""
@@ -100,11 +100,7 @@ class Replicas:
 
     def taken_up(self, worker: int) -> bytes:
         """What a worker that has joined takes part with."""
-        return self._now[worker]
-
-    def begins_with(self, worker: int) -> int | None:
-        """The recorded version that a worker puts into its place as it joins."""
-        return self._begins_anew[worker]
+        return self._given[worker]
 
     @staticmethod
     def _before(call: Callable[..., Any], note: Callable[..., None], host: Any) -> Callable[..., Any]:
@@ -147,7 +143,9 @@ class Replicas:
         return Group(order, terms, {worker: weight for worker, _, weight in order.contributions}, parts)
 
     def _tell(self, host: Any, fact: Fact) -> None:
-        if isinstance(fact, ReduceFinished):
+        if isinstance(fact, ReplicaCopied):
+            self._given[fact.worker] = self._now[fact.worker]
+        elif isinstance(fact, ReduceFinished):
             group = self._groups[fact.group]
             if group.order.what == "parameters":
                 self._now.update(dict.fromkeys(group.order.members, group.mean))
@@ -156,5 +154,5 @@ class Replicas:
         self._cuts[version] = tuple(self._now[worker] for worker in workers)
 
     def _begin_anew(self, host: Any, worker: int, version: int | None, file: str) -> None:
-        self._begins_anew[worker] = version
-        self._now[worker] = self._contents.version(0) if version is None else self.recorded(version)
+        anew = self._contents.version(0) if version is None else self.recorded(version)
+        self._now[worker] = self._given[worker] = anew
