@@ -144,7 +144,7 @@ class Judge:
         carried = host.replicas._carried.items()
         stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
         self._left = [*leaving, *(one.source for one in stay.values())]
-        if self._world.rooms.ending.outcome == "failed":  # groups that its end has broken are over, or not
+        if self._world.rooms.ending.outcome != "completed":  # groups that its end has broken are over, or not
             return [claim[0] for claim in host._head.shelf.claims() if claim[0][0] in ("mean of group", "carries")]
         return [_carries(number) for number in stay]
 
@@ -178,7 +178,7 @@ class Judge:
                         if (empty := places - self._bound.get(name, set())) and not agent.drained:
                             raise AssertionError(f"places {empty} are empty at the head, and not at {name}")
                         # a host that leaves awaits no group: those of its workers fail, and so they do in such a run
-                        breaks = agent.drained or name in self._left or one.over.outcome == "failed"
+                        breaks = agent.drained or name in self._left or one.over.outcome != "completed"
                         assert not replicas.averaging._works or breaks, f"at work at the end of {name}"
                         assert not replicas._lent or breaks, f"lent at the end of {name}: {replicas._lent}"
                         stays = ("there", "averaging") if breaks else ("there",)

@@ -614,7 +614,8 @@ class Averager(Program):
             memory.write(target, TORN, within)
         for within in mine:
             yield self.takes(worker.averages / len(mine))
-            for source, term in zip(order.sources, terms, strict=True):
+            void = order.group in worker.replicas.void  # the places of its terms may be others' by now
+            for source, term in () if void else zip(order.sources, terms, strict=True):
                 for read in dict.fromkeys([*flags, *([within] if within != IN_FRONT else [])]):
                     memory.check(memory.area(source), term, self.what, f"a term of group {order.group}", read)
             memory.write(target, made, within)

@@ -69,13 +69,15 @@ class Replicas:
         self._released: dict[tuple[int, int], bytes] = {}
         self._steps: dict[tuple[int, int], Stepping] = {}
         self._groups: dict[int, Group] = {}
+        self.void: set[int] = set()
+        """Groups of which a member's process has ended. Nobody reads what comes of their shares."""
         self._cuts: dict[int, tuple[bytes, ...]] = {}
         self._given: dict[int, bytes] = {}
         """By worker that has joined: what it was told to take part with. That may have been averaged as it hears so."""
 
     def follow(self, host: Any) -> None:
         """Take note of all that this host is told, before it is."""
-        for name in ("begin", "carry_out", "tell", "record", "begin_anew"):
+        for name in ("begin", "carry_out", "tell", "gone", "record", "begin_anew"):
             setattr(host, name, self._before(getattr(host, name), getattr(self, f"_{name}"), host))
 
     def released(self, worker: int, step: int) -> bytes:
@@ -149,6 +151,9 @@ class Replicas:
             group = self._groups[fact.group]
             if group.order.what == "parameters":
                 self._now.update(dict.fromkeys(group.order.members, group.mean))
+
+    def _gone(self, host: Any, worker: int) -> None:
+        self.void.update(number for number, group in self._groups.items() if worker in group.terms)
 
     def _record(self, host: Any, version: int, workers: list[int], file: str, buffers: str) -> None:
         self._cuts[version] = tuple(self._now[worker] for worker in workers)
