@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from paceline.core.hosts import Fence, Hosts
-from paceline.core.items import Buffers, Sum, Update, Version
+from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.fabric.control import HeadEnd
 from paceline.fabric.numbered import Line
 from paceline.host import between, messages
+from paceline.host.averages import Averages
+from paceline.host.averaging import Averaging
 from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.carrier import Carrier
@@ -27,9 +29,12 @@ from paceline.host.moves import Moves, Taking
 from paceline.host.pushes import Pushes
 from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, step_of
+from paceline.host.replicas_elsewhere import ReplicasElsewhere
 from paceline.host.several import SeveralHosts
 from paceline.host.shards import OtherShards
 from paceline.host.shares import Shares
+from paceline.host.shelf import Shelf
+from paceline.host.steps import Steps
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
 from paceline.host.sums_of_hosts import SumsOfHosts
@@ -39,8 +44,8 @@ from paceline.host.wire import Wire
 from paceline.runtime.agent import _Agent
 from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others
-from support.seeded_network import Killed, Slow
-from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn
+from support.seeded_network import Blocked, Killed, Slow
+from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn, grouped
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -465,6 +470,162 @@ def a_worker_of_a_host_that_leaves_does_not_finish_its_step(patch: Patch) -> Non
     patch.setattr(Draining, "_in_step", lambda self, member, drain: False)
 
 
+def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
+    look = Averaging.look
+
+    def looked(self: Averaging, item: Any) -> Any:
+        there = isinstance(item, Partial) and item.group in self._works
+        return "here" if there else look(self, item)
+
+    patch.setattr(Averaging, "look", looked)
+
+
+def a_slice_is_served_before_it_is_made(patch: Patch) -> None:
+    look = Averaging.look
+
+    def looked(self: Averaging, item: Any) -> Any:
+        return "here" if isinstance(item, Mean) and item.group in self._works else look(self, item)
+
+    patch.setattr(Averaging, "look", looked)
+
+
+def flags_do_not_come_with_a_later_slice(patch: Patch) -> None:
+    ranges = Averaging.ranges
+
+    def without(self: Averaging, item: Any) -> Any:
+        found = ranges(self, item)
+        if not isinstance(item, Partial):
+            return found
+        flags = self._end, self._end + self._offer().flags_bytes
+        return [one for one in found if one[1:] != flags]
+
+    patch.setattr(Averaging, "ranges", without)
+
+
+def a_slice_is_made_before_all_partials_are_here(patch: Patch) -> None:
+    go_on = Averaging._go_on
+
+    def at_once(self: Averaging, work: Any) -> None:
+        coming, work.coming = work.coming, set[str]()
+        go_on(self, work)
+        work.coming = coming if not work.sliced else set()
+
+    patch.setattr(Averaging, "_go_on", at_once)
+
+
+def a_mean_takes_effect_before_all_hosts_have_it(patch: Patch) -> None:
+    has_made = Averages.has_made
+
+    def first(self: Averages, number: int, host: str) -> bool:
+        if (average := self._averages.get(number)) is not None and not average.lost and host in average.awaited:
+            average.awaited = {host}
+        return has_made(self, number, host)
+
+    patch.setattr(Averages, "has_made", first)
+
+
+def a_group_that_is_given_up_is_not_waited_for(patch: Patch) -> None:
+    """Its places are free while shares are still written."""
+    drop = Averaging.drop
+
+    def dropped(self: Averaging, number: int) -> None:
+        if (work := self._works.get(number)) is not None:
+            work.awaited.clear()
+        drop(self, number)
+
+    patch.setattr(Averaging, "drop", dropped)
+
+
+def a_place_that_is_empty_is_not_told(patch: Patch) -> None:
+    patch.setattr(ReplicasElsewhere, "_emptied", lambda self, place: self._bound.pop(place, None))
+
+
+def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
+    """It is computed on, written to disk, or what another one shows."""
+    others = Shelf.others
+
+    def of_replicas(self: Shelf, item: Any, owners: Any) -> bool:
+        claim = [owner for one in self.at(self.place(item)) for owner in self._owners[one]]
+        return others(self, item, {*owners, *(owner for owner in claim if owner[0] != "replica")})
+
+    patch.setattr(Shelf, "others", of_replicas)
+
+
+def a_host_that_comes_again_is_told_of_groups_that_it_was_in(patch: Patch) -> None:
+    lost = ReplicasElsewhere.lost
+
+    class Kept(dict[int, tuple[str, ...]]):
+        def __setitem__(self, number: int, hosts: tuple[str, ...]) -> None:
+            """It stays as it is."""
+
+    def kept(self: ReplicasElsewhere, host: str, why: str) -> None:
+        self._groups = Kept(self._groups)
+        lost(self, host, why)
+        self._groups = dict(self._groups)
+
+    patch.setattr(ReplicasElsewhere, "lost", kept)
+
+
+def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> None:
+    """A joiner's copy, say, which another host fetches, or what all members of a group have."""
+    others = Shelf.others
+
+    def of_no_replica(self: Shelf, item: Any, owners: Any) -> bool:
+        claim = [owner for one in self.at(self.place(item)) for owner in self._owners[one]]
+        return others(self, item, {*owners, *(owner for owner in claim if owner[0] == "replica")})
+
+    patch.setattr(Shelf, "others", of_no_replica)
+
+
+def a_cut_is_recorded_before_replicas_are_here(patch: Patch) -> None:
+    patch.setattr(ReplicasElsewhere, "_brings", lambda self, replicas, then, lost: then())
+    init = ReplicasElsewhere.__init__
+
+    def made(self: ReplicasElsewhere, head: Any, *given: Any) -> None:
+        init(self, head, *given)
+        head.brings = lambda replicas, then, lost: then()
+
+    patch.setattr(ReplicasElsewhere, "__init__", made)
+
+
+def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
+    patch.setattr(Steps, "after", lambda self, workers, do, never=None: do())
+
+
+def replicas_begin_without_buffers(patch: Patch) -> None:
+    ranges = Branch.ranges
+
+    def without(self: Branch, item: Any) -> Any:
+        found = ranges(self, item)
+        if isinstance(item, Version) and self._replicas is not None:
+            assert self._offer is not None
+            return [(host, begin, self._offer.cuts[-1]) for host, begin, _ in found]
+        return found
+
+    patch.setattr(Branch, "ranges", without)
+
+
+def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:
+    def at_once(self: ReplicasElsewhere) -> None:
+        ready, self._goes = self._goes, []
+        for _, then in ready:
+            then()
+
+    patch.setattr(ReplicasElsewhere, "_let_go", at_once)
+
+
+def a_member_that_has_begun_anew_counts_as_there(patch: Patch) -> None:
+    def not_here(self: Averages, average: Any) -> tuple[int, ...]:
+        return tuple(worker for worker in average.order.members if not self._seats[worker].here)
+
+    patch.setattr(Averages, "_lost", not_here)
+
+
+def a_gradient_goes_with_its_worker_that_is_about_to_be_averaged(patch: Patch) -> None:
+    left = Pushes.left
+    patch.setattr(Pushes, "left", lambda self, worker, unapplied=(): left(self, worker))
+
+
 OURS = [one for one in list(globals().values()) if callable(one) and getattr(one, "__module__", "") == __name__]
 OURS = [one for one in OURS if not one.__name__.startswith("_")]
 
@@ -553,7 +714,58 @@ def _with_hosts_that_leave(history: History) -> History:
     return replace(_in_ranges(history), script=replace(script, pieces=4), end=1.0, faults=faults, lost=())
 
 
+def _in_groups(history: History) -> History:
+    """The history in which replicas are averaged, by the same seed."""
+    return grouped(history.seed)
+
+
+def _in_groups_without_faults(history: History) -> History:
+    script = replace(grouped(history.seed).script, pieces=4)
+    return replace(grouped(history.seed), script=script, faults=(), lost=())
+
+
+def _in_groups_with_hosts_that_come_again(history: History) -> History:
+    """A host is cut off for longer than the others wait, and comes again. Shares of averages take longer than that."""
+    history = _in_groups_without_faults(history)
+    lots = random.Random(history.seed)
+    script = replace(history.script, loads=False, starts=0.01, computes=0.2, epochs=1, batches=6)
+    away = Blocked(at := lots.uniform(0.2, 4.0), at + 2.5, "node-1", HEAD)
+    history = replace(history, script=script, commits=8.0, timeout=2.0, restart=3, on_loss="continue", max_steps=None)
+    return replace(history, hosts=3, each=2, protocol="ad-psgd", faults=(away,), end=8.0)
+
+
+def _in_groups_whose_members_die(history: History) -> History:
+    """Shares take long, and each worker of the other hosts dies at some time."""
+    history = _in_groups_without_faults(history)
+    script = replace(history.script, loads=False, starts=0.01, computes=0.05, epochs=2, batches=20)
+    lots = random.Random(history.seed)
+    dies = tuple(WorkerKilled(lots.uniform(0.1, 4.0), worker) for worker in range(history.workers))
+    history = replace(history, script=script, commits=0.5, restart=3, on_loss="continue", max_steps=None)
+    return replace(history, faults=dies, end=5.0)
+
+
+IN_GROUPS = (
+    a_partial_is_served_before_it_is_made,
+    a_slice_is_served_before_it_is_made,
+    flags_do_not_come_with_a_later_slice,
+    a_slice_is_made_before_all_partials_are_here,
+    a_mean_takes_effect_before_all_hosts_have_it,
+    a_place_that_is_empty_is_not_told,
+    a_replica_is_stepped_in_place_though_it_is_needed,
+    a_cut_is_recorded_before_replicas_are_here,
+    a_copy_begins_before_the_source_has_made_its_steps,
+    replicas_begin_without_buffers,
+    a_host_leaves_while_its_replica_is_on_its_way,
+    a_member_that_has_begun_anew_counts_as_there,
+    a_gradient_goes_with_its_worker_that_is_about_to_be_averaged,
+    a_replica_is_stepped_in_place_though_others_are_the_same,
+)
+"""Faults that histories of groups find."""
+
 HISTORIES = {
+    **dict.fromkeys(IN_GROUPS, _in_groups),
+    a_host_that_comes_again_is_told_of_groups_that_it_was_in: _in_groups_with_hosts_that_come_again,
+    a_group_that_is_given_up_is_not_waited_for: _in_groups_whose_members_die,
     a_sum_is_served_before_it_is_made: _with_sums,
     a_sum_that_was_not_ordered_yet_is_gone: _with_sums,
     a_sum_is_let_go_before_the_version_is_made: _with_sums,

@@ -74,8 +74,8 @@ class _Average:
     """Whether the mean is there and no bytes are on their way: it takes effect when the machine is told."""
     failed: bool = False
     """A replay or simulation said so while it was made: its place is kept until nothing is written there."""
-    lost: bool = False
-    """Whether a member has died, so that it can only fail."""
+    lost: dict[int, None] = field(default_factory=dict)
+    """Members that have died, so that it can only fail. Some may have begun anew by its end."""
     void: bool = False
     """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
 
@@ -141,6 +141,8 @@ class Averages:
             sources = {worker: self._shelf.place(self.steps.replica(worker)) for worker in order.members}
             weights = {}
         average = self._averages[order.group] = _Average(order)
+        # the machine is about to hear of these, and they may have begun anew before the group's turn comes
+        average.lost = {worker: None for worker in order.members if not self._seats[worker].here}
         places = self._plan.for_replicas(elsewhere=all(self._seats[worker].elsewhere for worker in order.members))
         target = self._shelf.put(Mean(order.group), mean_of(order.group), places)
         assert target is not None  # `plan.REPLICAS` counts this one
@@ -149,8 +151,8 @@ class Averages:
         def go() -> None:
             if average.failed:
                 return
-            here = [worker for worker in order.members if self._seats[worker].here]
-            if not here or (len(here) < len(order.members) and not self._deaths_are_told):
+            lost = self._lost(average)
+            if len(lost) == len(order.members) or (lost and not self._deaths_are_told):
                 self._fail(average)
                 return
             average.moving = average.begun = True
@@ -223,12 +225,12 @@ class Averages:
     def gone(self, worker: int) -> None:
         """The worker's process has ended: its groups fail, unless somebody else says so."""
         for average in list(self._averages.values()):
-            if worker not in average.order.members or self._deaths_are_told or average.lost:
+            if worker not in average.order.members or self._deaths_are_told:
                 continue
-            average.lost = True
-            if average.awaited:
+            if average.awaited and not average.lost:
                 self.makers.drop(average.order.group)
-            else:  # all that was still awaited was its host's
+            average.lost[worker] = None
+            if not average.awaited:  # all that was still awaited was its host's
                 self._end(average)
 
     def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[Part, ...]:
@@ -267,7 +269,7 @@ class Averages:
             return None
         if average.made or not average.begun:
             return None
-        if not self._deaths_are_told and not all(self._seats[worker].here for worker in order.members):
+        if not self._deaths_are_told and self._lost(average):
             self._fail(average)
             return None
         average.made = True
@@ -278,8 +280,12 @@ class Averages:
         order = average.order
         del self._averages[order.group]
         self._ends(average)
-        lost = tuple(worker for worker in order.members if not self._seats[worker].here)
-        self._news.happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))
+        self._news.happened(ReduceFailed(group=order.group, lost=self._lost(average), at=self._now()))
+
+    def _lost(self, average: _Average) -> tuple[int, ...]:
+        """Members whose processes have ended, or had, before they began anew."""
+        members = average.order.members
+        return tuple(worker for worker in members if worker in average.lost or not self._seats[worker].here)
 
     def _ends(self, average: _Average) -> None:
         """Its mean is of no use."""

@@ -418,8 +418,10 @@ class LocalHost:
                     self.pushes.carry_out(order)
                 case ApplyUpdate() | AdjustTraining():
                     self.commits.carry_out(order)
-                case StepReplica():
+                case StepReplica(worker=worker, step=step):
                     self.steps.carry_out(order)
+                    if not self._seats[worker].trains:  # else its place is free at its next release
+                        self.pushes.dropped(worker, step)
                 case Reduce():
                     self.averages.carry_out(order)
                 case CopyReplica():
@@ -483,7 +485,7 @@ class LocalHost:
         seat.trains, seat.step, seat.died = False, None, died
         self.joins.left(worker, died)
         self.pulls.left(worker)
-        self.pushes.left(worker)
+        self.pushes.left(worker, self.steps.unapplied(worker))
         self.averages.left(worker)
         self.releases.left(worker)
         self.commits.go_on()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.facts import UpdateArrived
@@ -140,11 +140,15 @@ class Pushes:
         for step in self._laid(worker):
             self._shelf.release(("update", worker, step))
 
-    def left(self, worker: int) -> None:
-        """The worker takes no part any more. What it has computed may still be needed."""
+    def left(self, worker: int, unapplied: Sequence[int] = ()) -> None:
+        """The worker takes no part any more. What it has computed may still be needed.
+
+        `unapplied`: steps that a replica may yet make, or a group average. They are dropped by an order, or made.
+        """
         self._awaiting.pop(worker, None)
+        needed = {*unapplied, *self._on_the_way.get(worker, ())}
         for step in self._laid(worker):
-            if step not in self._on_the_way.get(worker, {}) and (worker, step) not in self._scales:
+            if step not in needed and (worker, step) not in self._scales:
                 self.dropped(worker, step)
 
     def returns(self, worker: int) -> None:

@@ -7,7 +7,7 @@ See `host.replicas_here`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -65,14 +65,20 @@ class ReplicasElsewhere:
         """Places that replicas of other hosts' workers were brought to. They take memory here until they are empty."""
         self._lie_here: set[int] = set()
         """Workers of other hosts that have left with their hosts, in good order: their replicas were brought here."""
+        self._without: set[int] = set()
+        """Workers that came while others trained, and have not got their replicas."""
+        self._goes: list[tuple[str, Callable[[], object]]] = []
+        """Hosts that go once nothing of theirs is on its way, and what is called then."""
         head.averages.makers = self
         head.shelf.emptied = self._emptied
         head.joins.carries, head.brings = self._carries, self._brings
 
     # --- what workers are told ----------------------------------------------------------------------
 
-    def binds(self, host: str, message: messages.Message) -> None:
+    def binds(self, host: str, worker: int, message: messages.Message) -> None:
         """That host is about to be told this for one of its workers. It has places for what the message names."""
+        if isinstance(message, messages.TakeUp):
+            self._without.discard(worker)
         for place in places_of(message):
             self.binds_place(host, place)
 
@@ -118,6 +124,10 @@ class ReplicasElsewhere:
         if source == host:
             then()
             return
+        for one in (source, host):
+            if not self._is_there(one):  # a machine is about to hear of it
+                lost(f"host {one} takes no part any more")
+                return
         number, place = next(self._numbers), self._head.shelf.place(item)
         self._carried[number] = _Carried(item, source, host, then, lost)
         self._head.shelf.claim(_carries(number), item)  # so it stays as it is
@@ -148,33 +158,55 @@ class ReplicasElsewhere:
             return False
         self._release(number, carried)
         carried.then()
+        self._let_go()
         return True
 
-    def keep(self, workers: list[int], then: Callable[[], object]) -> None:
-        """The host of these workers is about to leave in good order. Bring their replicas here, then go on."""
+    def keep(self, host: str, workers: list[int], then: Callable[[], object]) -> None:
+        """Their host is about to leave in good order. Bring what these workers have come to here, then go on.
 
-        def here() -> None:
-            self._lie_here.update(workers)
-            then()
+        Cuts that are still to be brought have earlier replicas of theirs. What is on its way from there to another host
+        comes there before.
+        """
+        claimed = [item for _, item, _ in self._head.shelf.claims() if isinstance(item, Replica)]
+        lacking = dict.fromkeys(item for item in claimed if item.worker in workers and item.worker not in self._without)
 
-        replicas = {worker: self._head.steps.replica(worker) for worker in workers}
-        self._brings(replicas, here, lambda worker: None)
+        def go_on() -> None:
+            if not lacking:
+                self._lie_here.update(workers)
+                self._goes.append((host, then))
+                self._let_go()
+
+        def here(item: Replica) -> None:
+            del lacking[item]
+            go_on()
+
+        go_on()
+        for item in list(lacking):
+            self.carry(item, self._lies_at(item.worker), self._head.name, partial(here, item), lambda why: None)
 
     def lacks(self, workers: list[int]) -> list[int]:
         """Those of these workers of a host that is lost whose replicas are gone with it."""
-        return [worker for worker in workers if worker not in self._lie_here]
+        return [worker for worker in workers if worker not in self._lie_here | self._without]
 
     def lost(self, host: str, why: str) -> None:
         """That host takes no part any more."""
+        self._goes = [one for one in self._goes if one[0] != host]
+        for number, hosts in self._groups.items():  # if it comes again, it knows nothing of these
+            self._groups[number] = tuple(one for one in hosts if one != host)
         for bound in self._bound.values():
             bound.pop(host, None)
         for number, one in list(self._carried.items()):
             if (host in (one.source, one.host) and self._head.name not in (one.source, one.host)) or host == one.host:
                 self._lost(number, why)
 
+    def begins(self, workers: Sequence[int]) -> None:
+        """Training begins with these workers: each has its replica."""
+        self._without.difference_update(workers)
+
     def back(self, worker: int) -> None:
         """A new process is about to begin as this worker."""
         self._lie_here.discard(worker)
+        self._without.add(worker)
 
     # --- items: see `carrier.Items` -----------------------------------------------------------------
 
@@ -229,6 +261,7 @@ class ReplicasElsewhere:
         if (carried := self._carried.pop(number, None)) is not None:
             self._release(number, carried)
             carried.lost(why)
+            self._let_go()
 
     def _release(self, number: int, carried: _Carried) -> None:
         if carried.source != self._head.name:
@@ -238,6 +271,14 @@ class ReplicasElsewhere:
         ):
             del self._coming[carried.item]
         self._head.shelf.release(_carries(number))
+
+    def _let_go(self) -> None:
+        """Have those hosts go of which nothing is on its way any more."""
+        busy = {one.source for one in self._carried.values()}
+        ready = [one for one in self._goes if one[0] not in busy]
+        self._goes = [one for one in self._goes if one[0] in busy]
+        for _, then in ready:
+            then()
 
     def _emptied(self, place: int) -> None:
         for host in self._bound.pop(place, ()):

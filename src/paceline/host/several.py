@@ -262,16 +262,19 @@ class SeveralHosts:
 
     def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
         """That host is about to leave in good order. Bring what its workers have come to here, then go on."""
-        other = self._others[host]
-        if self.replicas is None:
+        other = self._others.get(host)
+        if self.replicas is None or other is None:  # None: it is lost meanwhile
             then()
         else:
-            self.replicas.keep([worker for worker in other.workers if self._head.has_finished(worker)], then)
+            self.replicas.keep(host, [worker for worker in other.workers if self._head.has_finished(worker)], then)
 
     def adds(self, other: Other) -> None:
         """That host takes part from now on. Its workers are about to begin."""
         self._by_worker |= dict.fromkeys(other.workers, other)
         self._head.expects(other.workers)
+        if self.replicas is not None:
+            for worker in other.workers:
+                self.replicas.back(worker)
         self.back(other.name)
 
     def back(self, name: str) -> None:
@@ -406,6 +409,8 @@ class SeveralHosts:
     def begin(self, workers: Sequence[int]) -> None:
         """See `contract.Host`."""
         self._head.begin(workers)
+        if self.replicas is not None:
+            self.replicas.begins(workers)
         if self._head.shards and self._head.others is not None:
             makers = [one.host for one in self._elsewhere]
             self._head.others.begin(makers, self._tell_host)
@@ -581,7 +586,7 @@ class SeveralHosts:
         host = self._by_worker[worker].name
         attached = None if file is None else self._attach(host, file_bytes(file))
         if self.replicas is not None:
-            self.replicas.binds(host, message)
+            self.replicas.binds(host, worker, message)
         self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
 
     def _attach(self, host: str, span: Span) -> between.Attached:

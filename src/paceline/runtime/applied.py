@@ -98,10 +98,6 @@ class Applied:
         """Workers whose replicas have made steps, or could: none where there is a store."""
         return sorted(self._owners)
 
-    def owns(self, worker: int) -> bool:
-        """Whether the worker owns a replica that counts."""
-        return worker in self._owners
-
     def begins_anew(self, worker: int) -> None:
         """The worker begins with a recorded mean, as no replica is left."""
         self._owners[worker], self._of[worker] = None, max(self._of.values(), default=0)

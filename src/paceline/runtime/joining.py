@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from paceline.cluster.scenario import Kill
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
+from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import Release
 from paceline.errors import RunFailed
@@ -211,6 +211,8 @@ class Joining:
         """How often each worker has joined, as the machine was told."""
         self._handed: list[tuple[int, int, int | None]] = []
         """Worker, its how manieth return, and who has handed over to it then."""
+        self._without: set[int] = set()
+        """Workers that have joined, as the machine was told, and were given no replica."""
         self._admitted: list[tuple[int, int, int]] = []
         """Worker, its how manieth return, and the epoch in which its script went on then."""
 
@@ -255,8 +257,9 @@ class Joining:
         """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""
         worker = order.worker
         self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.step + 1)
-        if order.parameters != "own" or self._applied.owns(worker):
-            return
+        if worker not in self._without or order.parameters != "own" or worker in self._membership.absent():
+            return  # one that is absent has left since: the machine is about to hear that
+        self._without.discard(worker)
         newest = self._recordings.newest.version
         if not newest and self._settings.resumed is not None:
             raise RunFailed(f"worker {worker} has nothing to begin with: no other is left, and no mean is recorded")
@@ -282,7 +285,10 @@ class Joining:
                 self._ready[worker] += 1
             case WorkerLeft(worker=worker):
                 self._ready.pop(worker, None)
+            case ReplicaCopied(worker=worker):
+                self._without.discard(worker)
             case WorkerJoined(worker=worker):
+                self._without.add(worker)
                 others = sorted(self._ready, key=lambda one: (-self._ready[one], one))
                 self._ready[worker] = 0
                 self._joins[worker] += 1

@@ -34,8 +34,8 @@ class Contents:
         """By worker and step: the sum that it has arrived in."""
         self._sums: dict[int, Terms] = {}
         """By number: the last that was added up."""
-        self.fixed = _digest("what never moves")
-        self._versions = [_digest("version 0")]
+        self.fixed = digest("what never moves")
+        self._versions = [digest("version 0")]
         self._made_of: list[tuple[tuple[int, int, float], ...]] = [()]
         """By version: its updates, with their weights as they were ordered."""
         self._scales: dict[tuple[int, int], float] = {}
@@ -70,7 +70,7 @@ class Contents:
                 for worker, step, _ in contributions:
                     if step in self._unapplied[worker]:
                         self._unapplied[worker][step] = version
-                self._versions.append(_digest(self._versions[-1], parts))
+                self._versions.append(digest(self._versions[-1], parts))
                 self._made_of.append(parts)
 
     def joined(self, worker: int) -> None:
@@ -123,15 +123,15 @@ class Contents:
 
     def sum(self, number: int) -> bytes:
         """The content of that sum."""
-        return _digest("sum", number, self._sums[number])
+        return digest("sum", number, self._sums[number])
 
     def update(self, worker: int, step: int) -> bytes:
         """The content of that worker's update."""
-        return _digest("update", worker, step)
+        return digest("update", worker, step)
 
     def draft(self, worker: int, step: int) -> bytes:
         """What it would have been, had its script not changed it at the end."""
-        return _digest("draft", worker, step)
+        return digest("draft", worker, step)
 
 
 @lru_cache(maxsize=4096)
@@ -139,7 +139,7 @@ def filled(content: bytes, size: int) -> bytes:
     """Return what is in an item's place of that size."""
     if content == TORN:
         return TORN * size
-    return content + b"".join(_digest(content, piece) for piece in range(1, size // SIZE))
+    return content + b"".join(digest(content, piece) for piece in range(1, size // SIZE))
 
 
 def share(begin: int, end: int, version: int) -> bytes:
@@ -147,5 +147,7 @@ def share(begin: int, end: int, version: int) -> bytes:
     return f"bytes {begin} to {end} as of version {version}".encode()
 
 
-def _digest(*what: Any) -> bytes:
+def digest(*what: Any) -> bytes:
+    """Return a content that follows from that."""
+    """Return a content that follows from that."""
     return blake2b(repr(what).encode(), digest_size=SIZE).digest()

@@ -19,6 +19,8 @@ from support.world.processes import Script
 
 PROTOCOLS = ("asp", "bsp", "dssp", "hsp", "ps-plus", "ssp", "sync-switch")
 """Those with a store."""
+IN_GROUPS = ("ad-psgd", "all-reduce", "ripples")
+"""Those in which each worker owns a replica."""
 HEAD = "node-0"
 
 
@@ -195,8 +197,8 @@ class History:
 
     @property
     def spread(self) -> bool:
-        """Whether hosts besides the head's may make versions, so that all are connected with each other."""
-        return not self.restart and self.shards_on != "head"
+        """Whether hosts besides the head's make versions or averages, so that all are connected with each other."""
+        return self.choice.spec.in_groups or (not self.restart and self.shards_on != "head")
 
     @property
     def limited(self) -> bool:
@@ -322,6 +324,23 @@ def serving(seed: int) -> History:
     return replace(history, script=script, faults=tuple(faults))
 
 
+def grouped(seed: int) -> History:
+    """Draw a history in which each worker owns a replica, and groups average. In some of them many workers die."""
+    history, lots = drawn(seed), random.Random(f"groups {seed}")
+    protocol = _protocol(lots, history.hosts, history.workers, IN_GROUPS)
+    script = replace(history.script, starts=lots.choice([0.01, 0.3, 1.0]), pieces=lots.choice([1, 2, 4, 4, 4]))
+    history = replace(history, protocol=protocol, script=script, shards_on=None, max_seconds=None, faults=(), lost=())
+    history = _with_drains(_with_faults(history, lots), lots)
+    deaths = (lots.uniform(0, history.end) for _ in range(lots.choice([0, 0, 0, 1, 3])))
+    dies = tuple(WorkerKilled(at, lots.randrange(history.workers)) for at in deaths)
+    return replace(history, faults=(*history.faults, *dies))
+
+
+def any_of(seed: int) -> History:
+    """Draw a history of any protocol."""
+    return grouped(seed) if seed % 4 == 3 else drawn(seed)
+
+
 def _with_shards(history: History, lots: random.Random) -> History:
     """Have other hosts make versions, too, where they stay, unless the model is small."""
     pieces = lots.choice([1, 2, 4, 4])
@@ -337,9 +356,9 @@ def _with_shards(history: History, lots: random.Random) -> History:
     )
 
 
-def _protocol(lots: random.Random, hosts: int, workers: int) -> str:
+def _protocol(lots: random.Random, hosts: int, workers: int, among: Sequence[str] = PROTOCOLS) -> str:
     """A protocol that can train on these hosts, and a value for some of its parameters."""
-    spec = registry()[lots.choice(PROTOCOLS)]
+    spec = registry()[lots.choice(among)]
     names = Scenario(nodes=hosts).hosts(workers)
     while True:
         text = _settings(lots, spec)

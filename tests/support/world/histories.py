@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from support.seeded_network import shrunk
-from support.world.faults import Fault, History, drawn, told
+from support.world.faults import Fault, History, any_of, told
 from support.world.world import run
 
 MOST_TRIES = 60
@@ -16,7 +16,7 @@ MOST_TRIES = 60
 def all_tried(seeds: Iterable[int]) -> None:
     """Try each of these seeds."""
     for seed in seeds:
-        tried(drawn(seed))
+        tried(any_of(seed))
 
 
 def tried(history: History) -> None:
@@ -78,7 +78,7 @@ def _less(history: History) -> Iterator[History]:
         yield replace(history, script=replace(script, epochs=1))
     if script.batches > 1:
         yield replace(history, script=replace(script, batches=script.batches // 2))
-    if history.shards_on != "head" and not history.servers:
+    if history.shards_on != "head" and not history.choice.spec.in_groups and not history.servers:
         yield replace(history, shards_on="head")
     if script.looks:
         yield replace(history, script=replace(script, looks=0.0))

@@ -10,7 +10,10 @@ from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
 from paceline.host.moves import MOVING
 from paceline.host.ranges import _kept as kept
+from paceline.host.replicas_elsewhere import _carries
+from paceline.host.steps import BEGUN_AS
 from paceline.records.rules import Rules
+from support.world.faults import HEAD
 
 if TYPE_CHECKING:
     from support.world.world import World
@@ -23,6 +26,9 @@ UNMADE = "update", "sum", "sum arriving", "range arriving", "for the range made 
 
 UNFINISHED = "being summed"
 """What a claim is for that stays where a sum became void, and something is still added up."""
+
+OWNED = "replica", BEGUN_AS[0]
+"""What the head claims to its end: replicas, also of those that have left, and what they began as."""
 
 
 class Judge:
@@ -39,6 +45,10 @@ class Judge:
         """By worker: the last step that it was in, and is not any more."""
         self._moving = False
         """Whether a range was moving as the run ended, so that its versions are kept."""
+        self._bound: dict[str, set[int]] = {}
+        """By host: the places of replicas at the head for which it has one of its own, as the run ended."""
+        self._left: list[str] = []
+        """Hosts from which replicas were on their way as the run ended, and that nobody needed any more."""
         self._broken_off = self._store_lost = False
         """Whether the run has ended before all was done that was ordered, and whether versions were not made then."""
         self._world = world
@@ -100,6 +110,7 @@ class Judge:
             for claim in host._head.shelf.claims()  # type: ignore[attr-defined]
             if claim[0] != NEWEST
             and claim[0][0] != UNFINISHED
+            and claim[0][0] not in OWNED
             and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
@@ -108,7 +119,11 @@ class Judge:
             claims = [claim for claim in claims if claim[0] != MOVING]
         if self._store_lost:
             claims = [claim for claim in claims if claim[0][0] not in UNMADE]
+        if host.replicas is not None:  # type: ignore[attr-defined]
+            kept_of_leaving = self._kept_of_leaving(host)
+            claims = [claim for claim in claims if claim[0] not in kept_of_leaving]
         assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
+        self._replicas_ended(host)
         if self._lacks_shard:
             assert ending.outcome != "completed", "the run completed without a host that made a part of every version"
         if ending.outcome == "completed":
@@ -120,6 +135,30 @@ class Judge:
             assert ending.outcome == "completed" or world.history.limited, f"without a fault the run ended as {how}"
             missed = 0 if world.history.faults else world.rooms.data.leases.left_over()
             assert not missed or world.history.limited, f"{missed} samples were missed"
+
+    def _kept_of_leaving(self, host: Any) -> list[Any]:
+        """Claims of what the run's end finds on its way, and nobody needs: from hosts that leave, and to joiners."""
+        assert self._world.rooms is not None
+        assert self._world.rooms.draining is not None
+        leaving = [name for name, drain in self._world.rooms.draining._drains.items() if drain.moves]
+        carried = host.replicas._carried.items()
+        stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
+        self._left = [*leaving, *(one.source for one in stay.values())]
+        if self._world.rooms.ending.outcome != "completed":  # groups that its end has broken are over, or not
+            return [claim[0] for claim in host._head.shelf.claims() if claim[0][0] in ("mean of group", "carries")]
+        return [_carries(number) for number in stay]
+
+    def _replicas_ended(self, host: Any) -> None:
+        """Look at what is bound for replicas, and at averages, if workers own some."""
+        if host.replicas is None:
+            return
+        for place, hosts in host.replicas._bound.items():
+            assert not hosts or host._head.shelf.at(place), f"{list(hosts)} have a place for {place}, which is empty"
+            for name in hosts:
+                self._bound.setdefault(name, set()).add(place)
+        if not self._broken_off and not self._store_lost:
+            works = host._head.averaging._works
+            assert not works, f"at work at the head's end: {works}"
 
     def ended(self, killed: bool) -> None:
         """Nothing of the world goes on. `killed`: whether the head was."""
@@ -134,6 +173,16 @@ class Judge:
                         stay.append(kept(ranges.newest))
                     claims = [claim for claim in one._branch.shelf.claims() if claim[0] not in stay]
                     claims = [claim for claim in claims if claim[0][0] != UNFINISHED]
+                    if (replicas := one._branch._replicas) is not None:
+                        places = {item[0] for owner, item, _ in claims if owner[0] == "there"}
+                        if (empty := places - self._bound.get(name, set())) and not agent.drained:
+                            raise AssertionError(f"places {empty} are empty at the head, and not at {name}")
+                        # a host that leaves awaits no group: those of its workers fail, and so they do in such a run
+                        breaks = agent.drained or name in self._left or one.over.outcome != "completed"
+                        assert not replicas.averaging._works or breaks, f"at work at the end of {name}"
+                        assert not replicas._lent or breaks, f"lent at the end of {name}: {replicas._lent}"
+                        stays = ("there", "averaging") if breaks else ("there",)
+                        claims = [claim for claim in claims if claim[0][0] not in stays]
                     if self._store_lost or self._moving or agent.drained:  # what others still need has moved
                         claims = [claim for claim in claims if claim[0][0] not in UNMADE]
                     assert not claims, f"claimed at the end of {name}: {claims}"

@@ -21,6 +21,7 @@ from support.world.clock import Scheduler, Seconds
 from support.world.contents import SIZE, TORN, WHOLE, Contents, filled, share
 from support.world.lines import Line, named_by
 from support.world.network import Machine
+from support.world.replicas import Replicas
 
 KILLED, FAILED = 9, 1 << 8
 """Statuses of processes, as waitpid returns them."""
@@ -33,6 +34,9 @@ CHANGES = 0.2
 """How often a script changes gradients of a step that were told of."""
 CUTS = {1: [0, SLOT], 2: [0, SIZE, SLOT], 4: [0, SIZE, 2 * SIZE, 3 * SIZE, SLOT]}
 """Where a version of so many pieces may be cut."""
+
+PARAMETERS, IN_FRONT, BUFFERS = (0, SLOT), (SLOT, SLOT + FLAGS), (SLOT + FLAGS, AREA)
+"""Ranges of an update's place, or a replica's: parameters, flags in front of the buffers, and these."""
 
 Bytes = tuple[int, int]
 """The first byte of a range, and the byte after its last one."""
@@ -233,9 +237,23 @@ class Worker(Program):
         machine: Machine,
         line: Line,
         lots: random.Random,
+        *,
+        host: str,
+        replicas: Replicas | None,
+        averages: Seconds,
     ) -> None:
-        """`store` begins the process that makes versions."""
+        """`store` begins the process that makes versions. `host`: where it is. `replicas`: None where none are.
+
+        `averages`: what a share of an average takes at most.
+        """
         self.worker = worker
+        self.host = host
+        self.replicas = replicas
+        self.averages = averages
+        self.averager: Averager | None = None
+        """Its thread that makes shares of averages."""
+        self._shown: tuple[Bytes, bytes] | None = None
+        """The place of the replica that its script sees, and what is to lie there."""
         self.fails_at: int | None = None
         """The message of its own at which its script fails."""
         self._script = script
@@ -260,6 +278,8 @@ class Worker(Program):
     def end(self, status: int) -> None:
         super().end(status)
         self.drops_fork()
+        if self.averager is not None:
+            self.averager.end(status)
 
     def drops_fork(self) -> None:
         """What came along to be the store's is closed, as this process has ended before it forked that."""
@@ -325,9 +345,27 @@ class Worker(Program):
         self._joins = False
         if not self._script.loads:
             self.say(messages.Joins())
-        if (yield from self._await(messages.TakeUp)) is None:
+        if (told := (yield from self._await(messages.TakeUp))) is None:
             return None
+        if self.replicas is not None:
+            self._takes_up_replica(told)
         return (yield from self._released())
+
+    def _takes_up_replica(self, told: messages.TakeUp) -> None:
+        """A recorded mean comes along, to be put into its place, or its replica lies there."""
+        assert self._memory is not None
+        assert self.replicas is not None
+        assert told.area is not None
+        if self._shown is not None:
+            self._sees(*self._shown, "what it has shown until it takes part", PARAMETERS)
+        place, content = self._memory.area(told.area), self.replicas.taken_up(self.worker)
+        if told.recorded:
+            if (found := os.pread(self._came[0], 100, 0)) != content:
+                raise Wrong(f"{self.what} begins with {found.hex()}, and not with the recorded mean {content.hex()}")
+            for within in (PARAMETERS, BUFFERS):
+                self._memory.write(place, content, within)
+        for within in (PARAMETERS, BUFFERS):
+            self._sees(place, content, "the replica that it is given", within)
 
     def _hands_over(self, message: messages.Message) -> None:
         """Give what the script keeps to a worker that joins, if that is what the message asks for."""
@@ -349,14 +387,71 @@ class Worker(Program):
                     self._memory, self._tells = Memory(files[0], slots, areas * self._contents.capacity), tells
                     self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
                     self._joins = message.joins
+                    if message.holder == "replica":
+                        self._begins_to_average(files[1], message)
                     return 0 if message.resumed is None else message.resumed.epoch
                 case messages.Stop() | messages.Exit():
                     raise Leaves
                 case _:
                     raise Wrong(f"{self.what} was sent {message} before training began")
 
+    def _begins_to_average(self, end: int, begin: messages.Begin) -> None:
+        """Its replica is shown, and its thread takes orders. One that joins may show what was left of a dead one's."""
+        assert self._memory is not None
+        assert self.replicas is not None
+        place = self._memory.area(begin.place)
+        if not begin.joins:
+            self._sees(place, self._contents.version(0), "what training begins with", PARAMETERS)
+            self._shown = place, self._contents.version(0)
+        line = self.machine.ends.pop(named_by(end))
+        line.expects(messages.ToAverager)
+        self.averager = Averager(self, self._memory, CUTS[self._script.pieces], line)
+
+    def _computes_replica(self, go: messages.Compute, batches: list[tuple[int, int]] | None) -> Course:
+        """Compute on its own replica as it was at the release, whatever becomes of it meanwhile."""
+        assert self._memory is not None
+        assert self.replicas is not None
+        memory, began = self._memory, self._scheduler.now
+        area = memory.area(go.area)
+        assert self._shown is not None
+        self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
+        memory.write(area, TORN)
+        yield self.takes(self._script.computes) * self._pace
+        self._sees(*self._shown, f"its replica at the end of step {go.step}", PARAMETERS)
+        memory.write(area, self._contents.update(self.worker, go.step))
+        self._computes = False
+        seconds = self._scheduler.now - began
+        self.say(messages.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0))
+
+    def _steps_replica(self, order: messages.Step) -> Course:
+        """Step its replica, with its own gradient or a group's mean. It sees what comes of that where it is shown."""
+        assert self._memory is not None
+        assert self.replicas is not None
+        memory, step = self._memory, self.replicas.stepping(self.worker, order.step)
+        what = f"its replica before it makes step {order.step}"
+        source, target = memory.area(order.source), memory.area(order.target)
+        if (order.gradients is None) != (step.group is None):
+            raise Wrong(f"{self.what} is to make step {order.step} with {order.gradients}, and of {step.group}")
+        for done in (False, True):
+            if not done or source != target:
+                self._sees(source, step.before, what, PARAMETERS)
+            if order.gradients is not None and step.group is not None:
+                for within in (PARAMETERS, IN_FRONT):
+                    mean = f"the mean of group {step.group.order.group}"
+                    self._sees(memory.area(order.gradients), step.group.mean, mean, within)
+            for within in (PARAMETERS, BUFFERS):
+                memory.write(target, step.after if done else TORN, within)
+            if not done:
+                yield self.takes(self.averages)
+        if self._shown is not None and self._shown[0] == target:
+            self._shown = target, step.after
+        self.say(messages.Stepped(order.step, None))
+
     def _computes_step(self, go: messages.Compute, batches: list[tuple[int, int]] | None) -> Course:
         assert self._memory is not None
+        if self.replicas is not None:
+            yield from self._computes_replica(go, batches)
+            return
         memory, contents = self._memory, self._contents
         began = self._scheduler.now
         slot, area = memory.slot(go.slot), memory.area(go.area)
@@ -398,11 +493,18 @@ class Worker(Program):
             self._sees(self._memory.area(area), content, f"step {step}, which version {go.version} lacks")
 
     def _released(self) -> Generator[Seconds | None, Any, messages.Compute | None]:
-        go: messages.Compute | None = yield from self._await(messages.Compute)
+        go: messages.Compute | messages.Step | None = yield from self._await(messages.Compute, messages.Step)
+        while isinstance(go, messages.Step):
+            yield from self._steps_replica(go)
+            go = yield from self._await(messages.Compute, messages.Step)
         if go is not None:
             if go.step <= self._last:
                 raise Wrong(f"{self.what} is to compute step {go.step} after step {self._last}")
             self._last, self._computes = go.step, True
+            if self.replicas is not None:
+                assert self._memory is not None
+                self._shown = self._memory.area(go.slot), self.replicas.released(self.worker, go.step)
+                self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
         return go
 
     def _leases(self, epoch: int) -> Generator[Seconds | None, Any, messages.Leased | None]:
@@ -419,6 +521,12 @@ class Worker(Program):
     def _looks(self, hold: bool = False) -> Course:
         """`state_dict`: of the newest version, and sometimes the optimizer's."""
         assert self._memory is not None
+        if self.replicas is not None:  # a worker's newest version is its own replica, and so is the optimizer
+            for _ in range(2):
+                if self._shown is not None:
+                    self._sees(*self._shown, "the replica that it shows", PARAMETERS)
+                yield self.takes(self._script.computes)
+            return
         self.say(messages.SnapshotWanted(hold))
         shown = yield from self._await(messages.Snapshot, even_stopped=True)
         place = self._memory.slot(shown.slot)
@@ -463,9 +571,54 @@ class Worker(Program):
             if message.at_once:
                 raise Leaves
 
-    def _sees(self, place: tuple[int, int], content: bytes, what: str) -> None:
+    def _sees(self, place: tuple[int, int], content: bytes, what: str, within: Bytes | None = None) -> None:
         assert self._memory is not None
-        self._memory.check(place, content, self.what, what)
+        self._memory.check(place, content, self.what, what, within)
+
+
+class Averager(Program):
+    """A worker's thread that makes its shares of averages: see `training.averages`. It ends with the worker."""
+
+    def __init__(self, worker: Worker, memory: Memory, cuts: Sequence[int], line: Line) -> None:
+        """`cuts`: where a mean may be cut."""
+        self._worker = worker
+        self._memory = memory
+        self._cuts = cuts
+        what, lots = f"the averager of {worker.what}", random.Random(worker._lots.random())
+        super().__init__(worker._scheduler, worker.machine, line, what, lots)
+
+    def course(self) -> Course:
+        while True:
+            order, _ = yield None
+            yield from self._makes(order)
+            self.say(messages.Averaged(order.group))
+
+    def _makes(self, order: messages.Average) -> Course:
+        """Make its share, piece by piece. What goes with the first byte is of the first one of a share."""
+        worker, memory = self._worker, self._memory
+        assert worker.replicas is not None
+        group = worker.replicas.group(order.group)
+        terms, weights, made = group.share(worker.host, order.of)
+        if order.members != sorted(group.parts[worker.host]) or order.weights != weights:
+            raise Wrong(f"{self.what} is to make a share of {group} by {order}")
+        if len(order.sources) != len(terms) or order.target in order.sources:
+            raise Wrong(f"{self.what} is to average {len(terms)} terms by {order}")
+        part, target = order.members.index(worker.worker), memory.area(order.target)
+        pieces = [one for one in pairwise(self._cuts) if order.begin <= one[0] < order.end]
+        size = sum(end - begin for begin, end in pieces)
+        mine = [one for one in pieces if (one[0] - pieces[0][0]) * len(order.members) // size == part]
+        if part == 0 and order.begin == 0:
+            mine += [IN_FRONT, BUFFERS]
+        flags = [] if weights is None else [IN_FRONT]
+        for within in mine:
+            memory.write(target, TORN, within)
+        for within in mine:
+            yield self.takes(worker.averages / len(mine))
+            void = order.group in worker.replicas.void  # the places of its terms may be others' by now
+            for source, term in () if void else zip(order.sources, terms, strict=True):
+                for read in dict.fromkeys([*flags, *([within] if within != IN_FRONT else [])]):
+                    memory.check(memory.area(source), term, self.what, f"a term of group {order.group}", read)
+            memory.write(target, made, within)
 
 
 @dataclass(slots=True)
@@ -515,6 +668,8 @@ class Store(Program):
     ) -> None:
         """`heads`: whether its host is the head's. `seconds`: what a commit takes at most. `cuts`: see `CUTS`."""
         self.host = host
+        self.replicas: Replicas | None = None
+        """None where no workers own one."""
         self.range = order.begin, order.end
         self.not_finite: Callable[[int], bool] = lambda version: False
         """Whether it finds a NaN in its range of that version."""
@@ -540,7 +695,8 @@ class Store(Program):
     def course(self) -> Course:
         memory = self._memory
         if self._heads:
-            memory.write(memory.slot(0), self._contents.version(0))
+            first = memory.slot(0) if self.replicas is None else memory.area(0)
+            memory.write(first, self._contents.version(0))
             memory.write(memory.fixed(), self._contents.fixed)
         else:  # what its own worker begins with, until the head's comes
             memory.write(memory.slot(0), TORN)
@@ -559,6 +715,8 @@ class Store(Program):
                     self._records(message)
                 case messages.GoOn(file=file):
                     self._records(self._held.pop(file))
+                case messages.RecordMean():
+                    yield from self._records_mean(message)
                 case messages.SendWhole():
                     self._says_with(messages.WholeReady(None), WHOLE)
                 case messages.Load():
@@ -680,6 +838,24 @@ class Store(Program):
             file = attachment(content)
             self.say(message, (file,))
             os.close(file)
+
+    def _records_mean(self, order: messages.RecordMean) -> Course:
+        """Make the mean of all replicas, and write it."""
+        memory, replicas = self._memory, self.replicas
+        assert replicas is not None
+        cut, content = replicas.cut(order.version), replicas.recorded(order.version)
+        places, target = [memory.area(source) for source in order.sources], memory.area(order.target)
+        if len(cut) != len(places) or target in places:
+            raise Wrong(f"{self.what} is to make the mean of {len(cut)} replicas by {order}")
+        for made in (TORN, content):
+            for place, replica in zip(places, cut, strict=True):
+                for within in (PARAMETERS, BUFFERS):
+                    memory.check(place, replica, self.what, f"a replica of mean {order.version}", within)
+            memory.write(target, made)
+            if made == TORN:
+                yield self.takes(self._seconds)
+        Path(order.file).write_bytes(content)
+        self.say(messages.MeanRecorded(order.version, sha256(content).hexdigest(), 0.0))
 
     def _records(self, order: messages.Record) -> None:
         """Write the version beside everything else."""

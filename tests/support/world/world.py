@@ -63,6 +63,7 @@ from support.world.judge import Judge
 from support.world.lines import Line
 from support.world.network import Network
 from support.world.processes import CUTS, KILLED, Store, Worker
+from support.world.replicas import Replicas
 
 
 class HeadKilled(BaseException):
@@ -78,6 +79,10 @@ class World:
         self.scheduler.deadline, self.scheduler.pending = history.end + history.bound, self.pending
         self.network = Network(self.scheduler, self._lots("network"), history.timeout / 50)
         self.contents = Contents(history.workers)
+        self.replicas: Replicas | None = None
+        """None where no workers own one."""
+        if history.choice.spec.in_groups:
+            self.replicas = Replicas(self.contents, lambda worker: self.rooms.hosts[worker])  # type: ignore[union-attr]
         self.judge = Judge(self)
         self.said: list[str] = []
         """All lines, with their times."""
@@ -162,6 +167,8 @@ class World:
             settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
         )
         coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
+        if self.replicas is not None:
+            self.replicas.follow(rooms.host)
         loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.keyboard))
         limits.interrupt(self.signals.take(), keyboard=False)
 
@@ -206,6 +213,9 @@ class World:
             self.network.machines[host],
             line,
             self._lots(f"worker {worker} {self._lives[worker]}"),
+            host=host,
+            replicas=self.replicas,
+            averages=self.history.commits,
         )
         self._lives[worker] += 1
         for fault in self.history.faults:
@@ -228,6 +238,7 @@ class World:
             line,
             self._lots(f"store of {host}"),
         )
+        store.replicas = self.replicas
         store.not_finite = lambda version: Diverges(host, version) in self.history.faults
 
     def _end_store(self, host: str) -> None:
