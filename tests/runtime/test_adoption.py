@@ -46,15 +46,6 @@ def test_who_asks_first_writes_and_nobody_else_is_told_to() -> None:
     assert adoption.adopted == "a"
 
 
-def test_where_it_is_settled_who_writes_nobody_else_does() -> None:
-    """As in a replay: what is written has that worker's buffers."""
-    book = Adoption(prescribed=2)
-    book.wanted(0, "a")
-    assert book.to_write() is None
-    book.wanted(2, "a")
-    assert book.to_write() == 2
-
-
 def test_the_others_wait_until_it_is_written_and_are_let_on_once() -> None:
     adoption = Adoption()
     for worker in (2, 0, 1):

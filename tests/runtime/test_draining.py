@@ -34,7 +34,7 @@ class Run:
         for worker in self.members:
             self.membership.trains(worker)
         leaving: Any = Mock(leave=self._leave)
-        host: Any = Mock(updates=lambda worker: Mock(coming=self.coming.get(worker, ())))
+        host: Any = Mock(updates=lambda worker: Mock(coming=self.coming.get(worker, ()), unapplied=()))
         self.draining = Draining(
             self.members,
             {0: "head", 1: "b", 2: "b"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ workers = 1
 name = "big"
 workers = 2
 """
+LINKED = 'bandwidth = "1Gbit/s"\n'
 TABLES = Scenario(
     nodes=2,
     workers=3,
@@ -90,8 +92,9 @@ def test_workers_that_hosts_can_t_share_evenly_are_refused_with_the_way_out() ->
 
 
 def test_a_comparison_refuses_what_none_of_its_runs_can_do_before_the_first() -> None:
-    with pytest.raises(ConfigError, match="ripples runs on one host only so far"):
-        check_fits(choose("ripples", registry()), TABLES, 3, {})
+    with pytest.raises(ConfigError, match="modelled for protocols with a store, and ripples has none"):
+        linked = tuple(replace(table, bandwidth=1e9) for table in TABLES.host_tables)
+        check_fits(choose("ripples", registry()), replace(TABLES, host_tables=linked), 3, {})
 
 
 def test_hosts_of_unequal_size_train_and_the_run_is_made_again_by_its_configuration(launch: Launch) -> None:
@@ -183,7 +186,7 @@ kill = true
 @pytest.mark.parametrize(
     ("text", "flags", "told"),
     [
-        (UNEQUAL, ("-p", "all-reduce"), "hosts.toml: [[host]]: all-reduce runs on one host only so far"),
+        (UNEQUAL + LINKED, ("-p", "all-reduce"), "hosts.toml: [[host]]: bandwidth and latency of links between hosts"),
         (UNEQUAL, ("-p", "ddp"), "hosts.toml: -p ddp runs on one host"),
         (PACED, ("-p", "bsp", "--emulate-hosts", "2"), "hosts.toml has a [network], which is modelled on one host"),
         (TWICE, ("-p", "bsp"), "hosts.toml: event 2: worker 1 is killed, which event 1 has done by then"),

@@ -629,7 +629,6 @@ TWO = ["--listen", "127.0.0.1:0", "--hosts", "2"]
         (["--send", "."], "such as --listen 10.0.0.1:7117, or name machines with --on"),
         (["--listen", "127.0.0.1:0"], "--listen waits for other hosts: say how many there are"),
         (["--listen", "127.0.0.1", "--hosts", "2"], '--listen is "127.0.0.1"; write an address and a port'),
-        (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ad-psgd"], "--listen: ad-psgd runs on one host only"),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ddp"], "--listen: ddp runs on one host only"),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "--emulate-hosts", "2"], "give one of the two"),
         ([*TWO[:3], "1:2", "--shards-on", "all"], "--shards-on is all, and --hosts lets hosts come later"),

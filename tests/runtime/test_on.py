@@ -173,7 +173,7 @@ def test_flags_that_contradict_it_are_refused_in_one_line(launch: Launch, server
     for flags, words in (
         (("--hosts", "3"), ("--hosts is 3", "leave --hosts out")),
         (("--emulate-hosts", "2"), ("--emulate-hosts is 2, and --on has machines join",)),
-        (("-p", "all-reduce"), ("--on: all-reduce runs on one host only",)),
+        (("-p", "ddp"), ("--on: ddp runs on one host only",)),
         (("--listen", "192.0.2.1:0"), ("--listen 192.0.2.1:0: ",)),
     ):
         refused(launch.run(script(), *[*on(server, "ssh:a")[:-2], *flags]), *words)

@@ -215,7 +215,7 @@ def test_all_that_a_worker_of_another_host_had_printed_is_in_its_log_before_its_
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("-p", "all-reduce"), "all-reduce runs on one host only so far"),
+        (("-p", "all-reduce", "--shards-on", "all"), "all-reduce has no store"),
         (("-p", "ddp"), "ddp runs on one host only so far"),
     ],
 )

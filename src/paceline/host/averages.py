@@ -227,11 +227,12 @@ class Averages:
         for average in list(self._averages.values()):
             if worker not in average.order.members or self._deaths_are_told:
                 continue
-            if average.awaited and not average.lost:
-                self.makers.drop(average.order.group)
+            first = not average.lost
             average.lost[worker] = None
             if not average.awaited:  # all that was still awaited was its host's
                 self._end(average)
+            elif first:
+                self.makers.drop(average.order.group)
 
     def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[Part, ...]:
         """What is averaged, by host."""

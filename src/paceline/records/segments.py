@@ -22,12 +22,10 @@ the byte after its last one. Without it the head makes all of each version."""
 MOVES = "moves"
 """The key under which a run notes how ranges have moved: for each time the version after which others make versions,
 and who does then, as under `PLACEMENT`."""
-ADOPTED_BY = "adopted_by"
-"""The key under which a run notes the worker whose changes to the model before its first step all begin with."""
 LACKING = "lacking"
 """The key under which a run notes the workers whose replicas its last mean goes without, as they can't be read any
 more: their processes, or their hosts, ended in a step, and the run before the machine was told."""
-OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING, ADOPTED_BY)
+OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING)
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
 ASKED = (
     *("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start"),

@@ -34,7 +34,7 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
-from paceline.records.segments import ADOPTED_BY, LACKING
+from paceline.records.segments import LACKING
 from paceline.records.summary import Summary
 from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
@@ -176,7 +176,6 @@ def _direct(
     workers.prescribe_leaving(part.leaving())
     workers.recordings.prescribed = part.recordings()
     workers.recordings.lacking = frozenset(notes.get(LACKING, ()))
-    workers.prescribe_beginning(notes.get(ADOPTED_BY))
     several = part.segment.hosts > 1
     if several:
         workers.prescribe_hosts(dict(enumerate(recorded.scenario_of(part.segment).hosts(part.segment.workers))))

@@ -118,7 +118,7 @@ def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
 
 def _check_several(choice: Choice | None, scenario: Scenario, named: str) -> None:
     if choice is None:
-        raise ConfigError(f"{named}: {baseline.NAME} runs on one host only; name a protocol")
+        raise ConfigError(f"{named}: {baseline.NAME} runs on one host only so far; name a protocol")
     if choice.spec.in_groups and scenario.links_hosts:
         raise ConfigError(
             f"{named}: bandwidth and latency of links between hosts are modelled for protocols with a store, and "

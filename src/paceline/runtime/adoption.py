@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.records.ledger import Ledger
-from paceline.records.segments import ADOPTED_BY
 from paceline.runtime.member import Member
 
 
@@ -23,8 +22,6 @@ class Adoption:
     """Workers that have pushed a gradient of what they began with."""
     shown: set[int] = field(default_factory=set)
     """Workers whose first parameters were the adopted ones. A script that writes the same there changes nothing."""
-    prescribed: int | None = None
-    """The worker that writes, if that is settled beforehand: buffers are as its script has them by then."""
     _waiting: list[int] = field(default_factory=list)
     _writing: int | None = None
     """The worker that writes."""
@@ -37,10 +34,8 @@ class Adoption:
 
     def to_write(self) -> int | None:
         """The worker that is to write now, if there is one."""
-        if self.adopted is not None or self._writing is not None:
-            return None
-        asked = [worker for worker in self._waiting if self.prescribed in (None, worker)]
-        return asked[0] if asked else None
+        free = self.adopted is None and self._writing is None
+        return self._waiting[0] if free and self._waiting else None
 
     def writes(self, worker: int) -> None:
         """The worker was told to write."""
@@ -124,7 +119,7 @@ class Adopting:
     def written(self, worker: int) -> None:
         """The worker has written what it was told to, and all begin with that."""
         self.book.done(worker)
-        self._ledger.note_all({"beginning": self.book.adopted, ADOPTED_BY: worker})
+        self._ledger.note("beginning", self.book.adopted)
         self._go_on()
 
     def pushed(self, worker: int) -> bool:

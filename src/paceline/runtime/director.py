@@ -100,10 +100,6 @@ class Director:
         """Workers were on these hosts: in averages, what workers of one host have is summed first."""
         self._course.hosts |= hosts
 
-    def prescribe_beginning(self, worker: int | None) -> None:
-        """That worker writes what all begin with, if scripts change that before their first step."""
-        self._rooms.adopting.book.prescribed = worker
-
     def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
         """Do not make these (worker, step) when replicas are ordered to."""
         self._course.undone = frozenset(steps)

@@ -8,14 +8,14 @@ from typing import Any
 from paceline.files import read_file
 from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 from paceline.records.check.checking import Checking
-from paceline.records.segments import ADOPTED_BY, LACKING, MOVES, PLACEMENT
+from paceline.records.segments import LACKING, MOVES, PLACEMENT
 from paceline.records.summary import MOVED
 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(
     {
-        *("absent", "admitted", "beginning", "deaths", "handed", ADOPTED_BY, LACKING, MOVED, MOVES),
-        *(PLACEMENT, "replay_of", "simulation", "unmeasured", "until"),
+        *("absent", "admitted", "beginning", "deaths", "handed", LACKING, MOVED, MOVES, PLACEMENT),
+        *("replay_of", "simulation", "unmeasured", "until"),
     }
 )
 """Keys of the table `run` that are known only after config.toml is written."""
