@@ -92,9 +92,9 @@ def test_workers_that_hosts_can_t_share_evenly_are_refused_with_the_way_out() ->
 
 
 def test_a_comparison_refuses_what_none_of_its_runs_can_do_before_the_first() -> None:
+    linked = replace(TABLES, host_tables=tuple(replace(table, bandwidth=1e9) for table in TABLES.host_tables))
     with pytest.raises(ConfigError, match="modelled for protocols with a store, and ripples has none"):
-        linked = tuple(replace(table, bandwidth=1e9) for table in TABLES.host_tables)
-        check_fits(choose("ripples", registry()), replace(TABLES, host_tables=linked), 3, {})
+        check_fits(choose("ripples", registry()), linked, 3, {})
 
 
 def test_hosts_of_unequal_size_train_and_the_run_is_made_again_by_its_configuration(launch: Launch) -> None:
