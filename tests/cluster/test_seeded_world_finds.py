@@ -473,9 +473,9 @@ def a_worker_of_a_host_that_leaves_does_not_finish_its_step(patch: Patch) -> Non
 def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
     look = Averaging.look
 
-    def looked(self: Averaging, item: Any) -> Any:
+    def looked(self: Averaging, item: Any, *asked: int) -> Any:
         there = isinstance(item, Partial) and item.group in self._works
-        return "here" if there else look(self, item)
+        return "here" if there else look(self, item, *asked)
 
     patch.setattr(Averaging, "look", looked)
 
@@ -483,8 +483,8 @@ def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
 def a_slice_is_served_before_it_is_made(patch: Patch) -> None:
     look = Averaging.look
 
-    def looked(self: Averaging, item: Any) -> Any:
-        return "here" if isinstance(item, Mean) and item.group in self._works else look(self, item)
+    def looked(self: Averaging, item: Any, *asked: int) -> Any:
+        return "here" if isinstance(item, Mean) and item.group in self._works else look(self, item, *asked)
 
     patch.setattr(Averaging, "look", looked)
 
@@ -503,14 +503,7 @@ def flags_do_not_come_with_a_later_slice(patch: Patch) -> None:
 
 
 def a_slice_is_made_before_all_partials_are_here(patch: Patch) -> None:
-    go_on = Averaging._go_on
-
-    def at_once(self: Averaging, work: Any) -> None:
-        coming, work.coming = work.coming, set[str]()
-        go_on(self, work)
-        work.coming = coming if not work.sliced else set()
-
-    patch.setattr(Averaging, "_go_on", at_once)
+    patch.setattr(Averaging, "_next", lambda self, work: work.slice[0])
 
 
 def a_mean_takes_effect_before_all_hosts_have_it(patch: Patch) -> None:

@@ -38,7 +38,7 @@ index = 3
 speed = 0.4
 [[event]]
 worker = 1
-at_step = 7
+at_step = 4
 kill = true
 """
 

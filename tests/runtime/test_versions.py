@@ -6,8 +6,10 @@ from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
+from paceline.records.segments import LACKING
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.versions import Means, StoredVersions
 
@@ -104,7 +106,7 @@ def test_a_mean_that_can_t_be_made_is_due_again(tmp_path: Path) -> None:
 
 def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_step(tmp_path: Path) -> None:
     """Its worker had finished, so it counts."""
-    journal: Any = None
+    journal: Any = Mock()
     offer: Any = SimpleNamespace(buffers=None, loads=True)
     recordings = Recordings(tmp_path, 0, journal)
     cuts: list[list[int]] = []
@@ -120,3 +122,4 @@ def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_s
     means.begin(offer, range(2))
     assert means.record_last()
     assert cuts == [[0, 1], [0]]
+    journal.ledger.note.assert_called_once_with(LACKING, [1])
