@@ -1,4 +1,4 @@
-"""Averages of groups among four real processes, the same for both implementations.
+"""Averages of groups among four real processes.
 
 This process issues the groups. A message is a line of JSON.
 """
@@ -15,17 +15,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import PeerLost
-from paceline.fabric import gloo as gloo_module
-from paceline.fabric.gloo import DistributedGroups, reach_store, serve_store
-from paceline.fabric.groups import GroupAverage, Kept
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.layout import Layout, Places, PushArea
 from support.rounding import apart
@@ -112,35 +107,22 @@ def lists_of(area: PushArea) -> list[Any]:
 # --- a worker
 
 
-def work(end: socket.socket, worker: int, places: Places, groups: GroupAverage) -> None:
+def work(end: socket.socket, worker: int, places: Places, groups: SharedMemoryGroups) -> None:
     """Do what comes, until the other end has gone."""
     while data := end.recv(1 << 20):
         order = json.loads(data)
         if "lost" in order:  # of a group that this worker has given up by itself
             continue
-        if "evict" in order:
-            groups.evict(order["evict"])
-        elif "show" in order:
-            kept = [[*members] for members in getattr(groups, "_kept", ())]
-            end.send(json.dumps({"values": lists_of(places.push_area(order["show"])), "kept": kept}).encode())
+        if "show" in order:
+            end.send(json.dumps({"values": lists_of(places.push_area(order["show"]))}).encode())
         else:
             if order["dies"] == "before its share":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            def check() -> None:
-                if select.select([end], [], [], 0)[0]:
-                    raise PeerLost(f"worker {json.loads(end.recv(1 << 20))['lost']} has gone")
-
-            failed = None
-            try:
-                groups.average(
-                    order["group"], order["members"], order["sources"], order["target"], order["weights"], check
-                )
-            except PeerLost as error:
-                failed = str(error)
+            groups.average(order["group"], order["members"], order["sources"], order["target"], order["weights"])
             if order["dies"] == "after its share":
                 os.kill(os.getpid(), signal.SIGKILL)
-            end.send(json.dumps({"failed": failed}).encode())
+            end.send(json.dumps({"failed": None}).encode())
 
 
 # --- the test's side
@@ -163,8 +145,8 @@ class Group:
 class Workers:
     """Four processes that average, and the order in which they do."""
 
-    def __init__(self, make: Callable[[int, int], tuple[Places, GroupAverage]]) -> None:
-        """`make` is called in each process, with the worker's number and the port that `open` is given."""
+    def __init__(self, make: Callable[[int], tuple[Places, SharedMemoryGroups]]) -> None:
+        """`make` is called in each process, with the worker's number."""
         self.ends: dict[int, socket.socket] = {}
         self.processes: dict[int, int] = {}
         for worker in range(WORKERS):
@@ -177,8 +159,7 @@ class Workers:
                 code = 1
                 try:
                     torch.set_num_threads(1)  # the parent's other threads are not here
-                    if port := theirs.recv(64):
-                        work(theirs, worker, *make(worker, int(port)))
+                    work(theirs, worker, *make(worker))
                     code = 0
                 except BaseException:
                     traceback.print_exc()
@@ -192,17 +173,6 @@ class Workers:
         """By worker: the area that has its replica."""
         for worker in range(WORKERS):
             fill(self.model.push_area(worker), worker)
-        self.kept: dict[int, list[list[int]]] = {}
-        self.issued = Kept(most=3)
-
-    def open(self, port: int = 0) -> None:
-        """Let them begin. A store has threads, and so is served only when all processes are forked."""
-        for end in self.ends.values():
-            end.send(str(port).encode())
-
-    def evict(self, members: Sequence[int]) -> None:
-        for member in members:
-            self._send(member, {"evict": members})
 
     def run(self, group: Group) -> None:
         """From its beginning to its end."""
@@ -212,8 +182,6 @@ class Workers:
     def begin(self, group: Group, members: Sequence[int]) -> None:
         """Tell these of its members to average."""
         group.target = group.target or self._free()
-        for unused in self.issued.use(group.members):
-            self.evict(unused)
         for member in members:
             if member != group.given_up_by:
                 order = {"group": group.number, "members": group.members, "target": group.target}
@@ -242,10 +210,6 @@ class Workers:
             lost = group.dies if group.given_up_by is None else group.given_up_by
             assert lost is not None, group
             assert set(group.members) - {lost} == group.answers.keys()
-            for failed in filter(None, group.answers.values()):
-                assert f"worker {lost} has gone" in failed or f"group {group.number}: a worker among" in failed
-            self.issued.failed(group.members)
-            self.evict(group.members)
         for worker in group.members:
             if worker in self.ends:
                 self._look_at(worker)
@@ -284,7 +248,6 @@ class Workers:
         ready, _, _ = select.select([self.ends[worker]], [], [], PATIENCE)
         assert ready, f"worker {worker} shows nothing"
         said = json.loads(self.ends[worker].recv(1 << 22))
-        self.kept[worker] = said["kept"]
         return said["values"]
 
     def _free(self) -> int:
@@ -314,28 +277,16 @@ class Workers:
         assert codes == {worker: 0 if worker in self.ends else -signal.SIGKILL for worker in self.processes}
 
 
-@pytest.fixture(params=["shared memory", "torch.distributed"])
-def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+@pytest.fixture
+def workers() -> Iterator[Workers]:
     shared = new_places()
     for worker in range(WORKERS):
         fill(shared.push_area(worker), worker)
-
-    def in_shared_memory(worker: int, port: int) -> tuple[Places, GroupAverage]:
-        return shared, SharedMemoryGroups(shared, worker)
-
-    def distributed(worker: int, port: int) -> tuple[Places, GroupAverage]:
-        own = new_places()
-        fill(own.push_area(worker), worker)
-        return own, DistributedGroups(reach_store(port), worker, own.push_area, timeout=timedelta(minutes=10))
-
-    made = Workers(in_shared_memory if request.param == "shared memory" else distributed)
-    store, port = serve_store()
-    made.open(port)
+    made = Workers(lambda worker: (shared, SharedMemoryGroups(shared, worker)))
     try:
         yield made
     finally:
         made.close()
-    del store
     processes = [str(process) for process in (os.getpid(), *made.processes.values())]
     left = [name for name in os.listdir("/dev/shm") if any(process in name.split("_") for process in processes)]
     assert not left, "the rest belongs to others"
@@ -385,58 +336,3 @@ def test_the_same_members_average_again_after_a_group_was_given_up_in_the_middle
         workers.run(Group(1, (0, 1, 3)))
     workers.run(Group(2, (0, 1, 3), given_up_by=1))
     workers.run(Group(3, (0, 1, 3)))
-
-
-def test_what_is_kept_is_given_up_when_it_is_said_and_made_again(workers: Workers) -> None:
-    workers.run(Group(1, (0, 1)))
-    workers.evict((0, 1))
-    workers.run(Group(3, (0, 3)))
-    assert [0, 1] not in workers.kept[0]
-    workers.run(Group(4, (0, 1)))
-    workers.run(Group(5, (1, 2)))
-
-
-def test_no_more_is_kept_than_whoever_issues_groups_says(workers: Workers) -> None:
-    """Three sets of members: a fourth takes the place of the one that was unused for longest."""
-    every = [(0, 1), (0, 2), (0, 3), (0, 1), (0, 1, 2), (0, 2), (0, 3), (0, 1)]
-    for number, members in enumerate(every):
-        workers.run(Group(number, members))
-        assert len(workers.kept[0]) <= 3
-    if workers.kept[0]:
-        assert sorted(workers.kept[0]) == [[0, 1], [0, 2], [0, 3]]
-
-
-def test_the_least_lately_used_set_of_members_is_evicted_first() -> None:
-    kept = Kept(most=2)
-    assert [kept.use(members) for members in [(0, 1), (2, 3), (0, 1)]] == [(), (), ()]
-    assert kept.use((1, 2)) == ((2, 3),)
-    kept.failed((0, 1))
-    assert kept.use((2, 3)) == ()
-
-
-# --- what torch half hides
-
-
-def test_torch_still_has_what_process_groups_are_made_with() -> None:
-    gloo = gloo_module.Gloo
-    options = gloo._Options()
-    for name in ("_timeout", "_threads", "_devices"):
-        assert hasattr(options, name), f"torch {torch.__version__} has no {name}"
-    options._timeout = timedelta(seconds=7)
-    assert options._timeout == timedelta(seconds=7)
-    assert "hostname: str" in gloo.create_device.__doc__
-    made_with = "store: torch._C._distributed_c10d.Store, rank: "
-    assert made_with in gloo.__init__.__doc__
-    assert "options: torch._C._distributed_c10d.ProcessGroupGloo._Options" in gloo.__init__.__doc__
-    assert callable(gloo_module.TCPStore.clone)
-    assert "master_listen_fd" in gloo_module.TCPStore.__init__.__doc__
-
-
-def test_the_store_listens_on_the_loopback_alone() -> None:
-    store, port = serve_store()
-    listening = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(FileNotFoundError), open(table) as lines:
-            listening += [row[1] for row in map(str.split, lines) if row[1].endswith(f":{port:04X}") and row[3] == "0A"]
-    assert listening == [f"0100007F:{port:04X}"]
-    del store

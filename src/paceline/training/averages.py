@@ -1,4 +1,4 @@
-"""A group's average, over memory that all of its members map: `SharedMemoryGroups` keeps `fabric.groups`' contract.
+"""A group's average, over memory that all of its members map.
 
 Each member works through the areas chunk by chunk, so that what is summed stays in a cache. A chunk belongs to one
 share. Shares can be made at the same time, by any member, and add up to the same bits.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.fabric.groups import Check
 from paceline.training.buffers import added, merged
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.parts import TELLS, NotFinite, Piece, chunks_of, finite
@@ -255,9 +254,10 @@ class Averages:
 
 
 class SharedMemoryGroups:
-    """`fabric.groups.GroupAverage` over a region that all workers map: each member makes its share, all into one area.
+    """One worker's end of its groups' averages: each member makes its share, all into one area of the same memory.
 
-    Sums in the order of `members`, to the same bits however the shares are dealt.
+    Sums in the order of `members`, to the same bits however the shares are dealt. When all members have made theirs,
+    whoever numbers groups says that the area is each member's value from now on. Until then no value has changed.
     """
 
     def __init__(self, places: Places, worker: int) -> None:
@@ -271,17 +271,16 @@ class SharedMemoryGroups:
         sources: Sequence[int],
         target: int,
         weights: Sequence[float] | None,
-        check: Check = lambda: None,
         *,
         of: int | None = None,
         within: tuple[int, int] | None = None,
     ) -> None:
-        """See `GroupAverage`. Waits for no other member. For `of` and `within` see `Averages.share`."""
+        """Make this member's share of the average of the areas `sources`. It waits for no other member.
+
+        For the arguments see `Averages.share`.
+        """
         part, parts = members.index(self._worker), len(members)
         self._averages.share(sources, target, weights, part, parts, of=of, within=within)
-
-    def evict(self, members: Sequence[int]) -> None:
-        """See `GroupAverage`. Nothing is kept."""
 
 
 def _check(sources: Sequence[int], target: int) -> None:
