@@ -473,7 +473,7 @@ class Branch:
 
         def there() -> None:
             if self._replicas is not None and place is not None:
-                self._replicas.adopted(place, Beginning(worker))
+                self._replicas.begins_with(Beginning(worker), place)
             else:
                 self.shelf.replace(Version(0), Beginning(worker))
             if self._ranges is not None:

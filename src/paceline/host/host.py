@@ -12,7 +12,7 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Buffers, Former, Item, Sum, Update, Version
+from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
 from paceline.core.listed import listed
 from paceline.core.machine import Spec
 from paceline.core.orders import (
@@ -248,11 +248,10 @@ class LocalHost:
         if self.sums is not None:
             self.pushes.dropping = self.sums.dropped
         self.shares = Shares(self.arithmetic, self.others)
-        brings: Brings = lambda replicas, then, lost: self.brings(replicas, then, lost)  # noqa: E731
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news, brings)
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news, self._brings_replicas)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = Snapshots(
-            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, brings
+            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, self._brings_replicas
         )
         lets = None if traffic is None else self._lets
         self.pulls = Pulls(
@@ -668,6 +667,11 @@ class LocalHost:
             return
         assert self._carrier is not None
         self._carrier.fetch(Version(version), ("brought", next(self._numbers)), then, lambda why: None)
+
+    def _brings_replicas(
+        self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]
+    ) -> None:
+        self.brings(replicas, then, lost)
 
     def _freed(self, item: Item) -> None:
         """Nobody claims that item any more."""

@@ -57,18 +57,14 @@ class ReplicasHere:
         self._borrowed: dict[Item, tuple[str, int]] = {}
         """By what is brought: the host that has it, and its place here."""
 
-    def begins_with(self, item: Item) -> None:
-        """All replicas begin as that, which lies here, and in the head's first place."""
-        self._shelf.name(There(0), item, _there(0))
-
     def goes_on(self, worker: int, place: int, head: str) -> Item:
         """The worker goes on with a replica that lies in that place at the head. Return what is to be brought here."""
         replica = Replica(worker, 0)
         self._borrowed[replica] = head, self.local(place)
         return replica
 
-    def adopted(self, place: int, item: Item) -> None:
-        """All replicas are that from now on, which lies here, and in that place at the head."""
+    def begins_with(self, item: Item, place: int = 0) -> None:
+        """All replicas begin as that, which lies here, and in that place at the head: at first in its first one."""
         self._shelf.name(There(place), item, _there(place))
 
     def local(self, place: int) -> int:

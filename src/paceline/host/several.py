@@ -784,17 +784,18 @@ class SeveralHosts:
 
     def _admit(self, other: Other, worker: int, epoch: int, at: float) -> None:
         """Let a worker of that host in. Before, bring what it shows until it takes part."""
-        assert self.replicas is not None
+        replicas = self.replicas
+        assert replicas is not None
         (replica,) = self._head.shelf.claimed(shown(worker))
         assert isinstance(replica, Replica)
         place = self._head.shelf.place(replica)
 
         def admit(_: str = "") -> None:
             if worker not in self._gone:
-                self.replicas.binds_place(other.name, place)  # type: ignore[union-attr]
+                replicas.binds_place(other.name, place)
                 other.tell_of(worker, between.Admit(worker, epoch, at, place))
 
-        self.replicas.show(replica, other.name, admit)
+        replicas.show(replica, other.name, admit)
 
     def _lose_replicas(self, other: Other, why: str) -> None:
         """That host is lost, with the replicas that lie there. Those of workers that have finished were to count."""
