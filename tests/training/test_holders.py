@@ -14,8 +14,11 @@ from paceline.core.choice import choose
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.fabric.memory import Region
 from paceline.protocols import registry
+from paceline.training import accelerator
+from paceline.training.copier import Copier
+from paceline.training.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.choice import holder_of
-from paceline.training.holders.device import Device
+from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import Replica
@@ -25,6 +28,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.link import Step
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
 from paceline.training.told import ToldPush
+from support.fake_device import FakeDevice
 
 WORKERS, SLOTS, AREAS = 2, 4, 6
 RATE, SCALE = 0.5, 2.0
@@ -85,10 +89,12 @@ class Ends:
 class Case:
     """A holder over a region of its own. The parameters of the first version are all 3."""
 
+    kind: str
+
     def __init__(self, kind: str, used: bool = True) -> None:
         """`used`: whether the holder was told of the first step's push area."""
-        self.replica = kind.startswith("replica")
-        self.pushes = kind != "replica, nothing pushed"
+        self.kind, self.replica = kind, "replica" in kind
+        self.pushes = "nothing pushed" not in kind
         self.link: Any = Ends()
         self.model = Model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
@@ -104,8 +110,12 @@ class Case:
         self.holder: Holder = {
             "window": lambda: Window(self.joined, push),
             "window, told": lambda: Window(self.joined, ToldPush(self.joined)),
-            "device": lambda: Device(self.joined, push, range(3)),  # on the CPU, and copied to all the same
-            "device and window": lambda: Device(self.joined, push, [1]),
+            "device": lambda: DeviceWindow(self.joined, self.copier()),
+            "device and memory": lambda: DeviceWindow(self.joined, self.copier(1)),
+            "device, own-step": lambda: DeviceOwnStep(self.joined, self.copier()),
+            "device and memory, own-step": lambda: DeviceOwnStep(self.joined, self.copier(0)),
+            "device, replica": lambda: DeviceReplica(self.joined, self.copier(), "gradients"),
+            "device, replica, nothing pushed": lambda: DeviceReplica(self.joined, self.copier(), "nothing"),
             "own-step": lambda: OwnStep(self.joined, push),
             "replica": lambda: Replica(self.joined, push),
             "replica, nothing pushed": lambda: Replica(self.joined, NoPush()),
@@ -118,6 +128,10 @@ class Case:
         self.holder.show(FIRST)
         if used:
             self.holder.use(self.area)
+
+    def copier(self, *in_memory: int) -> Copier:
+        """Copies to a device that has no parameter of these numbers."""
+        return Copier(self.joined, FakeDevice(without=[self.joined.parameters[number] for number in in_memory]))
 
     def at(self, place: int) -> list[Tensor]:
         """The parameters in that place."""
@@ -142,11 +156,14 @@ class Case:
         return gradients, area.present.tolist(), area.buffers["seen"].item()
 
 
-KINDS = ("window", "window, told", "device", "device and window", "own-step", "replica", "replica, nothing pushed")
-STEPS_HERE = ("own-step", "replica", "replica, nothing pushed")
-REPLICAS = KINDS[5:]
-TAKE_GRADIENTS = ("window", "window, told", "device", "device and window", "replica")
-IN_MEMORY = tuple(kind for kind in KINDS if not kind.startswith("device"))
+WINDOWS = ("window", "window, told", "device", "device and memory")
+OWN_STEPS = ("own-step", "device, own-step", "device and memory, own-step")
+REPLICAS = ("replica", "replica, nothing pushed", "device, replica", "device, replica, nothing pushed")
+KINDS = (*WINDOWS, *OWN_STEPS, *REPLICAS)
+STORED = ("window", "device", "device and memory", *OWN_STEPS)
+STEPS_HERE = (*OWN_STEPS, *REPLICAS)
+TAKE_GRADIENTS = (*WINDOWS, "replica", "device, replica")
+PUSHES_NOTHING = ("replica, nothing pushed", "device, replica, nothing pushed")
 
 
 @pytest.fixture
@@ -187,7 +204,7 @@ def test_autograd_refuses_a_graph_over_the_former_version(case: Case) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-@of("own-step")
+@of(*OWN_STEPS)
 def test_a_worker_takes_its_own_updates_off_a_version_that_lacks_them(case: Case) -> None:
     case.compute()
     case.holder.step()
@@ -212,7 +229,7 @@ def test_what_the_script_wrote_is_named_and_reaches_no_other_worker(case: Case) 
     assert case.shown() == [[3.0], [3.0], [3.0]]
 
 
-@of(*IN_MEMORY)
+@of(*KINDS)
 def test_writes_past_autograd_are_seen_as_well(case: Case) -> None:
     case.model.small.data[0] = 4.0
     assert case.holder.changed() == ["small"]
@@ -249,7 +266,7 @@ def test_a_step_pushes_the_gradients_and_says_which_there_are(case: Case) -> Non
     assert case.shown() == [[3.0], [3.0], [3.0]]
 
 
-@of("own-step")
+@of(*OWN_STEPS)
 def test_a_step_pushes_what_the_optimizer_subtracts_and_says_of_which_parameters(case: Case) -> None:
     case.compute()
     case.holder.step()
@@ -290,7 +307,7 @@ def test_updates_may_be_pushed_in_another_form_than_they_are_made_in() -> None:
     assert case.shown() == [[8.0 - RATE * SCALE], [8.0 - 2 * RATE * SCALE], [8.0]]
 
 
-@of("replica, nothing pushed")
+@of(*PUSHES_NOTHING)
 def test_a_step_of_a_replica_whose_gradients_no_worker_needs_pushes_nothing(case: Case) -> None:
     case.compute()
     case.holder.step()
@@ -410,14 +427,17 @@ def failing(case: Case) -> Iterator[None]:
 @of(*STEPS_HERE)
 def test_a_step_that_fails_leaves_the_script_its_gradients_and_its_parameters_in_their_place(case: Case) -> None:
     case.compute()
+    places = [parameter.data_ptr() for parameter in case.model.parameters()]
     with failing(case):
         if case.replica:
             case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=OTHER))
         else:
             case.holder.step()
-    assert case.holder.changed() == []
-    if case.replica:  # a worker that steps its own parameters sees that at once
-        assert case.shown() == [[3.0], [3.0], [3.0]]
+    assert [parameter.data_ptr() for parameter in case.model.parameters()] == places
+    if "device" not in case.kind:  # where the optimizer steps what the script sees
+        assert case.holder.changed() == []
+        if case.replica:  # a worker that steps its own parameters sees that at once
+            assert case.shown() == [[3.0], [3.0], [3.0]]
     assert [case.model.small.grad[0].item(), case.model.unused.grad] == [1.0, None]  # type: ignore[index]
 
 
@@ -430,7 +450,7 @@ def test_it_can_let_go_before_its_first_step(kind: str) -> None:
     assert case.shown() == [[3.0 if case.replica else 0.0]] * 3
 
 
-@of("window", "device", "device and window", "own-step")
+@of(*STORED)
 def test_a_run_that_is_lost_leaves_the_version_that_is_shown(case: Case) -> None:
     case.write(SECOND, 5.0)
     case.link.fails = True
@@ -448,7 +468,7 @@ def test_a_sparse_gradient_is_refused_by_name(case: Case) -> None:
     assert len(case.link.refused) == 1
 
 
-@of("window", "device", "device and window", "own-step")
+@of(*STORED)
 def test_who_owns_no_replica_steps_none(case: Case) -> None:
     case.compute()
     with pytest.raises(RunFailed, match="worker 0 was told to step a replica, and owns none"):
@@ -488,10 +508,28 @@ def test_the_holder_is_what_the_run_says(kind: Any, pushes: Any, made: type[Hold
     assert case.link.averages - before == (made is Replica)
 
 
-@pytest.mark.parametrize("kind", ["own-step", "replica"])
-def test_an_optimizer_in_the_workers_is_refused_parameters_that_are_not_on_the_cpu(kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["window", "own-step", "replica"])
+def test_parameters_on_a_device_that_is_not_there_are_refused(kind: Any) -> None:
     case = Case("window")
     case.joined.parameters[0] = nn.Parameter(torch.empty(3, device="meta"))
-    with pytest.raises(ConfigError, match="runs the optimizer in the workers, which is not there yet"):
+    with pytest.raises(ConfigError, match="are on the device meta, which no worker can train on"):
         holder_of(kind, "updates", case.joined)
-    assert len(case.link.refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "pushes", "made", "through"),
+    [
+        ("window", "gradients", DeviceWindow, DeviceGradients),
+        ("own-step", "updates", DeviceOwnStep, DeviceUpdates),
+        ("replica", "gradients", DeviceReplica, DeviceGradients),
+        ("replica", "nothing", DeviceReplica, NoPush),
+    ],
+)
+def test_the_holder_of_parameters_on_a_device_is_what_the_run_says(
+    kind: Any, pushes: Any, made: type[Holder], through: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "accelerator_of", lambda tensors: FakeDevice())
+    case = Case("replica" if made is DeviceReplica else "window")
+    holder: Any = holder_of(kind, pushes, case.joined)
+    assert (type(holder), type(holder._push)) == (made, through)
+    assert holder.keeps_state is (kind != "window")

@@ -49,9 +49,15 @@ class Joined:
 
     def load_optimizer(self, there: OfWorker) -> None:
         """Have the optimizer go on from what a worker kept of it."""
-        self.optimizer.state = defaultdict(
-            dict, {self.parameters[number]: dict(values) for number, values in (there.state or {}).items()}
-        )
+        groups = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
+        self.optimizer.state = defaultdict(dict)
+        for number, values in (there.state or {}).items():
+            parameter = self.parameters[number]
+            on_device = groups[parameter].get("capturable") or groups[parameter].get("fused")
+            self.optimizer.state[parameter] = {  # as torch's own load_state_dict does: counts of steps stay in memory
+                key: value.to(parameter.device) if isinstance(value, Tensor) and (key != "step" or on_device) else value
+                for key, value in values.items()
+            }
         vars(self.optimizer).update(there.attributes)
 
     def refuse(self, message: str) -> NoReturn:

@@ -64,6 +64,8 @@ class Offer:
     """Whether the script keeps something for snapshots."""
     metrics: list[str] | None
     """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
+    accelerated: bool = False
+    """Whether the model is on a device, so that computing keeps one core busy."""
     measure: Measure | None
     """The same of a recorded version, in a process that was forked now; None: there can be none."""
 
@@ -123,6 +125,9 @@ class Finished:
     """Waiting for this step's release and installing its version, after the step before."""
     gradient: str | None = None
     """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
+    to_device: float | None = None
+    from_device: float | None = None
+    """Seconds of copies to the device, and from it, as its marks measured them: beside the rest. None: in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

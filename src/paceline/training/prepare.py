@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
+from paceline.training import accelerator
 from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
 from paceline.training.evaluating import metric_names, metrics_of
@@ -163,6 +164,7 @@ def prepare(
         refuse(str(error))
         raise
     layout = Layout.of(model, optimizer)
+    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
@@ -178,6 +180,7 @@ def prepare(
             optimizer=type(optimizer).__name__,
             make_store=make_store,
             scalars=scalars_of(optimizer),
+            accelerated=accelerator.device_of(optimized) is not None,
             loads=leased,
             epoch_samples=(
                 epoch_samples(checked_loader, link.seed)
@@ -360,7 +363,9 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                     f"the optimizer's parameter {place} of group {number}, of shape {list(parameter.shape)}, is not "
                     "one of the model's; build the optimizer from model.parameters(), once the model has its final form"
                 )
-    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    accelerator.device_of(optimized)
+    if not any(parameter.requires_grad for parameter in optimized):
         raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
     for name, buffer in model.named_buffers():
         if buffer.numel() and (owner := stored.get(buffer.untyped_storage().data_ptr())):
@@ -432,7 +437,8 @@ def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: 
     with session.holder.newest() as newest:
         for name in newest.keys() | session.layout.aliases.keys():
             if prefix + name in state:
-                state[prefix + name] = newest[session.layout.aliases.get(name, name)].clone()
+                there = newest[session.layout.aliases.get(name, name)]
+                state[prefix + name] = there.to(state[prefix + name].device, copy=True)
     for name, value in state.items():
         if name.startswith(prefix) and isinstance(value, Tensor) and name.removeprefix(prefix) in session.fixed.buffers:
             state[name] = value.clone()

@@ -148,6 +148,7 @@ class Session:
         if self.go is None:
             return
         step = self.go.step
+        self.holder.settle()
         measured = time.monotonic() - self._began
         padding = self.link.stretched(step, measured) - measured
         if padding > 0:
@@ -166,6 +167,7 @@ class Session:
             self.refuse(why)
         batches = tuple(self.fetched)
         pushed = time.monotonic()
+        to_device, from_device = self.holder.copied() or (None, None)
         self.link.pushed(
             Finished(
                 step=step,
@@ -180,6 +182,8 @@ class Session:
                 waited=self._waited,
                 pulled=self._pulled,
                 gradient=gradient,
+                to_device=to_device,
+                from_device=from_device,
             )
         )
         self.sent = scalars
@@ -323,6 +327,7 @@ class Session:
         """Make no further step: no worker is to wait for this one."""
         if self.go is not None or self.joins:
             self.go, self.joins = None, False
+            self.holder.settle()  # the version that the script has may be written over from now on
             self.link.done_computing()
 
     @property

@@ -1,17 +1,28 @@
-"""How a part of the shared memory is shown: by tensors in a window over it, or by copies on a device.
-
-Both are asked the same: `show` the part that begins at a byte, and which tensors the script has `changed` since.
-"""
+"""How a part of the shared memory is shown: by tensors in a window over it, or by copies of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.fabric.memory import Region, Window
 from paceline.training.layout import Entry
+
+
+class Shown(Protocol):
+    """The script's parameters, which show one part or another. See also `mirror.Mirror`."""
+
+    def show(self, start: int) -> None:
+        """Show the part that begins at that byte."""
+
+    def changed(self) -> list[str]:
+        """The names of parameters that differ from what is shown, because the script wrote into them."""
+
+    def place_again(self) -> None:
+        """Take back parameters that left their place (by `p.data = …`). Their values stay."""
 
 
 class Windowed:

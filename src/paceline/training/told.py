@@ -8,11 +8,10 @@ too, so no more is told then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from paceline.training.buckets import Filling, buckets_of
 from paceline.training.joined import Joined
 from paceline.training.layout import Layout
 from paceline.training.parts import TELLS
@@ -25,18 +24,6 @@ WORTH = 4 << 20
 CHANGED = "changes gradients between backward() and step(), so they leave its host only once a step is computed"
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """Gradients that lie side by side in a push area, and are told of together."""
-
-    begin: int
-    end: int
-    size: int
-    """How many they are."""
-    lacking: int
-    """How many of them the area lacks."""
-
-
 class ToldPush(AreaPush):
     """Tells of gradients as autograd makes them. The area's bytes stay as they were told of until the step.
 
@@ -46,7 +33,7 @@ class ToldPush(AreaPush):
     def __init__(self, joined: Joined) -> None:
         super().__init__(joined)
         self._link = joined.link
-        self._bucket_of = _buckets(joined.places.layout)
+        self._filling = Filling(buckets_of(joined.places.layout, BUCKET))
         self._told: set[int] = set()
         """Parameters whose gradient of this step is in the area, and was told of, or is about to be."""
         self._tells = True
@@ -67,9 +54,7 @@ class ToldPush(AreaPush):
         if self.put(number) is None:
             return
         self._told.add(number)
-        bucket = self._bucket_of[number]
-        bucket.lacking -= 1
-        if not bucket.lacking:
+        if (bucket := self._filling.came(number)) is not None:
             self._link.accumulated(bucket.begin, bucket.end)
 
     def fill(self) -> None:
@@ -91,8 +76,7 @@ class ToldPush(AreaPush):
 
     def _begin_step(self) -> None:
         self._told.clear()
-        for bucket in self._bucket_of:
-            bucket.lacking = bucket.size
+        self._filling.empty()
 
     def _holds(self, number: int) -> bool:
         """Whether the script's gradient is what lies in the area. One that it has discarded is not read there."""
@@ -113,18 +97,3 @@ def _words(tensor: Tensor) -> Tensor:
     """A dense tensor's memory, eight bytes at a time where that can be: a third of the time."""
     octets = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return octets if octets.numel() % 8 or octets.storage_offset() % 8 else octets.view(torch.int64)
-
-
-def _buckets(layout: Layout) -> list[_Bucket]:
-    """Return the bucket of each parameter, in the optimizer's order."""
-    order = sorted(range(len(layout.moving)), key=lambda number: layout.moving[number].offset)
-    of: dict[int, _Bucket] = {}
-    bucket = _Bucket(0, 0, 0, 0)
-    for place, number in enumerate(order):
-        if bucket.end - bucket.begin >= BUCKET:
-            bucket = _Bucket(bucket.end, bucket.end, 0, 0)
-        last = place == len(order) - 1
-        bucket.end = layout.flags_offset if last else layout.moving[order[place + 1]].offset
-        bucket.size, bucket.lacking = bucket.size + 1, bucket.lacking + 1
-        of[number] = bucket
-    return [of[number] for number in range(len(order))]

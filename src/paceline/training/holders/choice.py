@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from paceline.core.machine import HolderKind, Pushes
-from paceline.training.holders.device import Device
+from paceline.training import accelerator
+from paceline.training.copier import Copier
+from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import Replica
@@ -16,20 +18,30 @@ from paceline.training.told import ToldPush
 
 
 def holder_of(kind: HolderKind, pushes: Pushes, joined: Joined, *, tells: bool = False) -> Holder:
-    """Make this worker's holder. Raises ConfigError if the parameters are on a device where it can't work.
-
-    `tells`: see `Started`.
-    """
-    on_device = [number for number, parameter in enumerate(joined.parameters) if parameter.device.type != "cpu"]
-    if on_device and kind != "window":
-        joined.refuse("this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU")
+    """Make this worker's holder. `tells`: see `Started`; gradients on a device leave their host at the step."""
+    device = accelerator.accelerator_of(joined.parameters)
+    if device is not None:
+        return _on_device(kind, pushes, joined, Copier(joined, device))
     match kind:
         case "window":
-            push = ToldPush(joined) if tells and ToldPush.pays(joined.places.layout) else AreaPush(joined)
-            return Device(joined, push, on_device) if on_device else Window(joined, push)
+            return Window(
+                joined, ToldPush(joined) if tells and ToldPush.pays(joined.places.layout) else AreaPush(joined)
+            )
         case "own-step":
             return OwnStep(joined, AreaPush(joined))
         case "replica":
             return Replica(joined, NoPush() if pushes == "nothing" else AreaPush(joined))
+        case _:
+            assert_never(kind)
+
+
+def _on_device(kind: HolderKind, pushes: Pushes, joined: Joined, copier: Copier) -> Holder:
+    match kind:
+        case "window":
+            return DeviceWindow(joined, copier)
+        case "own-step":
+            return DeviceOwnStep(joined, copier)
+        case "replica":
+            return DeviceReplica(joined, copier, pushes)
         case _:
             assert_never(kind)

@@ -1,33 +1,129 @@
-"""Versions on a device that can't map shared memory, such as a GPU: each one is copied there."""
+"""Parameters on a device, such as a GPU: they keep their addresses, and what they show is copied there and back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from paceline.core.machine import Pushes
+from paceline.training.copier import Arena, Copier
+from paceline.training.device_push import DeviceGradients, DeviceUpdates
+from paceline.training.holders.own_step import Steps
+from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
 from paceline.training.joined import Joined
-from paceline.training.push import GradientPush
-from paceline.training.shown import Copied
+from paceline.training.layout import PushArea
+from paceline.training.link import Step
+from paceline.training.mirror import Mirror
+from paceline.training.push import NoPush
 
 
-class Device(Window):
-    """Shows versions in copies. Parameters that are on the CPU all the same are in a window. Pushes gradients."""
+class _OnDevice:
+    """What the three have in common."""
 
-    def __init__(self, joined: Joined, push: GradientPush, copied: Collection[int]) -> None:
-        """`copied`: the numbers of the parameters on the device."""
-        super().__init__(joined, push, apart=copied)
-        layout = joined.places.layout
-        self._copies = Copied(
-            joined.places.region,
-            [layout.moving[number] for number in copied],
-            [joined.parameters[number] for number in copied],
-        )
+    _copier: Copier
 
+    def settle(self) -> None:
+        """See `Holder`."""
+        self._copier.wait()
+
+    def copied(self) -> tuple[float, float]:
+        """See `Holder`."""
+        return self._copier.seconds()
+
+
+class DeviceWindow(_OnDevice, Window):
+    """Shows versions of the store in copies. Pushes gradients."""
+
+    def __init__(self, joined: Joined, copier: Copier) -> None:
+        self._copier = copier
+        shown = Mirror(joined, copier, joined.places.layout.slot_bytes)
+        super().__init__(joined, DeviceGradients(joined, copier), shown)
+
+
+class DeviceOwnStep(_OnDevice, Steps):
+    """Steps the worker's own parameters where they are, on the device. Pushes updates."""
+
+    def __init__(self, joined: Joined, copier: Copier) -> None:
+        self._copier = copier
+        self._mirror = Mirror(joined, copier, joined.places.layout.slot_bytes)
+        super().__init__(joined, DeviceUpdates(joined, copier), self._mirror.arena.views)
+
+    @torch.no_grad()
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`."""
-        super().show(place)
-        self._copies.show(self.joined.places.slot_start(place))
+        start = self.joined.places.slot_start(place)
+        self._mirror.show(start)
+        for area, scale in ahead:
+            for value, update in zip(self._values, self._push.pushed(area), strict=True):
+                if update is not None:
+                    value.sub_(update, alpha=scale)
+        if ahead:
+            self._mirror.shown(start)
 
     def changed(self) -> list[str]:
         """See `Holder`."""
-        return [*super().changed(), *self._copies.changed()]
+        return self._mirror.changed()
+
+    def adopt(self) -> None:
+        """See `Holder`."""
+        self._mirror.place_again()
+
+
+class DeviceReplica(_OnDevice, Replica):
+    """Owns a replica on the device, and has a copy of it in an area that all map, where groups average.
+
+    Where gradients are averaged nobody but this worker writes to its areas, so what is on the device is not brought
+    there again.
+    """
+
+    def __init__(self, joined: Joined, copier: Copier, pushes: Pushes) -> None:
+        self._copier = copier
+        self._mirror = Mirror(joined, copier, joined.places.layout.push_bytes)
+        self._is_averaged = pushes == "nothing"
+        self._of_mean: Arena | None = None
+        self._held = self._stepped_into = -1
+        """The area that has what is on the device; the one that the last step has made, until that is shown."""
+        push = NoPush() if self._is_averaged else DeviceGradients(joined, copier)
+        super().__init__(joined, push, self._mirror)
+
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`."""
+        if place == self._stepped_into and not self._is_averaged:
+            self._mirror.shown(self.joined.places.push_start(place))
+        else:
+            super().show(place)
+        self._held, self._stepped_into = place, -1
+
+    def _stepped_values(self, order: Step) -> list[Tensor]:
+        if order.source != self._held or self._is_averaged:
+            super().show(order.source)
+        return self._mirror.arena.views
+
+    def _mean(self, number: int) -> list[Tensor | None]:
+        if self._of_mean is None:
+            self._of_mean = self._copier.arena()
+        area = self._fit(number)
+        self._copier.bring(self._of_mean, area.start)
+        return [v if there else None for v, there in zip(self._of_mean.views, area.present.tolist(), strict=True)]
+
+    def _keep(self, target: int) -> None:
+        area = self._fit(target)
+        self._copier.take(self._mirror.arena, area.start)
+        self._copier.take_buffers(area)
+        self._copier.settle()
+        self._held = self._stepped_into = target
+
+    def _not_finite(self, values: list[Tensor]) -> int | None:
+        """See `Replica`. The device is asked once about all of them."""
+        places = [place for place, value in enumerate(values) if value.numel()]
+        norms = torch._foreach_norm([values[place] for place in places], float("inf")) if places else ()
+        well = torch.stack([norm.double() for norm in norms]).isfinite().tolist() if norms else []
+        return next((place for place, finite in zip(places, well, strict=True) if not finite), None)
+
+    def _fit(self, number: int) -> PushArea:
+        area = self._area(number)
+        self._copier.lock(area.start, area.stop - area.start)
+        return area

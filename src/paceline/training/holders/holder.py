@@ -48,6 +48,13 @@ class Holder(ABC):
     def take(self, number: int) -> None:
         """Autograd has made that parameter's gradient."""
 
+    def settle(self) -> None:  # noqa: B027  # in memory there is nothing to wait for
+        """Wait until the script's parameters and gradients are there. Only on a device can they be on their way."""
+
+    def copied(self) -> tuple[float, float] | None:
+        """Return the seconds of copies to a device and from it since this was last asked, when all are done."""
+        return None
+
     @abstractmethod
     def step(self) -> None:
         """The script steps: what is pushed lies in the push area when this returns."""

@@ -15,41 +15,20 @@ from paceline.training.push import UpdatePush
 from paceline.training.shown import Windowed, same_bytes
 
 
-class OwnStep(Stored):
-    """Shows the worker's own parameters, in a memory of its own. Pushes updates: what its optimizer subtracts.
+class Steps(Stored):
+    """Pushes updates: what the worker's own optimizer subtracts from its own parameters.
 
-    The parameters are a version of the store's, less what this worker pushed and that version lacks.
+    These are a version of the store's, less what this worker pushed and that version lacks.
     """
 
     keeps_state = True
     _push: UpdatePush
 
-    def __init__(self, joined: Joined, push: UpdatePush) -> None:
+    def __init__(self, joined: Joined, push: UpdatePush, values: list[Tensor]) -> None:
+        """`values`: the parameters that the optimizer steps."""
         super().__init__(joined, push)
-        layout = joined.places.layout
-        region = Region.create(layout.slot_bytes)
-        self._values = [entry.over(region.memory) for entry in layout.moving]
-        self._window = Windowed(region, layout.slot_bytes, layout.moving, joined.parameters)
+        self._values = values
         self._stepping = Stepping(joined)
-        self._slots: dict[int, list[Tensor]] = {}
-
-    @torch.no_grad()
-    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        """See `Holder`."""
-        version = self._slots.get(place)
-        if version is None:
-            version = self._slots[place] = self.joined.places.slot(place)
-        if not ahead:
-            torch._foreach_copy_(self._values, version)
-        source = version
-        for area, scale in ahead:
-            for value, from_here, update in zip(self._values, source, self._push.pushed(area), strict=True):
-                if update is not None:
-                    torch.sub(from_here, update, alpha=scale, out=value)
-                elif value is not from_here:
-                    value.copy_(from_here)
-            source = self._values
-        self._window.show(0)
 
     def take(self, number: int) -> None:
         """See `Holder`. The step uses the gradient where it is."""
@@ -74,6 +53,35 @@ class OwnStep(Stored):
                 [value for value, there in zip(self._values, moved, strict=True) if there],
             )
         self._push.made(moved)
+
+
+class OwnStep(Steps):
+    """Shows the worker's own parameters, in a memory of its own, through a window."""
+
+    def __init__(self, joined: Joined, push: UpdatePush) -> None:
+        layout = joined.places.layout
+        region = Region.create(layout.slot_bytes)
+        super().__init__(joined, push, [entry.over(region.memory) for entry in layout.moving])
+        self._window = Windowed(region, layout.slot_bytes, layout.moving, joined.parameters)
+        self._slots: dict[int, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`."""
+        version = self._slots.get(place)
+        if version is None:
+            version = self._slots[place] = self.joined.places.slot(place)
+        if not ahead:
+            torch._foreach_copy_(self._values, version)
+        source = version
+        for area, scale in ahead:
+            for value, from_here, update in zip(self._values, source, self._push.pushed(area), strict=True):
+                if update is not None:
+                    torch.sub(from_here, update, alpha=scale, out=value)
+                elif value is not from_here:
+                    value.copy_(from_here)
+            source = self._values
+        self._window.show(0)
 
     def changed(self) -> list[str]:
         """See `Holder`."""

@@ -16,7 +16,7 @@ from paceline.training.layout import PushArea
 from paceline.training.link import Step
 from paceline.training.parts import finite
 from paceline.training.push import GradientPush
-from paceline.training.shown import Windowed
+from paceline.training.shown import Shown, Windowed
 
 
 class Replica(Holder):
@@ -27,18 +27,19 @@ class Replica(Holder):
 
     keeps_state = True
 
-    def __init__(self, joined: Joined, push: GradientPush) -> None:
+    def __init__(self, joined: Joined, push: GradientPush, shown: Shown | None = None) -> None:
+        """`shown`: what shows the replica otherwise than in a window."""
         super().__init__(joined)
         places, layout = joined.places, joined.places.layout
         self._push = push
-        self._window = Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
+        self._shown = shown or Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
         self._stepping = Stepping(joined)
         self._areas: dict[int, PushArea] = {}
         joined.link.begin_to_average(SharedMemoryGroups(places, joined.link.worker))
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. A replica lacks none of its worker's steps."""
-        self._window.show(self.joined.places.push_start(place))
+        self._shown.show(self.joined.places.push_start(place))
 
     def use(self, area: int) -> None:
         """See `Holder`."""
@@ -58,31 +59,25 @@ class Replica(Holder):
         It takes the order's mean gradients, or the script's own, which the script keeps in any case. As in a commit,
         only parameters with a gradient are looked at for NaN, since a frozen mask may be infinite.
         """
-        area, parameters = self._area(order.target), self.joined.parameters
-        if order.source != order.target:
-            with torch.no_grad():
-                torch._foreach_copy_(area.gradients, self._area(order.source).gradients)
+        parameters, values = self.joined.parameters, self._stepped_values(order)
         own = [parameter.grad for parameter in parameters]
         if order.gradients is not None:
-            mean = self._area(order.gradients)
-            every = zip(parameters, mean.gradients, mean.present.tolist(), strict=True)
-            for parameter, of_mean, present in every:
-                parameter.grad = of_mean if present else None
+            for parameter, of_mean in zip(parameters, self._mean(order.gradients), strict=True):
+                parameter.grad = of_mean
         stepped = [parameter.grad is not None for parameter in parameters]
         try:
-            self._stepping.step(area.gradients)
+            self._stepping.step(values)
         finally:
             for parameter, gradient in zip(parameters, own, strict=True):
                 parameter.grad = gradient
-        self.joined.put_buffers(area)
-        for entry, value, looked_at in zip(self.joined.places.layout.moving, area.gradients, stepped, strict=True):
-            if looked_at and not finite(value) and not value.isfinite().all():
-                return entry.name
-        return None
+        self._keep(order.target)
+        looked_at = [number for number, there in enumerate(stepped) if there]
+        found = self._not_finite([values[number] for number in looked_at])
+        return None if found is None else self.joined.places.layout.moving[looked_at[found]].name
 
     def changed(self) -> list[str]:
         """See `Holder`."""
-        return self._window.changed()
+        return self._shown.changed()
 
     @torch.no_grad()
     def put(self, place: int) -> None:
@@ -94,7 +89,7 @@ class Replica(Holder):
 
     def adopt(self) -> None:
         """See `Holder`."""
-        self._window.place_again()
+        self._shown.place_again()
 
     @contextmanager
     def newest(self) -> Iterator[dict[str, Tensor]]:
@@ -109,6 +104,30 @@ class Replica(Holder):
     def hold_newest(self) -> bool:
         """See `Holder`."""
         return False
+
+    @torch.no_grad()
+    def _stepped_values(self, order: Step) -> list[Tensor]:
+        """Return the parameters to step, with the values that they have before it."""
+        area = self._area(order.target)
+        if order.source != order.target:
+            torch._foreach_copy_(area.gradients, self._area(order.source).gradients)
+        return area.gradients
+
+    def _mean(self, number: int) -> list[Tensor | None]:
+        """The gradients in that area."""
+        mean = self._area(number)
+        return [
+            of_mean if there else None for of_mean, there in zip(mean.gradients, mean.present.tolist(), strict=True)
+        ]
+
+    def _keep(self, target: int) -> None:
+        """The replica has stepped: all of it is in that area when this returns."""
+        self.joined.put_buffers(self._area(target))
+
+    def _not_finite(self, values: list[Tensor]) -> int | None:
+        """Return which of these is the first with a NaN or an infinity."""
+        every = enumerate(values)
+        return next((place for place, value in every if not finite(value) and not value.isfinite().all()), None)
 
     def _area(self, number: int) -> PushArea:
         if number not in self._areas:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from paceline.training.holders.stored import Stored
 from paceline.training.joined import Joined
 from paceline.training.push import GradientPush
-from paceline.training.shown import Windowed
+from paceline.training.shown import Shown, Windowed
 
 
 class Window(Stored):
@@ -16,21 +16,15 @@ class Window(Stored):
     keeps_state = False
     _push: GradientPush
 
-    def __init__(self, joined: Joined, push: GradientPush, apart: Collection[int] = ()) -> None:
-        """`apart`: the numbers of parameters that do not lie in the window."""
+    def __init__(self, joined: Joined, push: GradientPush, shown: Shown | None = None) -> None:
+        """`shown`: what shows versions otherwise than in a window."""
         super().__init__(joined, push)
         layout = joined.places.layout
-        here = [number for number in range(len(joined.parameters)) if number not in apart]
-        self._window = Windowed(
-            joined.places.region,
-            layout.slot_bytes,
-            [layout.moving[number] for number in here],
-            [joined.parameters[number] for number in here],
-        )
+        self._shown = shown or Windowed(joined.places.region, layout.slot_bytes, layout.moving, joined.parameters)
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. No version lacks an update that this worker could take off."""
-        self._window.show(self.joined.places.slot_start(place))
+        self._shown.show(self.joined.places.slot_start(place))
 
     def take(self, number: int) -> None:
         """See `Holder`. A large gradient is pushed while autograd goes on."""
@@ -42,8 +36,8 @@ class Window(Stored):
 
     def changed(self) -> list[str]:
         """See `Holder`."""
-        return self._window.changed()
+        return self._shown.changed()
 
     def adopt(self) -> None:
         """See `Holder`."""
-        self._window.place_again()
+        self._shown.place_again()

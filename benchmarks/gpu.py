@@ -1,0 +1,218 @@
+"""What synchronisation adds to steps on one GPU, beside no synchronisation and DDP over Gloo.
+
+    python benchmarks/gpu.py --json gpu.json --markdown
+    python benchmarks/gpu.py --models gpt --workers 1 --variants plain bsp --steps 10
+
+For each model and number of workers the variants take turns, each in processes of its own, all on the same GPU:
+
+    plain       as many processes at once, which know nothing of each other
+    ddp         DistributedDataParallel over Gloo
+    bsp, asp, all-reduce, ps-plus
+                `paceline run -p ...`
+    bsp-clip    bsp, in a script that clips its gradients, so that none leaves the device before the step
+
+A step is the time between two moments when the device had done all of a step: the median over a worker's steps and the
+workers. What Paceline's steps are made of comes from its ledger: medians, in ms. `from` and `to` are copies from the
+device and to it, as its events measured them: those that leave early run beside the backward. `exposed` is what a step
+waits for copies: its push, and the copies to the device. `wait` is the wait for the others and for the store's step on
+the processor. First of all, copies of 256 MB between the device and memory that torch has page-locked are timed: what
+the bus can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+WORKLOAD = Path(__file__).parent / "workloads" / "gpu_step.py"
+VARIANTS = ("plain", "ddp", "bsp", "bsp-clip", "asp", "all-reduce", "ps-plus")
+PLAN = {1: ("plain", "bsp", "bsp-clip", "all-reduce", "ps-plus"), 2: VARIANTS, 4: ("plain", "ddp", "bsp", "asp")}
+BATCH = {"gpt": 16, "25M": 4096}
+"""Of each worker."""
+BYTES = {"gpt": 4 * 124_475_904, "25M": 4 * 25_174_016}
+PARTS = ("compute", "push", "wait", "pull", "to_device", "from_device")
+WARMUP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One variant, once. Times in seconds."""
+
+    model: str
+    workers: int
+    variant: str
+    round: int
+    step: float
+    parts: dict[str, float] | None
+    """By the ledger; None unless it is Paceline's."""
+
+
+class Failed(Exception):
+    """A measurement came to nothing."""
+
+
+def measure(model: str, workers: int, variant: str, number: int, args: argparse.Namespace) -> Measurement:
+    """Run one variant once. Raises Failed; leaves no process behind."""
+    with tempfile.TemporaryDirectory(prefix="paceline-gpu-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        protocol = variant.removesuffix("-clip")
+        ours = protocol not in ("plain", "ddp")
+        flags = ["--model", model, "--workers", workers, "--steps", WARMUP + args.steps, "--times", folder]
+        flags += ["--batch-size", args.batch_size or BATCH[model], "--threads", 1]
+        flags += ["--clip", 1.0] if variant.endswith("-clip") else []
+        command: list[Any] = [sys.executable]
+        if ours:
+            command += ["-m", "paceline", "run", "-n", workers, "-p", protocol, "--threads", 1, "--record", 0]
+            command += ["--tee", "none", "--out", folder / "run", WORKLOAD, "--variant", "paceline", *flags]
+        else:
+            command += [WORKLOAD, "--variant", protocol, *flags]
+        _run([str(part) for part in command], folder / "output", args.timeout)
+        times = [json.loads((folder / f"{worker}.json").read_text())[WARMUP:] for worker in range(workers)]
+        steps = [[after - before for before, after in pairwise(one)] for one in times]
+        parts = _parts(folder / "run" / "ledger.sqlite") if ours else None
+    return Measurement(model, workers, variant, number, median(median(one) for one in steps), parts)
+
+
+def _run(command: list[str], output: Path, timeout: float) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it had not ended after {timeout:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code:
+        last = output.read_text(errors="replace").strip().splitlines()[-8:]
+        raise Failed("\n    ".join([f"exit code {code}", *last]))
+
+
+def _parts(ledger: Path) -> dict[str, float]:
+    with closing(sqlite3.connect(ledger)) as database:
+        rows = database.execute(f"SELECT {', '.join(PARTS)} FROM step_times WHERE step > ?", (WARMUP,)).fetchall()
+    return {
+        part: median(value or 0.0 for value in column)
+        for part, column in zip(PARTS, zip(*rows, strict=True), strict=True)
+    }
+
+
+def bandwidths() -> dict[str, float]:
+    """Bytes a second that torch's own page-locked memory is copied with, to the device and from it; medians of nine."""
+    there = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    here = torch.empty(256 << 20, dtype=torch.uint8).pin_memory()
+    found = {}
+    for name, target, source in (("to", there, here), ("from", here, there)):
+        seconds = []
+        for _ in range(9):
+            began, ended = torch.Event(there.device, enable_timing=True), torch.Event(there.device, enable_timing=True)
+            began.record()
+            target.copy_(source, non_blocking=True)
+            ended.record()
+            ended.synchronize()
+            seconds.append(began.elapsed_time(ended) / 1e3)
+        found[name] = here.nbytes / median(seconds)
+    return found
+
+
+def table(measurements: Sequence[Measurement], bus: dict[str, float]) -> list[list[str]]:
+    """For each model, number of workers and variant: medians over the rounds."""
+    head = ["model", "workers", "variant", "step", "adds", "× DDP", "exposed", "of step", "wait", "from", "of bus"]
+    rows = [[*head, "to", "of bus"]]
+    cells: dict[tuple[str, int, str], list[Measurement]] = {}
+    for one in measurements:
+        cells.setdefault((one.model, one.workers, one.variant), []).append(one)
+    for (model, workers, variant), every in cells.items():
+        step = median(one.step for one in every)
+        plain, ddp = (
+            median(one.step for one in cells[model, workers, other]) if (model, workers, other) in cells else None
+            for other in ("plain", "ddp")
+        )
+        row = [model, str(workers), variant, _ms(step)]
+        row += ["" if plain is None or variant == "plain" else _ms(step - plain)]
+        row += ["" if ddp is None or variant in ("plain", "ddp") else f"{step / ddp:.2f}"]
+        if told := [one.parts for one in every if one.parts]:
+            part = {name: median(one[name] for one in told) for name in PARTS}
+            exposed = part["push"] + part["pull"] + part["to_device"]
+            row += [_ms(exposed), "" if plain is None else f"{exposed / plain:.0%}", _ms(part["wait"])]
+            for way in ("from", "to"):
+                seconds = part[f"{way}_device"]
+                row += [_ms(seconds), f"{BYTES[model] / seconds / bus[way]:.0%}" if seconds else ""]
+        rows.append([*row, *[""] * (len(rows[0]) - len(row))])
+    return rows
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def show(rows: list[list[str]], markdown: bool) -> None:
+    """The first row is the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        cells = [cell.ljust(w) if c < 3 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        print(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
+        if markdown and not number:
+            print(f"|{'|'.join('-' * (w + 2) if c < 3 else '-' * (w + 1) + ':' for c, w in enumerate(widths))}|")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=tuple(BATCH), default=tuple(BATCH))
+    parser.add_argument("--workers", nargs="+", type=int, default=tuple(PLAN))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="these, rather than the plan's")
+    parser.add_argument("--batch-size", type=int, help="of each worker (default: gpt 16 sequences, 25M 4096)")
+    parser.add_argument("--steps", type=int, default=30, help="after the first ones (default: 30)")
+    parser.add_argument("--timeout", type=float, default=120, metavar="S", help="of one measurement (default: 120)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", action="store_true")
+    args = parser.parse_args()
+    bus = bandwidths()
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": len(os.sched_getaffinity(0))}
+    measurements: list[Measurement] = []
+    failed = False
+    for number in range(args.rounds):
+        for model in args.models:
+            for workers in args.workers:
+                for variant in args.variants or PLAN.get(workers, VARIANTS):
+                    try:
+                        one = measure(model, workers, variant, number, args)
+                    except Failed as failure:
+                        failed = True
+                        print(f"{model}, {workers} workers, {variant}: {failure}", file=sys.stderr, flush=True)
+                        continue
+                    measurements.append(one)
+                    print(f"{model}, {workers} workers, {variant}: {_ms(one.step)} ms", file=sys.stderr, flush=True)
+                    if args.json:
+                        content = {"machine": about, "bus": bus, "measurements": [asdict(one) for one in measurements]}
+                        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    print(
+        f"{about['gpu']}, {about['cores']} cores, torch {about['torch']}; the bus: {bus['to'] / 1e9:.1f} GB/s to the "
+        f"device, {bus['from'] / 1e9:.1f} from it; ms, medians of {args.rounds} rounds of {args.steps} steps\n"
+    )
+    show(table(measurements, bus), args.markdown)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Copies of a model's parameters between a device and memory that all map.
+
+On the device they lie side by side as they do there, so one copy takes many of them. A copy waits for what the script
+has computed before. What it computes afterwards waits for a version that comes. Nothing else waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.training.accelerator import Accelerator, Mark
+from paceline.training.buckets import Bucket, buckets_of
+from paceline.training.joined import Joined
+from paceline.training.layout import Entry, PushArea
+
+BUCKET = 4 << 20
+"""Bytes that leave the device together: they take a bus of 50 GB/s 0.1 ms, and beginning a copy takes far less."""
+UNLOCKED = "copies to and from its device are slower, as memory can't be page-locked: {}"
+
+
+class Arena:
+    """A tensor for each parameter: those on the device lie there side by side, the others in memory of their own."""
+
+    def __init__(self, entries: Sequence[Entry], on_device: Sequence[int], size: int, device: torch.device) -> None:
+        """`on_device`: the numbers of parameters on the device. `size`: bytes that a version takes."""
+        self.bytes = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.views = [
+            _over(self.bytes, entry)
+            if number in on_device
+            else torch.zeros(entry.count, dtype=entry.dtype).as_strided(entry.shape, entry.stride)
+            for number, entry in enumerate(entries)
+        ]
+
+
+class Copier:
+    """Copies between arenas and parts of the memory that all map, and knows how long that has taken."""
+
+    def __init__(self, joined: Joined, accelerator: Accelerator) -> None:
+        self._joined = joined
+        self._accelerator = accelerator
+        self.layout = joined.places.layout
+        self._region = joined.places.region
+        self.on_device = [number for number, one in enumerate(joined.parameters) if accelerator.has(one)]
+        """The numbers of parameters on the device."""
+        self.in_memory = [number for number, one in enumerate(joined.parameters) if not accelerator.has(one)]
+        """Those of the others."""
+        self._device = joined.parameters[self.on_device[0]].device
+        self._runs = buckets_of(self.layout, self.layout.flags_offset + 1, set(self.on_device))
+        self._parts: dict[int, Tensor] = {}
+        """By its first byte: a part's bytes."""
+        self._locked: set[int] = set()
+        self._to: list[tuple[Mark, Mark]] = []
+        """When copies to the device began and ended, since that was last asked for; and from it."""
+        self._from: list[tuple[Mark, Mark]] = []
+
+    def buckets(self) -> list[Bucket]:
+        """The parameters on the device, in what leaves together."""
+        return buckets_of(self.layout, BUCKET, set(self.on_device))
+
+    def arena(self) -> Arena:
+        """Return a new one, of zeros."""
+        return Arena(self.layout.moving, self.on_device, self.layout.flags_offset, self._device)
+
+    def lock(self, start: int, size: int) -> None:
+        """Make that part of the memory fit for copies: once, before its first one."""
+        if start in self._locked:
+            return
+        self._locked.add(start)
+        why = self._accelerator.lock(self._region, start, start + size)
+        if why is not None and len(self._locked) == 1:
+            self._joined.link.remark(UNLOCKED.format(why))
+
+    def bring(self, arena: Arena, start: int) -> None:
+        """Copy the parameters that begin at that byte to the arena. What the script computes from now on sees them."""
+        stream = self._accelerator.to_device
+        stream.after(self._accelerator.computed())
+        began = stream.mark()
+        for run in self._runs:
+            stream.copy(arena.bytes[run.begin : run.end], self._bytes(start)[run.begin : run.end])
+        ended = stream.mark()
+        ended.hold_up()
+        self._to.append((began, ended))
+        for number in self.in_memory:
+            arena.views[number].copy_(self._part(number, start))
+
+    def take(self, arena: Arena, start: int, buckets: Sequence[Bucket] | None = None) -> None:
+        """Copy the arena, or these buckets of it, as it is now, to where it begins with that byte. See `settle`."""
+        stream = self._accelerator.from_device
+        stream.after(self._accelerator.computed())
+        began = stream.mark()
+        for run in self._runs if buckets is None else buckets:
+            stream.copy(self._bytes(start)[run.begin : run.end], arena.bytes[run.begin : run.end])
+        self._from.append((began, stream.mark()))
+        if buckets is None:
+            for number in self.in_memory:
+                self._part(number, start).copy_(arena.views[number])
+
+    def take_others(self, gradients: Sequence[Tensor | None], start: int) -> None:
+        """Copy those of these that belong to parameters in memory."""
+        for number in self.in_memory:
+            if (gradient := gradients[number]) is not None:
+                self._part(number, start).copy_(gradient)
+
+    def take_buffers(self, area: PushArea) -> None:
+        """Copy the model's buffers to that area. See `settle`."""
+        if not area.buffers:
+            return
+        stream = self._accelerator.from_device
+        stream.after(self._accelerator.computed())
+        buffers = dict(self._joined.model.named_buffers())  # afresh: a forward may put new tensors in their places
+        for name, view in area.buffers.items():
+            stream.copy(view, buffers[name])
+
+    def settle(self) -> None:
+        """Wait until all that was taken from the device is in memory."""
+        self._accelerator.from_device.mark().wait()
+
+    def wait(self) -> None:
+        """Wait until the device has done all that was asked for in this thread."""
+        self._accelerator.computed().wait()
+
+    def seconds(self) -> tuple[float, float]:
+        """Return what copies to the device, and from it, have taken since this was last asked. They must be done."""
+        took = sum(end.since(begin) for begin, end in self._to), sum(end.since(begin) for begin, end in self._from)
+        self._to.clear()
+        self._from.clear()
+        return took
+
+    def differs(self, arena: Arena, start: int) -> list[int]:
+        """Return the numbers of parameters whose bits in the arena are not those that begin at that byte."""
+        return [
+            number
+            for number, view in enumerate(arena.views)
+            if not torch.equal(_octets(view.cpu()), _octets(self._part(number, start)))
+        ]
+
+    def _bytes(self, start: int) -> Tensor:
+        found = self._parts.get(start)
+        if found is None:
+            found = torch.frombuffer(
+                self._region.memory, dtype=torch.uint8, count=self.layout.flags_offset, offset=start
+            )
+            self._parts[start] = found
+        return found
+
+    def _part(self, number: int, start: int) -> Tensor:
+        return self.layout.moving[number].over(self._region.memory, start)
+
+
+def _over(octets: Tensor, entry: Entry) -> Tensor:
+    return octets[entry.offset : entry.stop].view(entry.dtype).as_strided(entry.shape, entry.stride)
+
+
+def _octets(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

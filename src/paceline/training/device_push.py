@@ -1,0 +1,181 @@
+"""What a worker pushes from a device: gradients as autograd makes them, or updates, side by side in an arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from paceline.training.buckets import Bucket, Filling
+from paceline.training.copier import Arena, Copier
+from paceline.training.joined import Joined
+from paceline.training.layout import PushArea
+
+COMPARED = 64 << 20
+"""Bytes of gradients that are compared at once: their differences take as much memory on the device."""
+CHANGED = "changes gradients between backward() and step(), so they leave its device only once a step is computed"
+
+
+class DevicePush:
+    """The push area in use, and what comes there beside gradients. See `push.Push`."""
+
+    def __init__(self, joined: Joined, copier: Copier) -> None:
+        self._joined = joined
+        self._copier = copier
+        self._areas: dict[int, PushArea] = {}
+        self._number = -1
+
+    def use(self, number: int) -> None:
+        """See `Push`. The script's gradients are its own in any case."""
+        self._number = number
+        if number not in self._areas:
+            area = self._areas[number] = self._joined.places.push_area(number)
+            self._joined.places.region.populate(area.start, area.stop)
+            self._copier.lock(area.start, area.stop - area.start)
+
+    def let_go(self) -> None:
+        """See `Push`."""
+
+    @property
+    def _area(self) -> PushArea:
+        return self._areas[self._number]
+
+    def _finish(self, present: list[bool]) -> None:
+        """Say which parameters have something in the area, add the buffers, and wait until all of it is there."""
+        if present != self._area.present.tolist():
+            self._area.present.copy_(torch.tensor(present, dtype=torch.uint8))
+        self._copier.take_buffers(self._area)
+        self._copier.settle()
+
+
+class DeviceUpdates(DevicePush):
+    """Pushes updates. Keeps what was pushed last in each area, as the worker may have to take it off a version."""
+
+    def __init__(self, joined: Joined, copier: Copier) -> None:
+        super().__init__(joined, copier)
+        self._arenas: dict[int, Arena] = {}
+
+    def room(self) -> list[Tensor]:
+        """See `UpdatePush`."""
+        if self._number not in self._arenas:
+            self._arenas[self._number] = self._copier.arena()
+        return self._arenas[self._number].views
+
+    def made(self, present: list[bool]) -> None:
+        """See `UpdatePush`."""
+        self._copier.take(self._arenas[self._number], self._area.start)
+        self._finish(present)
+
+    def pushed(self, number: int) -> list[Tensor | None]:
+        """See `UpdatePush`."""
+        views, present = self._arenas[number].views, self._areas[number].present.tolist()
+        return [view if there else None for view, there in zip(views, present, strict=True)]
+
+
+class DeviceGradients(DevicePush):
+    """Pushes gradients: a bucket leaves once autograd has made all that is in it, the rest leaves at the step.
+
+    What leaves early is a copy, as the script may change its gradients until the step: clip them, unscale them, or add
+    those of another backward. So the copy is compared with them at the step, and what differs leaves once more.
+    """
+
+    def __init__(self, joined: Joined, copier: Copier) -> None:
+        super().__init__(joined, copier)
+        self._copies = copier.arena()
+        self._buckets = copier.buckets()
+        trained = {number for number in copier.on_device if joined.places.layout.moving[number].trains}
+        self._on_device = set(copier.on_device)
+        self._filling = Filling(self._buckets, trained)
+        self._copied: set[int] = set()
+        """Parameters whose gradient was copied in this step."""
+        self._backwards: dict[int, int] = {}
+        """By parameter: how many gradients autograd has made in this step."""
+        self._last = 1
+        """The backward of a step whose gradients leave early: the last one, if steps have as many as the one before."""
+        self._early = True
+
+    def take(self, number: int) -> None:
+        """See `GradientPush`."""
+        made = self._backwards[number] = self._backwards.get(number, 0) + 1
+        gradient = self._joined.parameters[number].grad
+        if not self._early or made != self._last or number not in self._on_device:
+            return
+        if gradient is None or gradient.layout != torch.strided or gradient.requires_grad:
+            return
+        with torch.no_grad():
+            self._copies.views[number].copy_(gradient)
+        self._copied.add(number)
+        if (bucket := self._filling.came(number)) is not None:
+            self._copier.take(self._copies, self._area.start, [bucket])
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """See `GradientPush`."""
+        gradients = [parameter.grad for parameter in self._joined.parameters]
+        for entry, gradient in zip(self._joined.places.layout.moving, gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                self._joined.refuse(
+                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
+                    "build its layer with sparse=False"
+                )
+        for bucket in self._lacking(gradients):
+            there = [(self._copies.views[n], one) for n in bucket.numbers if (one := gradients[n]) is not None]
+            torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
+            self._copier.take(self._copies, self._area.start, [bucket])
+        self._copier.take_others(gradients, self._area.start)
+        self._finish([gradient is not None for gradient in gradients])
+        self._last = max(self._backwards.values(), default=1)
+        self._begin_step()
+
+    def let_go(self) -> None:
+        """See `Push`."""
+        self._copier.settle()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._backwards.clear()
+        self._copied.clear()
+        self._filling.empty()
+
+    def _lacking(self, gradients: Sequence[Tensor | None]) -> list[Bucket]:
+        """The buckets that have not left, or that lack a gradient as it is now."""
+        changed = set(self._changed(gradients))
+        if any(self._backwards[number] == self._last for number in changed):  # and not by a further backward
+            self._early = False
+            if self._joined.link.worker == 0:  # the others would say the same
+                self._joined.link.remark(CHANGED)
+        wrong = {n for n in self._on_device if gradients[n] is not None and (n in changed or n not in self._copied)}
+        return [  # one that is on its way leaves after that, so what lies in the area in the end is right
+            bucket
+            for bucket in self._buckets
+            if not wrong.isdisjoint(bucket.numbers)
+            or not (self._filling.full(bucket) or self._copied.isdisjoint(bucket.numbers))
+        ]
+
+    def _changed(self, gradients: Sequence[Tensor | None]) -> Iterator[int]:
+        """The numbers of those that are not as they were copied. Zero equals -0: no optimizer tells them apart."""
+        judged: list[int] = []
+        verdicts: list[Tensor] = []
+        for some in self._together(gradients):
+            apart = torch._foreach_sub([gradient for _, gradient in some], [self._copies.views[n] for n, _ in some])
+            verdicts.append(torch.stack(torch._foreach_norm(apart, float("inf"))).ne(0.0))  # NaN is not 0 either
+            judged += [number for number, _ in some]
+        if judged:
+            yield from compress(judged, torch.cat(verdicts).tolist())
+
+    def _together(self, gradients: Sequence[Tensor | None]) -> Iterator[list[tuple[int, Tensor]]]:
+        """What is compared at once, of what was copied: tensors of one type, and not too many bytes."""
+        some: list[tuple[int, Tensor]] = []
+        for number in sorted(self._copied):
+            gradient = gradients[number]
+            if gradient is None or not gradient.numel():
+                continue
+            size = sum(one.nbytes for _, one in some) + gradient.nbytes
+            if some and (size > COMPARED or some[0][1].dtype != gradient.dtype):
+                yield some
+                some = []
+            some.append((number, gradient))
+        if some:
+            yield some

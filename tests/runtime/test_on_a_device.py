@@ -1,0 +1,53 @@
+"""Runs whose workers have their models on a device, over which copies come late and unordered unless they are guarded.
+
+See `support.fake_device`. On a real one the tests are in tests/gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from paceline.protocols import registry
+from support.replays import broken_replay
+from support.runs import Run, run, side_by_side
+from support.scripts import that_draws
+
+ON_DEVICE = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from support.fake_device import install
+install({{seed}})
+"""
+SCRIPT = that_draws()
+DIES = "if paceline.worker() == 1 and step == 4: os.kill(os.getpid(), signal.SIGKILL)"
+
+Runs = dict[str, Future[Run]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Of every protocol a run in memory in which one worker dies."""
+    folder = tmp_path_factory.mktemp("in_memory")
+
+    def call(protocol: str) -> Callable[[], Run]:
+        script, flags = that_draws(DIES), ("-n", "3", "-p", protocol, "--threads", "1")
+        return lambda: run(script, *flags, tmp_path=folder).completed()
+
+    with side_by_side({protocol: call(protocol) for protocol in registry()}) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("protocol", sorted(registry()))
+def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: str, runs: Runs) -> None:
+    assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
+
+
+@pytest.mark.parametrize("protocol", sorted(registry()))
+def test_a_run_on_a_device_is_made_again_in_memory_to_the_same_bits(protocol: str, tmp_path: Path) -> None:
+    flags = ("-n", "3", "-p", protocol, "--threads", "1")
+    there = run(that_draws(DIES), *flags, tmp_path=tmp_path, first=ON_DEVICE.format(seed=11)).completed()
+    assert broken_replay(there) == []
