@@ -125,6 +125,13 @@ def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
     ]
 
 
+def test_every_run_has_the_devices_that_are_asked_for(job: Job) -> None:
+    assert compare("-p", "bsp", "-p", "ddp", "--devices", " 0,cpu") == 0
+    assert {flags["--devices"] for flags in job.given.values()} == {"0,cpu"}
+    assert len(job.given) == 2
+    assert state()["settings"]["devices"] == "0,cpu"
+
+
 def test_json_prints_the_comparison_as_compare_json_has_it_and_nothing_else(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

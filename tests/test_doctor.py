@@ -10,14 +10,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.cli.main import main
+from paceline.host import devices
+from paceline.runs import devices as measures
 from paceline.runs import doctor
 from paceline.version import OLDEST_TORCH, TORCH
 
@@ -71,6 +75,10 @@ def ended(code: int, out: str = "", err: str = "") -> Callable[..., Any]:
     return lambda *_, **__: subprocess.CompletedProcess([], code, out, err)
 
 
+H100 = {"name": "NVIDIA H100 80GB HBM3", "memory": 85_017_493_504, "to": 55.24e9, "from": 52.61e9}
+TOLD: dict[str, Any] = {"torch": "2.13.0+cu126", "cuda": "12.6", "unusable": "", "unlocked": "", "devices": [H100]}
+WITHOUT_CUDA = TOLD | {"torch": "2.13.0+cpu", "cuda": None, "devices": []}
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
 OTHER_BITS = json.dumps({"versions": 4, "final_parameters_sha256": "0" * 64, "wall_seconds": 0.1})
 
 
@@ -100,6 +108,137 @@ def test_what_is_wrong_is_found_and_what_to_do_is_said(
     monkeypatch.undo()
     assert not finding.ok
     assert re.search(re.escape(said), f"{finding.found}: {finding.advice}"), finding
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with the driver's file for one GPU."""
+    monkeypatch.setattr(devices, "there", lambda: 1)
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "said"),
+    [
+        (ended(0, json.dumps(WITHOUT_CUDA)), f"built without CUDA: pip install --force-reinstall torch=={TORCH}, "),
+        (
+            ended(0, json.dumps(TOLD | {"devices": [], "unusable": OLD_DRIVER})),
+            f"can use none: {OLD_DRIVER}: see whether",
+        ),
+        (ended(1, err="Traceback\nRuntimeError: CUDA error: 999\n"), "exit code 1: RuntimeError: CUDA error: 999: me"),
+        (ended(-11), "exit code -11: it said nothing: mend what it says, and look again"),
+        (raising(subprocess.TimeoutExpired("python", 90)), "timed out after 90"),
+        (ended(0, "no JSON\n"), "JSONDecodeError"),
+    ],
+)
+def test_gpus_that_torch_can_not_use_are_found_and_what_to_do_is_said(
+    stand_in: Any, said: str, one_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", stand_in)
+    finding = doctor.looked(doctor.gpus)
+    monkeypatch.undo()
+    assert not finding.ok
+    assert said in f"{finding.found}: {finding.advice}"
+
+
+def test_a_process_that_hangs_as_it_looks_at_gpus_is_waited_for_until_a_deadline(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "DEVICES_SECONDS", 0.2)
+    monkeypatch.setattr(measures, "PROGRAM", "import time; time.sleep(60)")
+    assert "timed out after 0.2" in doctor.looked(doctor.gpus).found
+
+
+def test_each_gpu_is_named_with_its_memory_and_how_fast_is_copied_to_and_from_it(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", ended(0, f"a warning\n{json.dumps(TOLD)}\n"))
+    finding = doctor.gpus()
+    monkeypatch.undo()
+    one = "NVIDIA H100 80GB HBM3, 79.2 GiB, 55.2 GB/s to it and 52.6 GB/s from it"
+    assert finding == doctor.Finding(f"0: {one}")
+    assert doctor.of_gpus(TOLD | {"devices": [H100, H100]}, 2) == doctor.Finding(f"0: {one}; 1: {one}")
+
+
+def test_memory_that_can_not_be_page_locked_is_well_but_said() -> None:
+    finding = doctor.of_gpus(TOLD | {"unlocked": "operation not permitted (800)"}, 1)
+    assert finding.ok
+    said = ". Copies are slower than they could be: shared memory can't be page-locked (operation not permitted (800))"
+    assert finding.found.endswith(f"52.6 GB/s from it{said}")
+
+
+def test_without_a_gpu_that_is_visible_nothing_is_started_and_all_is_well(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", raising(AssertionError("a process was started")))
+    monkeypatch.setenv(devices.VARIABLE, "")
+    hidden = "CUDA_VISIBLE_DEVICES leaves none of 1 visible, and workers train on the CPU"
+    assert doctor.gpus() == doctor.Finding(hidden)
+    monkeypatch.setattr(devices, "there", lambda: 0)
+    assert doctor.gpus() == doctor.Finding("none, and workers train on the CPU")
+
+
+def test_gpus_are_looked_at_in_a_process_of_its_own_which_tells_what_this_torch_is_built_with(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(doctor, "of_gpus", lambda *given: told.append(given) or doctor.Finding("seen"))
+    assert doctor.gpus() == doctor.Finding("seen")
+    ((found, there),) = told
+    assert (found["torch"], found["cuda"]) == (torch.__version__, torch.version.cuda)
+    assert there == 1
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def two_fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """CUDA with two devices that copy 1 MB in 1 ms there, and in 2 ms back. `code` is what page-locking returns."""
+    fake = SimpleNamespace(code=0, locked=[])
+    copied = iter([1.0] * 6 + [2.0] * 6 + [1.0] * 6 + [2.0] * 6)
+
+    def register(*given: int) -> int:
+        fake.locked.append(given[1:])
+        return int(fake.code)
+
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda _: next(copied))
+    properties = SimpleNamespace(name="Fake", total_memory=1 << 30)
+    empty = torch.empty
+    monkeypatch.setattr(measures, "COPIED", 1_000_000)
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    for name, stand_in in {
+        "init": lambda: None,
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=register),
+        "CudaError": lambda code: RuntimeError(f"operation not permitted ({code})"),
+        "device_count": lambda: 2,
+        "get_device_properties": lambda _: properties,
+        "device": lambda _: nullcontext(),
+        "Event": lambda **_: event,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return fake
+
+
+def test_copies_between_each_device_and_memory_that_is_page_locked_for_all_are_timed(two_fakes: Any) -> None:
+    told = measures.measured()
+    one = {"name": "Fake", "memory": 1 << 30, "to": 1e9, "from": 0.5e9}
+    assert told["devices"] == [one, one]
+    assert (told["cuda"], told["unusable"], told["unlocked"]) == ("12.6", "", "")
+    assert two_fakes.locked == [(1_000_000, measures.PORTABLE)]
+    assert doctor.of_gpus(told, 2).ok
+
+
+def test_why_memory_is_not_page_locked_is_told_and_copies_are_timed_all_the_same(two_fakes: Any) -> None:
+    two_fakes.code = 800
+    told = measures.measured()
+    assert told["unlocked"] == "operation not permitted (800)"
+    assert [one["to"] for one in told["devices"]] == [1e9, 1e9]
+
+
+def test_why_cuda_can_use_no_device_is_told(two_fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError(f"{OLD_DRIVER}\nPlease update it")))
+    told = measures.measured()
+    assert (told["unusable"], told["devices"]) == (OLD_DRIVER, [])
 
 
 def test_another_torch_than_the_tested_one_is_well_but_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def written(**changed: Any) -> Path:
         "protocol": {"name": "ssp", "config": {"bound": 5}},
         "workers": 3,
         "threads": 2,
+        "devices": "cpu",
         "seed": 7,
         "start": "together",
         "shards": "static",
@@ -72,6 +73,7 @@ def test_every_setting_of_the_run_is_taken_from_its_configuration() -> None:
         assert vars(options) | {
             "workers": 3,
             "threads": 2,
+            "devices": "cpu",
             "protocol": "ssp:bound=5",
             "seed": 7,
             "start": "together",

@@ -188,14 +188,14 @@ def test_json_prints_the_search_as_tune_json_has_it_and_nothing_else(
 def test_a_trial_is_an_ordinary_run_of_the_protocol_with_that_switch_point(job: Job) -> None:
     Path("slow.toml").write_text("[cluster]\nworkers = 3\n")
     flags = ["-p", "sync-switch:first=ssp,then=ssp", "--scenario", "slow.toml", "--threads", "1", "--epochs", "9"]
-    flags += ["--start", "together"]
+    flags += ["--start", "together", "--devices", "cpu"]
     assert tune(*flags, "--runs", "1", script=["train.py", "--metric", "own", "--out", "x"]) == 0
     before, after = job.commands[1][: job.commands[1].index("train.py")], ["train.py", "--metric", "own", "--out", "x"]
     assert job.commands[1] == before + after
     given = dict(pairwise(before))
     assert given["-p"] == "sync-switch:first=ssp,then=ssp,switch_at=0.5"
     assert (given["-n"], given["--threads"], given["--epochs"]) == ("3", "1", "9")
-    assert given["--start"] == "together"
+    assert (given["--start"], given["--devices"]) == ("together", "cpu")
     assert (given["--scenario"], given["--seed"]) == ("slow.toml", "0")
     assert "--json" in before
 
@@ -333,6 +333,7 @@ def test_a_run_that_had_ended_when_the_search_was_killed_is_not_made_again(job: 
         (["--lower-is-better"], ["train.py"], "lower_is_better was false and is true"),
         (["--seed", "1"], ["train.py"], "seed was 0 and is 1"),
         (["--threads", "1"], ["train.py"], "threads was null and is 1"),
+        (["--devices", "cpu"], ["train.py"], 'devices was null and is "cpu"'),
         (["--scenario", "slow.toml"], ["train.py"], "scenario was {"),
         ([], ["other.py"], 'script was "train.py" and is "other.py"'),
         (["-n", "3", "--epochs", "2"], ["train.py"], "workers was 2 and is 3, epochs was null and is 2"),

@@ -24,6 +24,7 @@ HEAD = Machine(
     platform="Linux",
     cores=8,
     boot="86baf8e6",
+    devices=2,
 )
 
 
@@ -67,6 +68,7 @@ def test_a_run_of_one_host_notes_no_hosts() -> None:
         "cpu_capability": "AVX2",
         "platform": "Linux",
         "cores": 8,
+        "devices": 2,
     }
 
 

@@ -73,6 +73,8 @@ WRONG = [
     (["run", "--target", "accuracy", "train.py"], 'target "accuracy" is not METRIC>=VALUE (or <=, >, <)'),
     (["run", "-n", "1000000000", "train.py"], '-n is "1000000000"; it must be a whole number, 100000 or less'),
     (["run", "--threads", "1000000", "train.py"], '--threads is "1000000"; it must be a whole number, 1024 or less'),
+    (["run", "--devices", "cuda:0", "train.py"], '--devices is "cuda:0"; write device numbers or cpu, such as 0,1 or'),
+    (["run", "--devices", "9999", "train.py"], "--devices names device 9999, and "),
     (["run", "--seed", "9" * 5000, "train.py"], f'--seed is "{"9" * 40}…"; it must be a whole number'),
     (["run", "--max-steps", "9" * 20, "train.py"], "it must be a whole number, 9007199254740992 or less"),
     (["run", "--report-waits", "1e300", "train.py"], '--report-waits is "1e300"; it must be 1000000000 or less'),

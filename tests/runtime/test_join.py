@@ -756,6 +756,24 @@ def test_a_host_that_computes_with_other_instructions_than_were_asked_for_is_ref
     head.ended().completed()
 
 
+def test_each_host_deals_out_its_own_devices_and_one_that_lacks_what_is_asked_for_is_refused(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8")
+    text = 'import os; print("device", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)' + script()
+    head = begun(launch, text, "-p", "asp", "--devices", "0,1", "--tee", "all")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    lacks = ended(joined(launch, head, "b"))
+    line = "--devices names device 1, and CUDA_VISIBLE_DEVICES has 1 device, number 0; name that, or cpu"
+    assert lacks.code == 2
+    assert lacks.err.splitlines()[-1] == f"paceline: {line}"
+    assert said(head.process, "host b takes no part: .*\n").endswith(f"paceline: host b takes no part: {line}\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2")
+    assert ended(joined(launch, head, "b")).code == 0
+    run = head.ended().completed()
+    assert [run.log(worker).splitlines()[0] for worker in range(2)] == ["device 7", "device GPU-2"]
+
+
 def test_what_each_machine_has_is_recorded_and_a_replay_names_those_that_were_other_ones(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp")
     other = "import paceline.host.machine as machine; machine.vendor_and_model = lambda found: ('Cyrix', '6x86')"

@@ -70,6 +70,7 @@ UNUSUAL = Settings(
     host_timeout=9.5,
     shards_on="big,small",
     isa="common",
+    devices="0,cpu",
     simulated=replace(SCENARIO, jitter=0.5),
 )
 

@@ -453,7 +453,7 @@ def elsewhere(
         patch.object(agents, "plan", lambda *_: places),
     ):
         agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
-        agent._asked = Introduce("train.py", b"", 15.0, None, machine())
+        agent._asked = Introduce("train.py", b"", 15.0, None, machine(), None)
         agent._prepare(settings, [])
     made = Elsewhere(several, crew, loop, news, forker=forker)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell

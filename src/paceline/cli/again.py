@@ -27,6 +27,7 @@ RESUME = "--resume"
 FLAGS = {
     "workers": "--workers",
     "threads": "--threads",
+    "devices": "--devices",
     "isa": "--isa",
     "seed": "--seed",
     "start": "--start",

@@ -24,6 +24,7 @@ from paceline.cluster.scenario_file import load
 from paceline.core.choice import Choice, choose
 from paceline.core.listed import count
 from paceline.errors import ConfigError
+from paceline.host import devices
 from paceline.host.processor import ISAS, cap
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
@@ -161,6 +162,11 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
         metavar="T",
         help="threads of each worker (default: cores / workers)",
     )
+    accelerators = (
+        "devices of workers 0, 1, … in turn: their numbers, or cpu, such as 0,1 or 0,cpu (default: all devices of each "
+        "host)"
+    )
+    add("--devices", type=devices.listed, metavar="LIST", help=accelerators)
     add_start(command, "")
     add("--out", type=Path, metavar="DIR", help=out)
     add("--json", action="store_true", help=printed)
@@ -234,6 +240,7 @@ def call(options: argparse.Namespace) -> int:
         )
     if placed is not None and placed.host:
         return engine.take_part(options, placed, choice)
+    devices.check(options.devices)
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
@@ -266,6 +273,7 @@ def call(options: argparse.Namespace) -> int:
         scenario=scenario,
         seed=options.seed,
         threads=threads,
+        devices=options.devices,
         isa=options.isa,
         folder=folder,
         shards=options.shards,

@@ -24,6 +24,7 @@ def job_of(options: argparse.Namespace) -> Job:
         scenario_file=options.scenario,
         workers=workers,
         threads=options.threads,
+        devices=options.devices,
         start=options.start,
         epochs=options.epochs,
     )

@@ -92,6 +92,8 @@ class Introduce(Message):
     """None: the script has to be there."""
     machine: Machine
     """The head's. A host that can't train together with it leaves before it asks for the folder."""
+    devices: str | None
+    """What `--devices` lists. A host where one of these isn't visible leaves before it asks for the folder."""
     spreads: bool = False
     """Whether hosts besides the head's are to make versions: then each listens for the others' data."""
 

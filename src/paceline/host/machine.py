@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from paceline.core.listed import workers_named
+from paceline.host import devices
 from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
 from paceline.version import __version__
 
-OF_THE_HEAD = ("python", "torch", "numpy", "cpu_capability", "platform", "cores")
+OF_THE_HEAD = ("python", "torch", "numpy", "cpu_capability", "platform", "cores", "devices")
 """What a run of one host notes, too."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Drawn by Linux as it starts."""
@@ -41,6 +42,8 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
     """Those that the run may use."""
     boot: str
     """Of the system on it. Hosts with the same one are on one machine, and share its cores."""
+    devices: int = 0
+    """Accelerators that workers may have. See `host.devices`."""
 
 
 def machine() -> Machine:
@@ -60,6 +63,7 @@ def machine() -> Machine:
         platform=platform.platform(),
         cores=len(os.sched_getaffinity(0)),
         boot=BOOT.read_text().strip(),
+        devices=len(devices.visible(os.environ, devices.there())),
     )
 
 

@@ -28,7 +28,7 @@ more: their processes, or their hosts, ended in a step, and the run before the m
 OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING)
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
 ASKED = (
-    *("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start"),
+    *("arguments", "threads", "devices", "shards", "record", "limits", "learning_rate_scale", "start"),
     *("hosts", "shards_on", "scenario"),
 )
 """Keys of the table `run` that a resumed run may have otherwise. Those of earlier segments are in that table, too."""

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs.engine import environment_alone
@@ -33,6 +34,8 @@ LEAST_STREAM = 100 * MIB
 """A second. Below these a machine is overloaded, or emulated."""
 WORST_CLOCK = 1e-4  # seconds
 SELF_TEST_SECONDS = 180.0
+DEVICES_SECONDS = 90.0
+"""A process that measures devices imports torch, and begins to use each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,48 @@ def loopback() -> Finding:
     return Finding(found, "that is slow: end what else keeps the machine busy" if slow else "")
 
 
+def gpus() -> Finding:
+    """Whether torch can use the machine's GPUs, and how fast it copies to and from them."""
+    from paceline.host.devices import VARIABLE, there, visible
+    from paceline.runs.devices import PROGRAM
+
+    number = there()
+    if not number:
+        return Finding("none, and workers train on the CPU")
+    if not visible(os.environ, number):
+        return Finding(f"{VARIABLE} leaves none of {number} visible, and workers train on the CPU")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env=environment_alone(),
+        timeout=DEVICES_SECONDS,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        return _failed(done)
+    return of_gpus(json.loads(done.stdout.splitlines()[-1]), number)
+
+
+def of_gpus(told: Mapping[str, Any], there: int) -> Finding:
+    """Return what comes of what `runs.devices.measured` has returned, on a machine that has so many GPUs."""
+    if told["cuda"] is None:
+        found = f"this machine has {there}, and torch {told['torch']} was built without CUDA"
+        return Finding(found, f"pip install --force-reinstall torch=={TORCH}, which is the build with CUDA")
+    if not told["devices"]:
+        found = f"this machine has {there}, and torch can use none: {told['unusable']}"
+        return Finding(found, f"see whether nvidia-smi works, and shows CUDA {told['cuda']} or newer")
+    each = [
+        f"{number}: {one['name']}, {one['memory'] / GIB:.1f} GiB, {one['to'] / 1e9:.1f} GB/s to it and "
+        f"{one['from'] / 1e9:.1f} GB/s from it"
+        for number, one in enumerate(told["devices"])
+    ]
+    found = "; ".join(each)
+    if told["unlocked"]:
+        found += f". Copies are slower than they could be: shared memory can't be page-locked ({told['unlocked']})"
+    return Finding(found)
+
+
 def self_test() -> Finding:
     """Two workers train to the end, and come to the bits that plain training comes to."""
     import torch
@@ -169,8 +214,7 @@ def self_test() -> Finding:
             stdin=subprocess.DEVNULL,
         )
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return Finding(f"exit code {done.returncode}: {said}", "mend what it says, and look again")
+        return _failed(done)
     summary = json.loads(done.stdout)
     torch.set_num_threads(1)
     expected = parameters_sha256(selftest.plain(selftest.BATCHES // 2))
@@ -190,8 +234,15 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "kernel": kernel,
     "clock": clock,
     "loopback": loopback,
+    "GPUs": gpus,
     "self-test": self_test,
 }
+
+
+def _failed(done: subprocess.CompletedProcess[str]) -> Finding:
+    """What comes of a process that has failed: its last line."""
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return Finding(f"exit code {done.returncode}: {said}", "mend what it says, and look again")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ computes depends on its version, its samples, the seed, the worker and the step,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
-from paceline.records.segments import LACKING
+from paceline.records.segments import LACKING, Segment
 from paceline.records.summary import Summary
 from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
@@ -57,6 +58,7 @@ def script_of(recorded: RecordedRun) -> Path:
 
 def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
     """What is not as it was when the run was made, and may change its bits, a line each."""
+    from paceline.host import devices
     from paceline.host.machine import machine, unlike
 
     config = recorded.config
@@ -72,7 +74,35 @@ def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
         placed = recorded.scenario_of(segment).placed(segment.workers)
         workers = {host: list(there) for host, there in placed.items()}
         lines |= dict.fromkeys(unlike(segment.environment.get("hosts", {}), workers, here, threads))
+        had = devices_had(recorded, segment)
+        try:
+            devices.check(had)
+        except ConfigError:
+            had = ", ".join(dict.fromkeys(str(had).split(",")))
+            line = f"the run had devices {had}, and not all of them are here: the replay can't promise its bits"
+            lines.setdefault(line)
     yield from lines
+
+
+def devices_had(recorded: RecordedRun, segment: Segment) -> str | None:
+    """Return the devices that the workers had in that segment, as `--devices` would list them.
+
+    None: each worker has the same one by default here, or the run is older than such notes.
+    """
+    from paceline.host import devices
+
+    if asked := segment.notes.get("devices", recorded.config.get("devices")):
+        return str(asked)
+    noted = segment.environment
+    hosts = {host: there.get("devices") for host, there in noted.get("hosts", {}).items()}
+    placed = recorded.scenario_of(segment).placed(segment.workers)
+    host_of = {worker: host for host, workers in placed.items() for worker in workers}
+    there = [hosts.get(host_of.get(worker, ""), noted.get("devices")) for worker in range(segment.workers)]
+    here = len(devices.visible(os.environ, devices.there()))
+    if None in there or all(number == here for number in there):
+        return None
+    had = (str(worker % number) if number else devices.ON_CPU for worker, number in enumerate(there))
+    return ",".join(had)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +165,7 @@ def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings
         simulated=scenario,
         seed=recorded.seed,
         threads=config["threads"],
+        devices=_devices(recorded, part.segment),
         isa=config.get("isa", ISAS[0]),
         folder=folder,
         shards=config["shards"],
@@ -228,6 +259,18 @@ def compared_with(
         return None
     with closing(connect(folder / LEDGER)) as again:
         return compare(recorded, again, until, excused)
+
+
+def _devices(recorded: RecordedRun, segment: Segment) -> str | None:
+    """The devices that the run had, if they are here. `differences` says so otherwise."""
+    from paceline.host import devices
+
+    had = devices_had(recorded, segment)
+    try:
+        devices.check(had)
+    except ConfigError:
+        return None
+    return had
 
 
 def last_version(recorded: RecordedRun) -> int:

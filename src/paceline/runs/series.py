@@ -86,6 +86,8 @@ class Job:
     workers: int
     threads: int | None
     """Threads of each worker; None is as many as there are cores for."""
+    devices: str | None
+    """The devices of workers, as the flag lists them; None is as a run deals them out by default."""
     start: str | None
     """When scripts begin; None is as a run does it by default."""
     epochs: int | None
@@ -101,6 +103,7 @@ class Job:
             "workers": self.workers,
             "scenario": slowness,
             "threads": self.threads,
+            "devices": self.devices,
             "epochs": self.epochs,
         }
 
@@ -115,6 +118,7 @@ class Job:
             "--seed": seed,
             "--scenario": self.scenario_file,
             "--threads": self.threads,
+            "--devices": self.devices,
             "--start": self.start,
             "--epochs": self.epochs,
             "--tee": "none",

@@ -46,7 +46,7 @@ class Tuning:
         return {
             **{key: common[key] for key in ("script", "script_sha256", "arguments")},
             "protocol": {key: value for key, value in self.choice.parameters().items() if key != PARAMETER},
-            **{key: common[key] for key in ("workers", "scenario", "threads", "epochs")},
+            **{key: common[key] for key in ("workers", "scenario", "threads", "devices", "epochs")},
             "seed": self.search.seed,
             "metric": self.metric,
             "lower_is_better": self.search.lower_is_better,

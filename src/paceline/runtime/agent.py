@@ -29,7 +29,7 @@ from paceline.core.items import Sum, Update
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError, unforeseen
 from paceline.fabric.control import Hello, HostEnd
-from paceline.host import between, messages
+from paceline.host import between, devices, messages
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
@@ -367,7 +367,7 @@ class _Agent:
         self._judge_later()
         self._link.goes_by(asked.host_timeout)
         self._asked = asked
-        if why := difference(asked.machine, machine()):
+        if why := difference(asked.machine, machine()) or _cannot_give(asked.devices):
             self.leave(why, "refused")
         elif (folder := asked.folder) is None:
             self._here(None)
@@ -611,6 +611,15 @@ def _lacks(script: Path, sha256: bytes, directory: Path) -> str | None:
             "directory, or is sent there with --send at the head"
         )
     return None if here == sha256 else f"{script} is not the head's; copy the script to every host"
+
+
+def _cannot_give(asked: str | None) -> str:
+    """Why this host can't give workers the devices that the head asks for; empty if it can."""
+    try:
+        devices.check(asked)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _nothing() -> None:

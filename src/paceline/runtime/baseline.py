@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
+from paceline.host import devices
 from paceline.host.processes import end_group, exit_phrase, fork_child, forks_die_with_me
 from paceline.records import summary as summaries
 from paceline.records.due import Due
@@ -299,6 +300,7 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
     def body() -> int:
         forks_die_with_me()
         redirect(output, worker)
+        devices.give(worker, settings.devices)
         torch.set_num_threads(settings.threads)
         baseline = Worker(worker, settings, told)
         prepare.attach_baseline(baseline)

@@ -447,7 +447,7 @@ class Others:
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
         spec = settings.choice.spec
         spreads = spec.in_groups or usual(settings.shards_on, **self._how) != ON_HEAD
-        return between.Introduce(script, sha256, settings.host_timeout, folder, machine(), spreads=spreads)
+        return between.Introduce(script, sha256, settings.host_timeout, folder, machine(), settings.devices, spreads)
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""

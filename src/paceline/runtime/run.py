@@ -372,6 +372,7 @@ def _write_config(
         **({} if alone else {"hosts": settings.hosts, "host_timeout": settings.host_timeout}),
         **({} if alone else {"shards_on": settings.shards_on or ""}),
         "threads": settings.threads,
+        "devices": settings.devices or "",
         "isa": settings.isa,
         "seed": settings.seed,
         "start": settings.start,

@@ -27,6 +27,9 @@ class Settings:
     seed: int
     threads: int
     """Threads of each worker."""
+    devices: str | None = None
+    """The devices that workers have in turn, as the flag lists them; None: each host deals out its own. See
+    `host.devices`."""
     isa: Isa = "native"
     """What instructions the numeric libraries may use. See `host.processor`."""
     folder: Path

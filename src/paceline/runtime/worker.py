@@ -27,7 +27,7 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import LONGEST, Channel, attached, attachment, path_of
-from paceline.host import messages
+from paceline.host import devices, messages
 from paceline.host.arithmetic_process import fork_store
 from paceline.host.averager import start_averager
 from paceline.host.evaluator import fork_evaluator
@@ -88,6 +88,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         os.chdir(settings.directory)
     for name in OF_ONE_PROCESS:
         os.environ.pop(name, None)
+    devices.give(worker, settings.devices)  # torch is imported, and asks CUDA only when it is first used
     atexit._clear()  # the launcher's exit functions are not this process's
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
