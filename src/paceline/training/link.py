@@ -123,6 +123,13 @@ class Finished:
     """Waiting for this step's release and installing its version, after the step before."""
     gradient: str | None = None
     """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
+    to_device: float | None = None
+    """Seconds that copies to the device took for this step: of the version that it was computed on.
+
+    Overlapped or not, as the device's events measured them. None where parameters are in memory.
+    """
+    from_device: float | None = None
+    """The same of copies from the device, for this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
