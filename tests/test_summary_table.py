@@ -90,3 +90,29 @@ def test_those_that_died_before_a_run_was_resumed_with_fewer_workers_are_not_mis
     ]
     assert "bsp · 2 workers ·" in shown([50, 50], 32.0, capsys, per_worker=rows, segments=2)
     assert "bsp · 2 of 3 workers" in shown([50, 50, 50], 32.0, capsys, per_worker=rows, segments=2)
+
+
+def test_copies_have_a_table_below_the_parts_of_workers_times_and_only_where_there_are_any(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
+    copies = (
+        {"to_device_seconds": 0.4, "from_device_seconds": 1.2},
+        {"to_device_seconds": None, "from_device_seconds": None},
+    )
+    rows = [
+        {"worker": worker, "steps": 50, **seconds, **its, "max_lead": 3, "left": None}
+        for worker, its in enumerate(copies)
+    ]
+    out = shown([50, 50], 32.0, capsys, per_worker=rows)
+    assert " worker  copies to the device  copies from the device " in out
+    assert [
+        line.split()[-5:] if "25%" in line else line.split()[1:]
+        for line in out.splitlines()
+        if line.strip()[:1] in ("0", "1")
+    ] == [
+        *[["25%", "25%", "25%", "25%", "3"]] * 2,
+        *(["10%", "30%"], ["-", "-"]),
+    ]
+    assert "\nThese copies overlap the other times and add nothing to them.\n" in out
+    assert "device" not in shown([50, 50], 32.0, capsys)

@@ -13,9 +13,10 @@ import paceline
 from paceline.cluster.quantities import DURATIONS, SIZES
 from paceline.cluster.scenario_file import KEYS
 from paceline.core.choice import choose
+from paceline.core.facts import TrainingBegan
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
-from paceline.records.times import Fetch
+from paceline.records.times import Fetch, StepTimes
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -52,8 +53,10 @@ def simulated() -> Iterator[str]:
 
 
 def counted() -> Iterator[str]:
-    """Keys of a run that was evaluated, had a target, and was on several hosts."""
+    """Keys of a run that was evaluated, had a target, and was on several hosts and on devices."""
     tally = Tally()
+    tally.record(TrainingBegan(members=((0, "node-0", 0),), version=0, at=0.0), ())
+    tally.step_times(0, StepTimes(0.0, 0.1, 0.0, 0.0, 0.0, 0.0, to_device=0.01, from_device=0.01))
     tally.recorded(1, 0.5, 32)
     tally.evaluated(1, {"accuracy": 0.9})
     tally.consensus(1, 0.5, 0.1)

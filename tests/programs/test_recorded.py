@@ -77,6 +77,17 @@ def test_a_notebook_shows_a_row_for_each_worker_and_no_markup_of_others(tmp_path
     assert "<td>died</td>" in run._repr_html_()
 
 
+def test_a_notebook_shows_copies_of_devices_where_there_were_any(folder: Path) -> None:
+    run = paceline.Run(folder)
+    assert "device" not in run._repr_html_()
+    for row in run.summary["per_worker"]:
+        row.update(to_device_seconds=0.5, from_device_seconds=None)
+    shown = run._repr_html_()
+    assert "copies to the device" in shown
+    assert "<td>25%</td><td>-</td>" in shown.replace("\n", "")
+    assert "These copies overlap the other times" in shown
+
+
 COLUMNS: dict[str, list[Any]] = {"worker": [0, 1], "value": [0.5, None]}
 ROWS = [{"worker": 0, "value": 0.5}, {"worker": 1, "value": None}]
 

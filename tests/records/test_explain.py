@@ -472,3 +472,47 @@ def test_of_a_worker_and_of_a_step_programs_read_every_wait(tmp_path: Path, expl
     assert of_both in of_worker["waits"]
     assert list(of_both["due_to"]) == ["3"]
     assert of_both["ended_seconds"] > of_both["began_seconds"]
+
+
+COPIED = "UPDATE step_times SET to_device = 0.003, from_device = 0.009 WHERE worker = 1"
+OVERLAP = "They overlap the times above and add nothing to them."
+
+
+def test_a_step_names_copies_of_the_device_as_what_they_are_beside_computing_and_pushing(
+    tmp_path: Path, explained: Explain
+) -> None:
+    folder = simulated(tmp_path / "run", "bsp", scenario=Scenario(compute=0.05))
+    edited(folder, COPIED, "UPDATE step_times SET push = 0.012")
+    said = explained(folder, "--worker", "1", "--step", "4")
+    assert (
+        "\nIt computed for 50 ms and pushed for 12 ms. "
+        f"Copies to the device took 3.0 ms and copies from the device took 9.0 ms. {OVERLAP}\n"
+    ) in said
+    assert "device" not in explained(folder, "--worker", "0", "--step", "4"), "its parameters are in memory"
+
+
+@pytest.mark.parametrize("flags", [(), ("--worker", "1")])
+def test_copies_of_the_device_are_told_beside_where_the_time_went_and_change_none_of_its_shares(
+    tmp_path: Path, explained: Explain, flags: tuple[str, ...]
+) -> None:
+    folder = simulated(tmp_path / "run", "asp", slow=None, scenario=Scenario(compute=0.05))
+    before = explained(folder, *flags)
+    assert "device" not in before
+    edited(folder, COPIED)
+    told = explained(folder, *flags).splitlines()
+    added = [line for line in told if "device" in line]
+    assert [line for line in told if line not in added] == before.splitlines()
+    whose = "its" if flags else "their"
+    assert added == [
+        f"Copies to the device took 6 % of {whose} time and copies from the device took 18 % of {whose} time. {OVERLAP}"
+    ]
+
+
+def test_programs_read_copies_of_the_device_of_a_worker_and_of_a_step(tmp_path: Path, explained: Explain) -> None:
+    folder = simulated(tmp_path / "run", "bsp", steps=40)
+    edited(folder, COPIED)
+    told = json.loads(explained(folder, "--json", "--step", "4"))
+    assert [one.get("from_device_seconds") for one in told["steps"]] == [None, 0.009, None, None]
+    assert [one.get("to_device_seconds") for one in told["steps"]] == [None, 0.003, None, None]
+    assert told["workers"][1]["to_device_seconds"] == pytest.approx(10 * 0.003)
+    assert "to_device_seconds" not in told["workers"][0]

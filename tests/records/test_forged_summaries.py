@@ -220,3 +220,8 @@ def test_a_run_that_crashed_needs_no_end_but_is_held_to_its_configuration(tmp_pa
     assert checked(folder).wrong is None
     (folder / "config.toml").write_text("workers = 9")
     assert wrong(folder).rule == broken.SAME_CONFIG
+
+
+def test_copies_to_a_device_that_a_run_did_not_have_are_caught(run: Path) -> None:
+    found = wrong(edited(run, "UPDATE step_times SET to_device = 0.5 WHERE rowid = 7"))
+    assert found.rule in (broken.SUMMED_UP, broken.SIMULATED_AGAIN)

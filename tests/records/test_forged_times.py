@@ -131,6 +131,8 @@ def test_a_transfer_that_ends_later_than_the_model_says_is_caught(real: Path) ->
         ("UPDATE step_times SET began = 0.0 WHERE rowid = 7", broken.WITHIN, "when it was released"),
         ("UPDATE step_times SET wait = 9e999 WHERE rowid = 7", broken.READABLE, "wait in seconds"),
         ("UPDATE step_times SET compute = compute / 2, wait = wait + compute / 2", broken.PADDED, "s or more"),
+        ("UPDATE step_times SET to_device = -1.0 WHERE rowid = 7", broken.WITHIN, "to_device is 0 or more"),
+        ("UPDATE step_times SET from_device = 'none' WHERE rowid = 7", broken.READABLE, "from_device in seconds"),
         ("UPDATE step_times SET push = 0.0, wait = wait + push", broken.MEASURED, "takes time"),
     ],
 )

@@ -23,6 +23,7 @@ from paceline.protocols import registry
 from paceline.records.ledger import SCHEMA, Ledger, connect, read_facts
 from paceline.records.times import Fetch, StepTimes
 from records.histories import PROTOCOLS, History
+from support.recorded import as_of_schema
 
 SEEDS = range(4)
 
@@ -95,12 +96,18 @@ def test_tables_that_an_earlier_schema_lacks_are_empty(
     path: Path, ledger: Ledger, schema: int, without: tuple[str, ...]
 ) -> None:
     ledger.close()
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript(
-            "; ".join([*(f"DROP TABLE {name}" for name in without), f"PRAGMA user_version = {schema}"])
-        )
+    as_of_schema(path, schema)
     for name in without:
         assert rows(path, f"SELECT count(*) FROM {name}") == [(0,)]
+
+
+def test_columns_that_an_earlier_schema_lacks_are_null(path: Path, ledger: Ledger) -> None:
+    ledger.step_times(1, 2, StepTimes(0.5, 1.0, 2.0, 3.0, 4.0, 5.0))
+    ledger.close()
+    as_of_schema(path, 9)
+    assert rows(path, "SELECT rowid, worker, other, to_device, from_device FROM step_times") == [
+        (1, 1, 5.0, None, None)
+    ]
 
 
 def test_columns_repeat_what_the_body_says_and_are_null_where_there_is_nothing(path: Path, ledger: Ledger) -> None:
@@ -156,6 +163,7 @@ def test_every_measurement_has_its_row(path: Path, ledger: Ledger) -> None:
     ledger.epoch_opened(0, [[3, 1], [2]], "digest")
     ledger.batch_used(1, 2, 0, 1, "skipped")
     ledger.step_times(1, 2, StepTimes(0.5, 1.0, 2.0, 3.0, 4.0, 5.0))
+    ledger.step_times(1, 3, StepTimes(0.5, 1.0, 2.0, 3.0, 4.0, 5.0, to_device=0.25, from_device=0.75))
     ledger.version_recorded(9, 1.5, 288, "hash", "versions/9.safetensors")
     ledger.evaluated(9, {"accuracy": 0.5, "loss": 2.0})
     ledger.logged(1, 2, 0.75, "norm", 3.5)
@@ -166,7 +174,10 @@ def test_every_measurement_has_its_row(path: Path, ledger: Ledger) -> None:
     assert rows(path, "SELECT * FROM pushes") == [(1, 2, "[0.1,0.01]", 32), (1, 3, "[0.1,0.01]", None)]
     assert rows(path, "SELECT * FROM epochs") == [(0, 2, 3, "digest", "[[3,1],[2]]", 0, None)]
     assert rows(path, "SELECT * FROM batches") == [(1, 2, 0, 1, "skipped")]
-    assert rows(path, "SELECT * FROM step_times") == [(1, 2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)]
+    assert rows(path, "SELECT * FROM step_times") == [
+        (1, 2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, None, None),
+        (1, 3, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 0.25, 0.75),
+    ]
     assert rows(path, "SELECT * FROM versions") == [(9, 1.5, 288, "hash", "versions/9.safetensors")]
     assert rows(path, "SELECT * FROM evaluations") == [(9, "accuracy", 0.5), (9, "loss", 2.0)]
     assert rows(path, "SELECT * FROM scalars") == [(1, 2, 0.75, "norm", 3.5)]

@@ -172,3 +172,13 @@ def test_a_window_without_extent_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="from 5 s to 5 s: its end must be after its beginning") as refused:
         draw(RUN, began=5.0, ended=5.0)
     assert "\n" not in str(refused.value)
+
+
+def test_a_step_s_bar_says_what_copies_to_and_from_the_device_took() -> None:
+    first, *rest = lane(0).computing
+    one = replace(lane(0), computing=(replace(first, to_device=0.003, from_device=0.0095), *rest))
+    said = [title for title, _ in bars(draw(replace(RUN, lanes=(one,)))) if "device" in title]
+    assert said == [
+        "step 0, computed on version 0: its update is version 1, stale by 0; copies overlap it: 3 ms to the device and "
+        "9.5 ms from the device"
+    ]

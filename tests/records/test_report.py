@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -467,3 +468,59 @@ def test_the_threads_of_a_trace_name_their_worker_s_host_if_there_are_several() 
     assert named(timeline) == threads
     of_hosts = [f"{hosts[worker]}, worker {worker}{of}" for worker in (10, 11) for of in ("", ", push", ", pull")]
     assert named(replace(timeline, hosts=hosts)) == of_hosts
+
+
+# --- copies to and from devices
+
+
+COPIES = {"to_device": 0.003, "from_device": 0.009}
+
+
+def copied() -> Timeline:
+    """Worker 10's first step has copies. No other has."""
+    timeline, _ = busy(4)
+    lane = timeline.lanes[0]
+    first, *rest = lane.computing
+    return replace(timeline, lanes=(replace(lane, computing=(replace(first, **COPIES), *rest)), *timeline.lanes[1:]))
+
+
+def test_a_step_of_the_trace_says_what_copies_took_where_there_were_any() -> None:
+    events = trace([("run", copied(), {}, lambda why, at: "")])["traceEvents"]
+    first, *others = [event["args"] for event in events if event.get("cat") == "compute"]
+    assert (first["to_device_seconds"], first["from_device_seconds"]) == (0.003, 0.009)
+    assert others
+    assert not any("device" in key for args in others for key in args)
+
+
+def test_the_page_s_lanes_have_copies_only_where_there_were_any() -> None:
+    told = drawn(copied(), Waited(keep=True), {10, 11})
+    with_copies, without = told["lanes"]
+    first, *others = with_copies["copies"]
+    assert [ticks * told["tick"] for ticks in first] == pytest.approx([0.003, 0.009])
+    assert set(map(tuple, others)) == {(None, None)}
+    assert "copies" not in without
+
+
+def test_a_step_of_the_page_s_timeline_says_what_copies_took_and_so_do_its_push_and_its_pull() -> None:
+    text = (files("paceline.records.report") / "page.html").read_text()
+    assert text.count("copies(lane, ") == 4, "its definition, the step, the push and the pull"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js")
+@pytest.mark.parametrize(
+    ("copies", "said"),
+    [
+        ("[[3, 9]]", "\\ncopies for step 7, overlapped or not: 3 ms to the device, 9 ms from the device"),
+        ("[[0, null]]", "\\ncopies for step 7, overlapped or not: 0 ms to the device"),
+        ("[[null, null]]", ""),
+        ("undefined", ""),
+    ],
+)
+def test_the_page_says_how_long_copies_took_if_there_were_any(copies: str, said: str) -> None:
+    text = (files("paceline.records.report") / "page.html").read_text()
+    function = re.search(r"^  function copies\(.*?^  \}$", text, re.MULTILINE | re.DOTALL)
+    assert function is not None
+    lane = f"{{ step: [7], copies: {copies} }}"
+    program = f"const say = (ticks) => `${{ticks}} ms`;{function[0]};console.log(JSON.stringify(copies({lane}, 0)))"
+    printed = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed == f'"{said}"\n'

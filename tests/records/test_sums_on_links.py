@@ -25,7 +25,8 @@ def ledger() -> Iterator[sqlite3.Connection]:
             (3, "a", "b", "version", None, 1, 100, 7.0, 9.0),
         ]
         database.executemany("INSERT INTO fetches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        database.executemany("INSERT INTO step_times VALUES (?, 0, 0, 0, ?, 0, ?, 0)", [(0, 2.0, 1.0), (2, 4.0, 3.0)])
+        times = "INSERT INTO step_times (worker, push, pull) VALUES (?, ?, ?)"
+        database.executemany(times, [(0, 2.0, 1.0), (2, 4.0, 3.0)])
         yield database
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -320,3 +321,18 @@ def test_the_parts_of_a_stay_follow_each_other_and_sum_to_the_workers_time_in_th
     assert sum(one.made is not None for lane in timeline.lanes for one in lane.computing) == sum(
         version.updates for version in timeline.versions
     )
+
+
+def test_a_step_has_what_copies_to_and_from_a_device_took_and_is_no_longer_by_that(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    ledger.note("protocol", {"name": "asp", "config": {}})
+    ledger.record(began(0, at=0.5), ())
+    for number, copies in enumerate([(0.25, 0.5), (None, None)]):
+        since = 1.0 + 2 * number
+        ledger.record(GradientReady(worker=0, step=number, version=0, samples=8, at=since + 1.0), ())
+        ledger.step_times(0, number, StepTimes(since, 1.0, 0.0, 0.0, 0.0, 0.0, *copies))
+    ledger.record(left(0, "finished", 6.0), ())
+    (lane,) = read().lanes
+    first, second = step(1.0, 2.0, 0, on=0), step(3.0, 4.0, 1, on=0)
+    assert lane.computing == (replace(first, to_device=0.25, from_device=0.5), second)

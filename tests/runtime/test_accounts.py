@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.host import messages
@@ -139,3 +140,18 @@ def test_the_run_s_time_counts_from_the_moment_at_which_training_began() -> None
     watch.clock.begin()
     watch.time = 104.5
     assert (watch.clock.at(), watch.clock.of(103.25), watch.clock.began) == (1.5, 0.25, True)
+
+
+def test_copies_to_and_from_a_device_are_written_with_their_own_step_and_add_to_no_other_time() -> None:
+    found, books, watch = accounts()
+    one = Member(worker=3)
+    watch.time = 102.0
+    copied = msgspec.structs.replace(step(0), to_device=0.75, from_device=0.5)
+    found.step_finished(one, copied)
+    one.released_at, watch.time = 4.0, 105.0
+    found.step_finished(one, step(1, waited=2.0, pulled=0.5))
+    watch.time = 107.0
+    found.left(one)
+    assert books.times[0] == (3, 0, StepTimes(0.5, 1.0, 0.25, 2.0, 0.5, 0.125, to_device=0.75, from_device=0.5))
+    _, _, without = books.times[1]
+    assert (without.to_device, without.from_device) == (None, None)

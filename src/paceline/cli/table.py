@@ -19,6 +19,8 @@ from paceline.records.segments import Stretch
 from paceline.records.summary import Summary, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
+COPIES = {"to_device": "copies to the device", "from_device": "copies from the device"}
+OVERLAP = "These copies overlap the other times and add nothing to them."
 WIDE = 1000  # columns, for output that no terminal shows
 
 
@@ -44,6 +46,9 @@ def print_summary(summary: Summary, folder: Path) -> None:
         per_host = summary.get("per_host", ())
         hosts = {worker: one["host"] for one in per_host for worker in one["workers"]}
         console.print(_workers(summary["per_worker"][:SHOWN], hosts))
+        if copied(summary["per_worker"]):
+            console.print(_copies(summary["per_worker"][:SHOWN]))
+            console.print(OVERLAP, soft_wrap=True)
         for one in per_host:
             if not one["workers"]:
                 did = "and took no part" if summary["consensus"] else "and made a part of every version"
@@ -169,11 +174,30 @@ def _workers(rows: list[dict[str, Any]], hosts: Mapping[int, str]) -> Table:
     return table
 
 
+def _copies(rows: list[dict[str, Any]]) -> Table:
+    """A line for each worker. One table with all columns would be wider than a terminal."""
+    table = Table("worker", box=None)
+    for heading in COPIES.values():
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(str(row["worker"]), *(share(row, part) for part in COPIES))
+    return table
+
+
+def copied(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What there is beside the parts of workers' time, and its heading: copies to and from devices, if there were any.
+
+    They overlap the parts. Shares of the parts alone add up to 100 %.
+    """
+    return COPIES if any("to_device_seconds" in row for row in rows) else {}
+
+
 def share(row: dict[str, Any], part: str) -> str:
-    """A part of one worker's time, in percent of all of it."""
+    """A part of one worker's time, or copies beside the parts, in percent of all of it."""
     parts = ("compute", "wait", "transfer", "other")
     total: float = sum(row[f"{name}_seconds"] for name in parts)
-    return f"{row[f'{part}_seconds'] / total:.0%}" if total else "-"
+    seconds = row[f"{part}_seconds"]
+    return f"{seconds / total:.0%}" if total and seconds is not None else "-"
 
 
 def brief(name: str, config: Mapping[str, Any]) -> str:

@@ -115,6 +115,8 @@ class StepFinished(Message):
     waited: float
     pulled: float
     gradient: str | None = None
+    to_device: float | None = None
+    from_device: float | None = None
 
 
 class LeaseWanted(Message):

@@ -212,8 +212,13 @@ class Run:
     def _repr_html_(self) -> str:
         """The run as a notebook shows it: one row for each worker."""
         rows = self._summary["per_worker"]
-        heads = ("worker", "steps", "computing", "waiting", "transfer", "other", "max lead", "left")
+        from paceline.cli.table import OVERLAP, copied
+
+        copies = copied(rows)
+        heads = ("worker", "steps", "computing", "waiting", "transfer", "other", *copies.values(), "max lead", "left")
         remarks = [f"and {len(rows) - SHOWN} more workers"] if len(rows) > SHOWN else []
+        if copies:
+            remarks.append(OVERLAP)
         if self._summary["error"]:
             remarks.append(str(self._summary["error"]))
         if evaluations := self._summary["evaluations"]:
@@ -248,9 +253,9 @@ def _summary(run: RecordedRun) -> Summary:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    from paceline.cli.table import share
+    from paceline.cli.table import copied, share
 
-    parts = [share(row, part) for part in ("compute", "wait", "transfer", "other")]
+    parts = [share(row, part) for part in ("compute", "wait", "transfer", "other", *copied([row]))]
     left = row["left"]["reason"] if row["left"] else ""
     return [str(row["worker"]), str(row["steps"]), *parts, str(row["max_lead"]), left]
 

@@ -128,7 +128,7 @@ def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) ->
 
 
 def _add_tables(ledger: sqlite3.Connection) -> None:
-    """Add the tables that the version lacked which wrote the ledger."""
+    """Add the tables and columns that the version lacked which wrote the ledger."""
     (schema,) = ledger.execute("PRAGMA user_version").fetchone()
     for since, tables in ADDED.items():
         if schema < since:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import inf
@@ -64,12 +64,44 @@ MILDER = {
 
 
 @dataclass(slots=True)
+class Copies:
+    """Seconds of copies to and from a device. They overlap all other times, so no sum of times has them.
+
+    None: there were none, as parameters are in memory.
+    """
+
+    to_device: float | None = None
+    from_device: float | None = None
+
+    def add(self, to_device: float | None, from_device: float | None) -> None:
+        """Add those of another step or worker."""
+        if to_device is not None:
+            self.to_device = (self.to_device or 0.0) + to_device
+        if from_device is not None:
+            self.from_device = (self.from_device or 0.0) + from_device
+
+    def __bool__(self) -> bool:
+        return (self.to_device, self.from_device) != (None, None)
+
+    def said(self, written: Callable[[float], str]) -> str:
+        """How long they took, as a sentence. `written` writes out seconds."""
+        both = ("to", self.to_device), ("from", self.from_device)
+        took = [f"copies {way} the device took {written(one)}" for way, one in both if one is not None]
+        return f"{' and '.join(took).capitalize()}. They overlap the times above and add nothing to them."
+
+    def plain(self) -> dict[str, float | None]:
+        """As JSON values. Nothing where there were none."""
+        return {"to_device_seconds": self.to_device, "from_device_seconds": self.from_device} if self else {}
+
+
+@dataclass(slots=True)
 class Spent:
     """One worker's seconds in the run."""
 
     compute: float = 0.0
     wait: float = 0.0
     transfer: float = 0.0
+    copies: Copies = field(default_factory=Copies)
     stayed: float = 0.0
 
     @property
@@ -80,6 +112,15 @@ class Spent:
     def share(self, seconds: float) -> float:
         """As a share of its time in the run."""
         return seconds / self.stayed if self.stayed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Where one step's time went, in seconds, and its copies."""
+
+    compute: float
+    push: float
+    copies: Copies
 
 
 @dataclass(slots=True)
@@ -145,6 +186,8 @@ class Past:
     """How often each worker waited because of the worker in question."""
     released: dict[int, tuple[float, int, Why]] = field(default_factory=dict)
     """By worker: the moment and version of the release for the step in question, and the reason."""
+    measured: dict[int, Measured] = field(default_factory=dict)
+    """By worker: where the time of the step in question went, if copies were measured in it."""
     ready: dict[int, float] = field(default_factory=dict)
     """By worker: the moment when the gradient of the step in question was ready."""
     fates: dict[int, Fate] = field(default_factory=dict)
@@ -198,6 +241,8 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
         found.spent.setdefault(one, Spent()).stayed += at - since
     found.spent = dict(sorted(found.spent.items()))
     found.typical = _typical(run, steps.finished)
+    if step is not None:
+        found.measured = _measured(run, step)
     found.links = links(run.ledger, found.hosts, found.averaged if run.choice.spec.in_groups else None)
     return found
 
@@ -251,8 +296,8 @@ class _Steps:
 
     def __init__(self, run: RecordedRun, spent: dict[int, Spent]) -> None:
         self._spent = spent
-        rows = "SELECT worker, began, compute, push, wait, pull FROM step_times ORDER BY began"
-        self._rows = run.ledger.execute(rows)
+        columns = "worker, began, compute, push, wait, pull, to_device, from_device"
+        self._rows = run.ledger.execute(f"SELECT {columns} FROM step_times ORDER BY began")
         self._next = next(self._rows, None)
         self._steps: dict[int, list[tuple[float, float, float]]] = {}
         """By worker: when each step that is kept began, was computed, and when the worker went on, in order."""
@@ -264,11 +309,12 @@ class _Steps:
     def read(self, until: float) -> None:
         """Read the steps that began before then, and add up where their time went."""
         while self._next is not None and self._next[1] < until:
-            worker, began, compute, push, wait, pull = self._next
+            worker, began, compute, push, wait, pull, *copies = self._next
             spent = self._spent.setdefault(worker, Spent())
             spent.compute += compute
             spent.wait += wait
             spent.transfer += push + pull
+            spent.copies.add(*copies)
             self._steps.setdefault(worker, []).append((began, began + compute, began + compute + push + wait + pull))
             self.finished[worker] += 1
             self._kept += 1
@@ -316,6 +362,16 @@ def _typical(run: RecordedRun, finished: Mapping[int, int]) -> dict[int, float]:
     return found
 
 
+def _measured(run: RecordedRun, step: int) -> dict[int, Measured]:
+    """By worker: where the time of that step went, if copies were measured in it."""
+    rows = run.ledger.execute(
+        "SELECT worker, compute, push, to_device, from_device FROM step_times "
+        "WHERE step = ? AND coalesce(to_device, from_device) IS NOT NULL",
+        (step,),
+    )
+    return {worker: Measured(compute, push, Copies(*copies)) for worker, compute, push, *copies in rows}
+
+
 def sentences(past: Past) -> list[str]:
     """Explain the step in question, or the worker, or else the whole run, a line each. Raises ConfigError."""
     if past.step is not None:
@@ -338,6 +394,7 @@ def _verdict(past: Past) -> list[str]:
     lines = [
         *_resumed(past),
         f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.",
+        *_copied(past.spent.values(), "their"),
         "",
         *_table(past),
         "",
@@ -352,6 +409,16 @@ def _verdict(past: Past) -> list[str]:
     crowded = _crowded(past, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(past, phases, total)
     return [*lines, *crowded, *helps]
+
+
+def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:
+    """Yield a sentence about copies to and from devices, if there were any."""
+    copies, stayed = Copies(), 0.0
+    for one in spent:
+        copies.add(one.copies.to_device, one.copies.from_device)
+        stayed += one.stayed if one.copies else 0.0
+    if copies:
+        yield copies.said(lambda seconds: f"{_percent(seconds, stayed)} of {whose} time")
 
 
 def _resumed(past: Past) -> Iterator[str]:
@@ -372,7 +439,8 @@ def _of_worker(past: Past, worker: int) -> list[str]:
     lines = [
         f"Worker {worker} was in the run for {_seconds(spent.stayed)}: {_percent(spent.compute, spent.stayed)} "
         f"computing, {_percent(spent.wait, spent.stayed)} waiting, {_percent(spent.transfer, spent.stayed)} "
-        f"transferring, {_percent(spent.other, spent.stayed)} other things."
+        f"transferring, {_percent(spent.other, spent.stayed)} other things.",
+        *_copied([spent], "its"),
     ]
     if past.waits:
         due_to: Counter[int] = Counter()
@@ -435,6 +503,7 @@ def numbers(past: Past) -> dict[str, Any]:
             "wait_seconds": spent.wait,
             "transfer_seconds": spent.transfer,
             "other_seconds": spent.other,
+            **spent.copies.plain(),
             "step_seconds": past.typical.get(one),
             "others_waited_seconds": float(past.waited.culprits[one]),
         }
@@ -467,6 +536,7 @@ def numbers(past: Past) -> dict[str, Any]:
             "version": past.released[one][1],
             "why": past.run.sentence(past.released[one][2], past.released[one][0]),
             "ready_seconds": past.ready.get(one),
+            **(past.measured[one].copies.plain() if one in past.measured else {}),
             "update": None if one not in past.fates else _became(past, past.fates[one]),
         }
         for one in shown
@@ -760,6 +830,11 @@ def _step(past: Past, worker: int, step: int) -> list[str]:
         typical = past.typical.get(worker)
         usual = "" if typical is None else f" (computing one takes this worker {_seconds(typical)} as a rule)"
         lines.append(f"Its gradient was ready {_seconds(ready - at)} later{usual}.")
+    if (measured := past.measured.get(worker)) is not None:
+        lines.append(
+            f"It computed for {_seconds(measured.compute)} and pushed for {_seconds(measured.push)}. "
+            f"{measured.copies.said(_seconds)}"
+        )
     its = [_wait(past, wait, due) for wait, due in past.waits if wait.worker == worker]
     its += [_average(one, worker) for one in past.averages if one.after.get(worker) == step]
     lines += its

@@ -30,9 +30,9 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-WITH_SEGMENTS, WITH_HOSTS = 8, 9
-"""The schemas that added tables: of segments, and of several hosts."""
-SCHEMA = WITH_HOSTS
+WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES = 8, 9, 10
+"""The schemas that added something: tables of segments, tables of several hosts, and columns of devices."""
+SCHEMA = WITH_DEVICES
 """The schema's number, in `PRAGMA user_version`."""
 READ = range(7, SCHEMA + 1)
 """The schemas that can be read."""
@@ -78,8 +78,25 @@ CREATE TABLE fetches (       -- of a run on several hosts: each item that one ho
     -- and never early. Compare them with no moment of another host more closely than that.
 );
 """
-ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS}
-"""By schema: the tables that earlier ones lack."""
+OF_DEVICES = """
+ALTER TABLE step_times ADD COLUMN to_device REAL;
+ALTER TABLE step_times ADD COLUMN from_device REAL;
+"""
+ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS, WITH_DEVICES: OF_DEVICES}
+"""By schema: what adds the tables and columns that earlier ones lack."""
+_READ_AS = {
+    WITH_SEGMENTS: OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
+    WITH_HOSTS: OF_HOSTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
+    WITH_DEVICES: """
+        CREATE TEMP VIEW step_times AS
+        SELECT rowid AS rowid, *, NULL AS to_device, NULL AS from_device FROM main.step_times;
+    """,
+}
+"""By schema: what makes an earlier ledger, which can't be written, read like one of that schema."""
+
+_DEVICES = """,
+    to_device REAL,          -- copies to the device, of the version that the step was computed on
+    from_device REAL         -- copies from the device. Both overlap the times above; NULL: parameters are in memory"""
 
 TABLES = f"""
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT);  -- value: JSON
@@ -117,7 +134,7 @@ CREATE TABLE batches (
 CREATE INDEX uses_of_batch ON batches (epoch, batch);
 CREATE TABLE step_times (    -- seconds
     worker INTEGER, step INTEGER,
-    began REAL, compute REAL, push REAL, wait REAL, pull REAL, other REAL
+    began REAL, compute REAL, push REAL, wait REAL, pull REAL, other REAL{_DEVICES}
 );
 CREATE TABLE transfers (     -- where a scenario has a network: its model's times, and when the run acted on the end
     worker INTEGER,
@@ -228,6 +245,16 @@ CREATE VIEW groups AS
     ) AS over ON over.number = CAST(json_extract(orders.body, '$.group') AS INTEGER)
     WHERE orders.kind = 'Reduce';
 """
+
+
+def tables_of(schema: int) -> str:
+    """Return what makes the tables and views of a ledger of that schema."""
+    found = TABLES if schema >= WITH_DEVICES else TABLES.replace(_DEVICES, "")
+    for since, tables in ((WITH_SEGMENTS, OF_SEGMENTS), (WITH_HOSTS, OF_HOSTS)):
+        if schema < since:
+            found = found.replace(tables.strip(), "")
+    return found
+
 
 _BEGAN = """
     INSERT INTO segments (segment, fact, at, version, workers, protocol, environment)
@@ -389,7 +416,8 @@ class Ledger:
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Where a finished step's time went."""
         t = times
-        self._queue.put(("step_times", worker, step, t.began, t.compute, t.push, t.wait, t.pull, t.other))
+        parts = (t.compute, t.push, t.wait, t.pull, t.other, t.to_device, t.from_device)
+        self._queue.put(("step_times", worker, step, t.began, *parts))
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
         """A transfer of so many bytes has ended: a step's push, a version's pull, or a part of a group's average.
@@ -565,9 +593,9 @@ def connect(path: Path) -> sqlite3.Connection:
     if schema not in READ:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {READ[0]} to {READ[-1]}")
-    for since, tables in ADDED.items():
-        if schema < since:  # so that whoever reads it finds these tables empty
-            database.executescript(tables.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    for since, tables in _READ_AS.items():
+        if schema < since:  # so that whoever reads it finds these tables empty, and these columns NULL
+            database.executescript(tables)
     return database
 
 

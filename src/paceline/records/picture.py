@@ -184,6 +184,9 @@ def _computing(step: Computing, bar: int, scale: _Scale) -> Iterator[str]:
         _, name, fill, ink = next(shade for shade in reversed(STALE) if max(stale, 0) >= shade[0])
         name = f"its update is version {step.made}, stale by {stale}"
     about = f"step {step.step}, computed on version {step.version}: {name}"
+    if step.copies:
+        took = (f"{seconds * 1000:.3g} ms {way}" for way, seconds in step.copies.items())
+        about += f"; copies overlap it: {' and '.join(took)}"
     yield (
         f'<rect x="{x:.1f}" y="{bar}" width="{end - x:.1f}" height="{BAR}" rx="2" fill="{fill}" stroke="#ffffff" '
         f'stroke-width="0.8"><title>{escape(about)}</title></rect>'

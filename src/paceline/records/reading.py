@@ -114,7 +114,8 @@ class RecordedRun:
 def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] = lambda table: None) -> None:
     """Tell the tally what the ledger's tables have measured. It knows the facts already. `at` is told each table."""
     at("step_times")
-    steps = "SELECT worker, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid"
+    parts = "compute, push, wait, pull, other, to_device, from_device"
+    steps = f"SELECT worker, began, {parts} FROM step_times ORDER BY rowid"
     for worker, *times in ledger.execute(steps):
         if worker in tally.shares:
             tally.step_times(worker, StepTimes(*times))

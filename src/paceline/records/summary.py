@@ -111,6 +111,9 @@ class Share:
     compute: float = 0.0
     wait: float = 0.0
     transfer: float = 0.0
+    to_device: float | None = None
+    """Seconds of copies to the device, beside the parts above. None: of no step were there any."""
+    from_device: float | None = None
     max_lead: int = 0
     stale: int | None = None
     """The staleness of its last applied update."""
@@ -244,6 +247,10 @@ class Tally:
         share.compute += times.compute
         share.wait += times.wait
         share.transfer += times.push + times.pull
+        if times.to_device is not None:
+            share.to_device = (share.to_device or 0.0) + times.to_device
+        if times.from_device is not None:
+            share.from_device = (share.from_device or 0.0) + times.from_device
 
     def fetched(self, fetch: Fetch) -> None:
         """A host has fetched an item from another one."""
@@ -301,9 +308,10 @@ class Tally:
         Numbers of samples are None once any gradient came without one; the staleness of no updates is None. What
         JSON cannot write (NaN, infinity) is None, too. The versions of a decentralized run are the recorded means of
         its replicas; its steps are those applied to a replica, without those that died with it unshared. Only a run
-        on several hosts has `per_host`.
+        on several hosts has `per_host`, and only one with parameters on devices says what copies to and from them took.
         """
         ended = self.latest if ended is None else ended
+        copied = any((share.to_device, share.from_device) != (None, None) for share in self.shares.values())
         wall = 0.0 if self.began is None else ended - self.began - self.paused
         steps = self.steps
         samples = self._if_counted(sum(share.samples for share in self.shares.values()))
@@ -323,7 +331,7 @@ class Tally:
             "versions": len(self.recorded_versions) if protocol.spec.family == "decentralized" else self.versions,
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
-            "per_worker": [self._row(worker, ended) for worker in sorted(self.shares)],
+            "per_worker": [self._row(worker, ended, copied) for worker in sorted(self.shares)],
             **({"per_host": [self._host(host) for host in sorted(self.exchanges)]} if self.exchanges else {}),
             "staleness": {
                 "mean": total / steps if steps else None,
@@ -429,7 +437,7 @@ class Tally:
     def _if_counted(self, samples: int | None) -> int | None:
         return samples if self.counted else None
 
-    def _row(self, worker: int, ended: float) -> dict[str, Any]:
+    def _row(self, worker: int, ended: float, copied: bool) -> dict[str, Any]:
         share = self.shares[worker]
         seconds = {
             "compute_seconds": share.compute,
@@ -438,6 +446,7 @@ class Tally:
         }
         # not by sum(), which rounds otherwise from Python 3.12 on: a summary is the same to the bit under each
         other = share.seconds(ended) - (share.compute + share.wait + share.transfer)
+        copies = {"to_device_seconds": share.to_device, "from_device_seconds": share.from_device}
         for part in sorted(seconds, key=lambda name: seconds[name], reverse=True):  # clocks may disagree a little
             seconds[part] -= (excess := min(max(-other, 0.0), seconds[part]))
             other += excess
@@ -447,6 +456,7 @@ class Tally:
             "samples": self._if_counted(share.samples),
             **seconds,
             "other_seconds": max(other, 0.0),
+            **(copies if copied else {}),
             "max_lead": share.max_lead,
             "left": share.left,
         }

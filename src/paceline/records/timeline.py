@@ -45,6 +45,17 @@ class Computing:
     made: int | None
     """The version that its update went into, of the store or of the worker's replica; None if it was never applied,
     or was lost with the replica."""
+    to_device: float | None = None
+    """Seconds of copies to the device, of the version that it was computed on; None where parameters are in memory."""
+    from_device: float | None = None
+    """Seconds of copies from the device. When they went on is not known: they overlap the step and what is around it.
+    """
+
+    @property
+    def copies(self) -> dict[str, float]:
+        """Seconds of copies by direction, in words; empty where parameters are in memory."""
+        both = {"to the device": self.to_device, "from the device": self.from_device}
+        return {way: seconds for way, seconds in both.items() if seconds is not None}
 
     @property
     def staleness(self) -> int | None:
@@ -294,6 +305,8 @@ class Notes:
                 step=step.step,
                 version=self._on[worker, step.step],
                 made=self._made.get((worker, step.step)),
+                to_device=step.to_device,
+                from_device=step.from_device,
             )
             for step in cut(stays, steps)
         )
@@ -314,12 +327,14 @@ class Step(NamedTuple):
     step: int
     began: float
     ended: float
+    to_device: float | None = None
+    from_device: float | None = None
 
 
 def read_steps(ledger: sqlite3.Connection) -> Iterator[tuple[int, Step]]:
     """Yield (worker, its next step), worker by worker. A step whose fact was not written any more is left out."""
     rows = ledger.execute(
-        "SELECT worker, step, began, began + compute FROM step_times "
+        "SELECT worker, step, began, began + compute, to_device, from_device FROM step_times "
         "WHERE (worker, step) IN (SELECT worker, step FROM facts WHERE kind = 'GradientReady') ORDER BY worker, began"
     )
     for worker, *step in rows:
@@ -386,7 +401,7 @@ def cut(stays: Iterable[Stay], steps: Iterable[Step]) -> Iterator[Step]:
         while step is not None and step.began < stay.ended:
             began, ended = max(step.began, free), min(step.ended, stay.ended)
             if ended > began:
-                yield Step(step.step, began, ended)
+                yield step._replace(began=began, ended=ended)
                 free = ended
             step = next(following, None)
 

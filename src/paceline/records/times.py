@@ -13,7 +13,10 @@ KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """In seconds. `began` counts from the run's start."""
+    """In seconds. `began` counts from the run's start.
+
+    Copies to and from a device overlap the other times, so no sum of times has them. None: parameters are in memory.
+    """
 
     began: float
     compute: float
@@ -21,6 +24,8 @@ class StepTimes:
     wait: float
     pull: float
     other: float
+    to_device: float | None = None
+    from_device: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

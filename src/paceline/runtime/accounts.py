@@ -62,7 +62,8 @@ class Accounts:
         pulling = min(pulling, wait - pushing)
         wait -= pushing + pulling
         began = self._clock.of(done.began)
-        times = StepTimes(began, done.compute, done.push + pushing, wait, pull + pulling, done.other)
+        push, pull = done.push + pushing, pull + pulling
+        times = StepTimes(began, done.compute, push, wait, pull, done.other, done.to_device, done.from_device)
         if self._measures:
             self._journal.step_times(member.worker, done.step, times)
 

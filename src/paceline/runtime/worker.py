@@ -323,6 +323,8 @@ class WorkerLink:
                 waited=finished.waited,
                 pulled=finished.pulled,
                 gradient=finished.gradient,
+                to_device=finished.to_device,
+                from_device=finished.from_device,
             )
         )
 

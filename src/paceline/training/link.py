@@ -126,8 +126,12 @@ class Finished:
     gradient: str | None = None
     """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
     to_device: float | None = None
+    """Seconds that copies to the device took for this step: of the version that it was computed on.
+
+    Overlapped or not, as the device's events measured them. None where parameters are in memory.
+    """
     from_device: float | None = None
-    """Seconds of copies to the device, and from it, as its marks measured them: beside the rest. None: in memory."""
+    """The same of copies from the device, for this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ Again = Callable[[RecordedRun, Ledger, Callable[[], bool]], str]
 
 _TABLES = {
     "facts": "SELECT id, kind, body FROM facts ORDER BY id",
-    "step_times": "SELECT rowid, worker, step, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid",
+    "step_times": "SELECT rowid, worker, step, began, compute, push, wait, pull, other, to_device, from_device "
+    "FROM step_times ORDER BY rowid",
     "transfers": "SELECT rowid, worker, direction, number, bytes, began, ended, delivered "
     "FROM transfers ORDER BY rowid",
     "fetches": "SELECT rowid, host, source, kind, worker, number, bytes, began, ended FROM fetches ORDER BY rowid",
@@ -89,8 +90,7 @@ class _Recorded(NoLedger):
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """See `Ledger`."""
-        parts = (times.began, times.compute, times.push, times.wait, times.pull, times.other)
-        self._compare("step_times", (worker, step, *parts))
+        self._compare("step_times", (worker, step, *astuple(times)))
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
         """See `Ledger`."""

@@ -8,9 +8,8 @@ from contextlib import closing
 
 from paceline.records.broken import SCALARS, SCHEMA_KEPT, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.ledger import ADDED, TABLES
+from paceline.records.ledger import tables_of
 
-_MADE = re.compile(r"CREATE TABLE (\w+)")
 _SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
 
@@ -19,10 +18,7 @@ def tables(checking: Checking) -> None:
     checking.table, checking.row = "sqlite_schema", None
     (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
     with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(TABLES)
-        for since, added in ADDED.items():
-            if schema < since:
-                fresh.executescript("; ".join(f"DROP TABLE {name}" for name in _MADE.findall(added)))
+        fresh.executescript(tables_of(schema))
         expected = _without_comments(fresh)
     found = _without_comments(checking.run.ledger)
     for name in expected:
@@ -34,8 +30,12 @@ def tables(checking: Checking) -> None:
 
 
 def _without_comments(ledger: sqlite3.Connection) -> dict[str, str]:
-    """By name: how it is made. What a table's comments say of its columns may be put better later."""
-    return {name: " ".join(re.sub("--[^\n]*", "", sql).split()) for name, sql in ledger.execute(_SCHEMA)}
+    """By name: how it is made. What a table's comments say of its columns may be put better later.
+
+    Space around punctuation does not count either: SQLite writes a column that is added without any.
+    """
+    words = {name: " ".join(re.sub("--[^\n]*", "", sql).split()) for name, sql in ledger.execute(_SCHEMA)}
+    return {name: re.sub(r" ?([(),]) ?", r"\1", sql) for name, sql in words.items()}
 
 
 def scalars(checking: Checking) -> None:

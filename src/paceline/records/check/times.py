@@ -35,6 +35,8 @@ TICK = 1e-6
 EXACT = 1e-9
 """Relative, and in seconds: the link's model computes with these very moments."""
 PARTS = ("compute", "push", "wait", "pull", "other")
+COPIES = ("to_device", "from_device")
+"""What overlaps the parts. NULL where parameters are in memory."""
 
 
 _MADE = """
@@ -48,11 +50,12 @@ _MADE = """
 
 _STEPS = """
     SELECT orders.worker AS worker, orders.step AS step, 'released' AS what, facts.id, facts.at,
-        NULL, NULL, NULL, NULL, NULL
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'Release'
-    UNION ALL SELECT worker, step, 'ready', id, at, NULL, NULL, NULL, NULL, NULL
+    UNION ALL SELECT worker, step, 'ready', id, at, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM facts WHERE kind = 'GradientReady'
-    UNION ALL SELECT worker, step, 'times', rowid, began, compute, push, wait, pull, other FROM step_times
+    UNION ALL SELECT worker, step, 'times', rowid, began, compute, push, wait, pull, other, to_device, from_device
+    FROM step_times
     ORDER BY worker, step, what, 4
 """
 """All that there is of each step: its release, its gradient, and where its time went."""
@@ -186,14 +189,15 @@ def _step(checking: Checking, worker: int, step: int, rows: Iterator[tuple[Any, 
             one.fact, one.ready = number, at
         else:
             timed.append((number, at, *parts))
-    for number, began, *parts in timed:
+    for number, began, *measured in timed:
+        parts, copies = measured[: len(PARTS)], measured[len(PARTS) :]
         checking.row = number
         try:
             if one.fact is None:
                 raise Broken(STEP_TIMES, "a step whose gradient was ready", one)
             if one.row is not None:
                 raise Broken(STEP_TIMES, "a step that has none yet", f"{one} once more")
-            _possible(one, began, parts)
+            _possible(one, began, parts, copies)
         except Broken as broken:
             broken.table, broken.row = "step_times", number
             within.note(broken, number)
@@ -203,8 +207,11 @@ def _step(checking: Checking, worker: int, step: int, rows: Iterator[tuple[Any, 
     return one
 
 
-def _possible(step: _Step, began: float, parts: Sequence[float]) -> None:
-    for name, seconds in zip(("began", *PARTS), (began, *parts), strict=True):
+def _possible(step: _Step, began: float, parts: Sequence[float], copies: Sequence[float | None]) -> None:
+    named = dict(zip(("began", *PARTS, *COPIES), (began, *parts, *copies), strict=True))
+    for name, seconds in named.items():
+        if seconds is None and name in COPIES:
+            continue
         if not isinstance(seconds, float | int) or not math.isfinite(seconds):
             raise Broken(READABLE, f"{name} in seconds", seconds)
         if seconds < 0:

@@ -385,7 +385,8 @@ def _steps(lane: Lane, waited: Sequence[Wait], clock: _Clock) -> Contents:
     """One by one: the gap before each step, its length, its number, the version it is computed on, its staleness (-1:
     never applied), who was awaited in the gap (-1: nobody) and how long; there is one more gap, after the last step.
 
-    Numbers that only grow are said as differences, each from the one before.
+    Numbers that only grow are said as differences, each from the one before. Where parameters are on a device, there
+    is how long copies to it and from it took.
     """
     began = [clock(step.began) for step in lane.computing]
     ended = [clock(step.ended) for step in lane.computing]
@@ -396,6 +397,7 @@ def _steps(lane: Lane, waited: Sequence[Wait], clock: _Clock) -> Contents:
         strict=True,
     )
     awaited = list(_awaited(gaps, waited))
+    copied = any(step.copies for step in lane.computing)
     return {
         "gap": [start - before for start, before in zip(began, [0, *ended], strict=False)],
         "length": [end - start for start, end in zip(began, ended, strict=True)],
@@ -406,7 +408,12 @@ def _steps(lane: Lane, waited: Sequence[Wait], clock: _Clock) -> Contents:
         "waited": [round(seconds / clock.tick) for _, seconds in awaited],
         "push": _transfers([one for one in lane.transfers if one.direction == "push"], clock),
         "pull": _transfers([one for one in lane.transfers if one.direction == "pull"], clock),
+        **({"copies": [_ticks([one.to_device, one.from_device], clock) for one in lane.computing]} if copied else {}),
     }
+
+
+def _ticks(lengths: Iterable[float | None], clock: _Clock) -> list[int | None]:
+    return [None if seconds is None else round(seconds / clock.tick) for seconds in lengths]
 
 
 def _awaited(gaps: Iterable[tuple[float, float]], waited: Sequence[Wait]) -> Iterator[tuple[int, float]]:

@@ -57,7 +57,9 @@ def _lane(number: int, name: str, lane: Lane, waits: Sequence[Wait], sentence: S
     first = 3 * lane.worker + 1
     yield _named("thread_name", number, first, name)
     for step in lane.computing:
-        about = {"step": step.step, "version": step.version, "staleness": step.staleness}
+        about: dict[str, Any] = {"step": step.step, "version": step.version, "staleness": step.staleness}
+        copies = {"to_device_seconds": step.to_device, "from_device_seconds": step.from_device}
+        about |= {name: seconds for name, seconds in copies.items() if seconds is not None}
         yield _slice(number, first, "compute", f"step {step.step}", step.began, step.ended, about)
     for wait, began, ended in _outside_steps(waits, lane):
         what = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"

@@ -1,0 +1,62 @@
+"""What copies to and from a device took goes from a worker into the run's ledger and summary, unchanged.
+
+No device is needed: the workers of these runs make the seconds up.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.records import broken
+from support.launch import Launch
+from support.recorded import checked, wrong
+from support.scripts import training
+
+MADE_UP = """
+if step == 0:
+    from dataclasses import replace
+    link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
+    link.pushed = lambda finished: pushed(replace(finished, to_device={to}, from_device={of}))
+"""
+"""After each step of a worker."""
+QUERY = "SELECT worker, step, to_device, from_device FROM step_times"
+
+
+def test_a_run_whose_parameters_are_in_memory_has_no_copies_in_ledger_and_summary(launch: Launch) -> None:
+    run = launch.run(training(epochs=1), "-n", "2", "-p", "asp").completed()
+    assert {row[2:] for row in run.rows(QUERY)} == {(None, None)}
+    assert not any("device" in key for row in run.summary["per_worker"] for key in row)
+    assert "device" not in run.err + run.out
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_what_a_worker_says_that_copies_took_is_in_its_step_s_row_whichever_host_it_is_on(
+    hosts: str, launch: Launch
+) -> None:
+    script = training(MADE_UP.format(to="1.0 + me + finished.step / 64", of="finished.step / 4096"), epochs=1)
+    run = launch.run(script, "-n", "2", "-p", "bsp", "--emulate-hosts", hosts).completed()
+    rows = run.rows(QUERY)
+    assert {worker for worker, *_ in rows} == set(range(2 * int(hosts)))
+    assert [row[2:] for row in rows] == [(1.0 + worker + step / 64, step / 4096) for worker, step, _, _ in rows]
+    for row in run.summary["per_worker"]:
+        its = [(to, of) for worker, _, to, of in rows if worker == row["worker"]]
+        both = row["to_device_seconds"], row["from_device_seconds"]
+        assert both == pytest.approx((sum(to for to, _ in its), sum(of for _, of in its)))
+    assert checked(run.folder).wrong is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rule"),
+    [
+        ("-1.0", broken.WITHIN),
+        ("float('inf')", broken.READABLE),
+        ("float('nan') if finished.step == 3 else 1.0", broken.SUMMED_UP),
+    ],
+)
+def test_copies_that_took_no_possible_time_end_no_run_and_are_found_by_check(
+    seconds: str, rule: str, launch: Launch
+) -> None:
+    """SQLite writes NaN as NULL, so only the summary, which a run adds up itself, still tells of it."""
+    script = training(MADE_UP.format(to=seconds, of="0.5"), epochs=1)
+    run = launch.run(script, "-n", "1", "-p", "asp").completed()
+    assert wrong(run.folder).rule == rule
