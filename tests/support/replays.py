@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 
+import torch
+
 from support import nursery
 from support.runs import Run
 
@@ -29,6 +31,10 @@ def broken_replay(run: Run, first: str = "") -> list[str]:
         return []  # it failed, and what it recorded before is the same
     one, other = run.final(), again.final()
     # NaN is as it was, too
-    if differs := [name for name in one if one[name].numpy().tobytes() != other[name].numpy().tobytes()]:
+    if differs := [name for name in one if not torch.equal(_octets(one[name]), _octets(other[name]))]:
         return [f"{differs} differ in the replay"]
     return []
+
+
+def _octets(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
