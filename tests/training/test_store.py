@@ -245,7 +245,7 @@ def test_an_optimizer_of_the_user_s_own_class_works_with_its_attributes() -> Non
     push(store, 0, [torch.ones(1, 2)])
     store.commit(0, 1, [(0, 1.0)])
     assert torch.equal(slots_of(store)[1][0], slots_of(store)[0][0] - 2.0)
-    assert ([part.optimizer.calls for half in store.halves for part in half], optimizer.calls) == ([1], 0)
+    assert ([part.optimizer.calls for part in store.parts], optimizer.calls) == ([1], 0)
 
 
 def test_a_scheduler_s_patched_step_and_the_script_s_hooks_do_not_come_along() -> None:

@@ -98,8 +98,6 @@ class Part:
     groups: list[int]
     """For each group of this optimizer, the user's parameter group."""
     pieces: list[Piece]
-    scratch: memoryview
-    """Where gradients are summed: as long as the part, and shared with parts that never work at the same time."""
     is_split: bool = False
     """Whether it was told to step each parameter apart."""
     _ranges: list[Range] = field(default_factory=list)
@@ -107,7 +105,8 @@ class Part:
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _bits: dict[int, list[Tensor]] = field(default_factory=dict)
     """As `_views`, as whole numbers."""
-    _sums: list[Tensor] = field(default_factory=list)
+    _sums: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By lane: for each piece, where its gradients are summed."""
     _step: Callable[[torch.optim.Optimizer], Any] = field(init=False)
     _known: bool = field(init=False)
     """Whether the optimizer is one of torch's."""
@@ -135,16 +134,18 @@ class Part:
         """Whether some piece is a run of several parameters, which have the same history so far."""
         return any(len(piece.spans) > 1 for piece in self.pieces)
 
-    def commit(self, memory: memoryview, source: int, target: int, pushed: Sequence[Pushed], whole: bool) -> None:
+    def commit(
+        self, memory: memoryview, source: int, target: int, pushed: Sequence[Pushed], whole: bool, lane: Lane
+    ) -> None:
         """Make this part of the slot that starts at byte `target` from the one at `source`.
 
-        `whole`: whether every contribution has a gradient for every parameter.
+        `whole`: whether every contribution has a gradient for every parameter. `lane`: the one it is made in.
         """
         if not whole and self.merged and not self._all_present(pushed):
             self.split()
         new = self._in(memory, target)
         torch._foreach_copy_(new, self._in(memory, source))
-        gradients = self._gradients(memory, pushed)
+        gradients = self._gradients(memory, pushed, lane)
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
             # A user's own optimizer may keep its gradients, and replace the tensors that it steps.
@@ -242,19 +243,20 @@ class Part:
     def _all_present(self, pushed: Sequence[Pushed]) -> bool:
         return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
 
-    def _gradients(self, memory: memoryview, pushed: Sequence[Pushed]) -> list[Tensor | None]:
+    def _gradients(self, memory: memoryview, pushed: Sequence[Pushed], lane: Lane) -> list[Tensor | None]:
         """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
-        if not alone and not self._sums:
+        sums = self._sums.get(lane.number, [])
+        if not alone and not sums:
             first = min(piece.entry.offset for piece in self.pieces)
-            self._sums = [piece.entry.over(self.scratch, -first) for piece in self.pieces]
+            sums = self._sums[lane.number] = [piece.entry.over(lane.scratch, -first) for piece in self.pieces]
         found: list[Tensor | None] = []
         for place, (piece, mine) in enumerate(zip(self.pieces, self._ranges, strict=True)):
             number = piece.spans[0].number
             terms = [(mine.gradient(memory, one), one.weight) for one in pushed if one.present[number]]
             if terms and not alone:
-                add_up(terms, self._sums[place])
-                found.append(self._sums[place])
+                add_up(terms, sums[place])
+                found.append(sums[place])
             else:
                 found.append(terms[0][0] if terms else None)
         return found
@@ -266,35 +268,49 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     return next(base for base in kind.__mro__ if not base.__dict__.get("paceline_made"))
 
 
-def parts_of(
-    layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int], halves: int = 2
-) -> list[list[Part]]:
-    """The parts of a commit, in `halves` shares of about the same size that can be worked on at the same time.
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Parts that one thread makes, one after another. Lanes are made at the same time."""
+
+    number: int
+    parts: list[Part]
+    scratch: memoryview
+    """Where gradients are summed: as long as any part. No other lane of a commit uses it."""
+
+
+def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int]) -> list[Part]:
+    """The parts of a commit, in the order of their bytes. Each can be made apart from the others.
 
     `within`: the first byte of a version that they make, and the one after the last, which are two of `cuts_of`.
     """
-    ranges = [pieces for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
-    total = sum(_span_of(pieces) for pieces in ranges)
-    shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
-    before = 0
-    for pieces in ranges:
-        shares[min(halves - 1, before * halves // max(1, total))].append(pieces)
-        before += _span_of(pieces)
-    parts: list[list[Part]] = []
-    for share in shares:
-        longest = max((_span_of(pieces) for pieces in share), default=0)
-        scratch = memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
-        parts.append([_part(optimizer, pieces, scratch) for pieces in share])
-    return parts
+    return [_part(optimizer, pieces) for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
 
 
-def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memoryview) -> Part:
+def dealt(parts: Sequence[Part], lanes: int) -> list[list[Part]]:
+    """Deal the parts to that many lanes at most, in order, with about as many bytes in each lane."""
+    sizes = [_span_of(part.pieces) for part in parts]
+    total, before = sum(sizes), 0
+    shares: list[list[Part]] = [[] for _ in range(lanes)]
+    for part, size in zip(parts, sizes, strict=True):
+        middle = before + size / 2  # else all parts that begin before a large one share its lane
+        shares[min(lanes - 1, int(middle * lanes / max(1, total)))].append(part)
+        before += size
+    return [share for share in shares if share] or [[]]
+
+
+def scratch_for(layout: Layout, optimizer: torch.optim.Optimizer) -> memoryview:
+    """Return memory for a lane to sum gradients in, which is long enough for the parts of any range."""
+    longest = max((_span_of(pieces) for pieces in _ranges_of(layout, optimizer)), default=0)
+    return memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
+
+
+def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Part:
     groups = list(range(len(optimizer.param_groups)))
     if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})
     twin = detached(optimizer)
     twin.param_groups = [{**optimizer.param_groups[group], "params": []} for group in groups]
-    part = Part(twin, groups, pieces, scratch)
+    part = Part(twin, groups, pieces)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
         part.split()  # these kernels treat a tensor's last few elements apart: those must stay the same elements
