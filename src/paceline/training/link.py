@@ -66,6 +66,8 @@ class Offer:
     """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
     measure: Measure | None
     """The same of a recorded version, in a process that was forked now; None: there can be none."""
+    accelerated: bool = False
+    """Whether the worker computes on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
