@@ -48,6 +48,12 @@ versions of torch lack some."""
 PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
 """Optimizers that pass a NaN or an infinity in a gradient on to the parameter. Others may look only at its sign."""
 
+HEALTH_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
+"""What torch's optimizers call in each step, by the names of older and newer versions of torch. It asks for a GPU. The
+store's process is forked from a worker's, where any such call fails if the script has used one."""
+ON_DEVICES = "capturable"
+"""A hyperparameter that torch refuses on the CPU."""
+
 State = dict[int, dict[str, Any]]
 """An optimizer's state by the parameter's number: tensors and other values."""
 PartState = list[tuple["Span", dict[str, Any]]]
@@ -309,7 +315,7 @@ def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Part:
     if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})
     twin = detached(optimizer)
-    twin.param_groups = [{**optimizer.param_groups[group], "params": []} for group in groups]
+    twin.param_groups = [twin.param_groups[group] for group in groups]
     part = Part(twin, groups, pieces)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
@@ -318,19 +324,49 @@ def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Part:
 
 
 def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of the optimizer without parameters and state.
+    """A copy of the optimizer without parameters and state, which steps on the CPU.
 
     It is made without its constructor, so this works for any class. A scheduler may have patched `step`, and
     hooks belong to the script: the copy has neither.
     """
     twin = object.__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)  # copy.copy would lose attributes of a class of the user's own
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
+    twin.__dict__.update(_on_cpu(attributes))  # copy.copy would lose attributes of a class of the user's own
     twin.__dict__.pop("step", None)
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
-    twin.param_groups = []
+    twin.__dict__.update(dict.fromkeys(HEALTH_CHECKS, _healthy))
+    twin.param_groups = [_for_cpu(group) for group in optimizer.param_groups]
     twin.state = defaultdict(dict)
     return twin
+
+
+def _healthy() -> None:
+    """Do nothing. See `HEALTH_CHECKS`."""
+
+
+def _for_cpu(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters, whose hyperparameters fit the CPU."""
+    fit = {key: _on_cpu(value) for key, value in group.items() if key != "params"}
+    if fit.get(ON_DEVICES):
+        fit[ON_DEVICES] = False
+        if fit.get("foreach"):  # with it, and without the other, torch refuses a learning rate that is a tensor
+            fit["foreach"] = False
+    return {**fit, "params": []}
+
+
+def _on_cpu(value: Any) -> Any:
+    """The value itself, or if some of its tensors lie elsewhere, a copy whose tensors all lie on the CPU."""
+    if isinstance(value, Tensor):
+        return value if value.is_cpu else own(value)
+    kind = type(value)
+    if kind in (list, tuple):
+        items = [_on_cpu(item) for item in value]
+        return kind(items) if any(ours is not theirs for ours, theirs in zip(items, value, strict=True)) else value
+    if kind is dict:
+        values = {key: _on_cpu(item) for key, item in value.items()}
+        return values if any(values[key] is not value[key] for key in value) else value
+    return value
 
 
 def state_of(states: Iterable[PartState], layout: Layout, sliced: bool) -> State:

@@ -33,6 +33,7 @@ from paceline.training.layout import Places, parameters_sha256
 from paceline.training.packing import packs
 from paceline.training.parts import (
     ELEMENTWISE,
+    ON_DEVICES,
     TELLS,
     Lane,
     NotFinite,
@@ -40,6 +41,7 @@ from paceline.training.parts import (
     State,
     cuts_of,
     dealt,
+    detached,
     own,
     parts_of,
     scratch_for,
@@ -86,9 +88,9 @@ class Store:
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
         self._makes_all = self.within == (0, layout.flags_offset)
-        self._optimizer = optimizer
-        """Of whose class parts' own are. The script's, or one that only subtracts."""
-        self.parts = parts_of(layout, optimizer, self.within)
+        self._optimizer = detached(optimizer)
+        """Of which parts' own are copies. It is the script's, or one that only subtracts, as it was before the fork."""
+        self.parts = parts_of(layout, self._optimizer, self.within)
         """In the order of their bytes."""
         self._cuts = cuts_of(layout, optimizer)
         self._bytes = {id(part): _bytes_of(part, self._cuts) for part in self.parts}
@@ -109,8 +111,8 @@ class Store:
         if not self._makes_all:
             self._to_pass_on = Whole(
                 state={number: {key: own(value) for key, value in values.items()} for number, values in state.items()},
-                groups=[packable(group) for group in optimizer.param_groups],
-                attributes=own_attributes(optimizer),
+                groups=[packable(group) for group in self._optimizer.param_groups],
+                attributes=own_attributes(self._optimizer),
                 told=self._told,
             )
         self.adopted = False
@@ -163,8 +165,9 @@ class Store:
         assert self._script is not None
         model, optimizer = self._script
         for tensor in (*model.parameters(), *_parameters(optimizer)):
-            tensor.data = torch.empty(0, dtype=tensor.dtype)
-        optimizer.state.clear()
+            if tensor.is_cpu:  # another device's memory is the worker's, and can't be freed in a forked process
+                tensor.data = torch.empty(0, dtype=tensor.dtype)
+                optimizer.state.pop(tensor, None)
 
     def prepare_slot(self, slot: int) -> None:
         """Get the slot's memory before the first commit into it: all of it, as the other ranges come there as well."""
@@ -174,11 +177,15 @@ class Store:
         """Use these hyperparameters from now on.
 
         Only what the script has changed is set. The optimizer's own step may change its groups, too (a count of steps,
-        say), and the workers' objects do not have those changes.
+        say), and the workers' objects do not have those changes. What only a GPU can do is never set.
         """
         told, self._told = self._told, scalars
         changed = [
-            {key: value for key, value in values.items() if key not in before or before[key] != value}
+            {
+                key: value
+                for key, value in values.items()
+                if key != ON_DEVICES and (key not in before or before[key] != value)
+            }
             for values, before in zip(scalars, told, strict=True)
         ]
         for part in self.parts:
