@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from unittest.mock import Mock
 
 import msgspec
@@ -30,7 +31,7 @@ BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
 class Host:
     """Host node-1 with worker 1. The test stands in for the head with worker 0, and for the arithmetic process."""
 
-    def __init__(self, *shards: Shard) -> None:
+    def __init__(self, *shards: Shard, threads: int = 1, offer: messages.Offered = OFFER) -> None:
         choice = choose("asp", registry())
         places = plan(choice.spec, choice.unapplied, 2)
         self.workers, self.news, self.loop = Mock(numbers=[1]), Mock(), Clockwork()
@@ -47,14 +48,14 @@ class Host:
             name="node-1",
             hosts={0: "node-0", 1: "node-1"},
             head="node-0",
-            threads=1,
+            threads=threads,
             now=lambda: 0.0,
         )
         self.carrier.begins(0, self.branch)
         self.carrier.connected(HEAD)
         self.branch.open()
         hear = self.workers.open.call_args.args[0]
-        hear(1, msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]), [])
+        hear(1, msgspec.structs.replace(offer, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]), [])
         self.branch.begin({1: None}, 0, Mock(), shards)
 
     def begins(self) -> None:
@@ -117,6 +118,21 @@ def test_an_update_that_is_dropped_is_not_kept_however_much_of_it_has_come(host:
     host.comes(*range(3, 3 + came))
     host.branch.about_range(between.Drop((0, 0, "update")))
     assert not host.claimed(Update(0, 0))
+
+
+@pytest.mark.parametrize(("on_gpu", "threads"), [(False, 2), (True, 5)])
+def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
+    on_gpu: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has six cores, and a worker of four threads that computes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    host = Host(*HALVES, threads=4, offer=msgspec.structs.replace(OFFER, accelerated=on_gpu))
+    host.begins()
+    host.branch.carry_out(Release(worker=1, step=0, version=0))
+    host.branch.about_range(between.MakeRange(1, [], None, look=True))
+    order = host.loop.lines[STORE].sent[-1]
+    assert isinstance(order, messages.Commit)
+    assert order.threads == threads
 
 
 def test_an_update_is_not_kept_that_was_dropped_before_training_began_here() -> None:

@@ -6,8 +6,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
+from torch import nn
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
@@ -19,7 +22,8 @@ from paceline.protocols import registry
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
 from paceline.training import prepare
-from paceline.training.link import Finished, Keep
+from paceline.training.layout import Layout
+from paceline.training.link import Finished, Keep, Offer
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 
@@ -52,6 +56,24 @@ def send_final(coordinator: Channel) -> None:
     file = attachment(b"final")
     coordinator.send(messages.FinalRecorded(), (file,))
     os.close(file)
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_what_a_script_brings_says_whether_it_computes_on_a_gpu(ends: Any, accelerated: bool) -> None:
+    link, coordinator = ends
+    model = nn.Linear(2, 1)
+    offer = Offer(
+        layout=Layout.of(model, torch.optim.SGD(model.parameters())), cuts=[0, 64], chunks=[0, 64], state_bytes=0,
+        make_store=Mock(), streams=False, optimizer="SGD", scalars=[], loads=False, epoch_samples=None, data=None,
+        epochs=None, buffers=None, shards=None, evaluate=None, keeps=False, metrics=None, measure=None,
+        accelerated=accelerated,
+    )  # fmt: skip
+    coordinator.send(messages.Exit())
+    with pytest.raises(SystemExit):
+        link.start(offer)
+    offered, _ = coordinator.receive()
+    assert isinstance(offered, messages.Offered)
+    assert offered.accelerated == accelerated
 
 
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:

@@ -220,6 +220,7 @@ def idle_company(
     network: Network | None = None,
     deaths_are_told: bool = False,
     undone: frozenset[tuple[int, int]] = frozenset(),
+    threads: int = 1,
 ) -> Company:
     """A company that is to train by that protocol. Nothing was said so far."""
     spec: Spec = registry()[protocol]
@@ -231,7 +232,7 @@ def idle_company(
         spec,
         *stand_ins,
         news,
-        threads=1,
+        threads=threads,
         rate_scale=1.0,
         network=network,
         groups=GroupLinks.of(Scenario(network=network), workers),
@@ -244,12 +245,12 @@ def idle_company(
     return made
 
 
-def company(workers: int = 3, protocol: str = "asp", **given: Any) -> Company:
-    """A company that trains by that protocol."""
+def company(workers: int = 3, protocol: str = "asp", offer: messages.Offered = OFFER, **given: Any) -> Company:
+    """A company that trains by that protocol. Each of its workers offers that."""
     made = idle_company(workers, protocol, **given)
     made.host.open()
     for worker in range(workers):
-        made.crew.hear(worker, OFFER)
+        made.crew.hear(worker, offer)
     made.host.prepare(0)
     made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
     made.host.begin(range(workers))

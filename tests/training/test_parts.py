@@ -1,8 +1,10 @@
-"""A commit in parts: slices, runs and whole parameters train alike, bit for bit, with one thread and with two."""
+"""A commit in parts: slices, runs and whole parameters train alike, bit for bit, with any number of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +16,12 @@ from paceline.training import parts as parts_module
 from paceline.training import store as store_module
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import ELEMENTWISE, STATE, WHOLE, NotFinite, cuts_of
+from paceline.training.parts import ELEMENTWISE, STATE, WHOLE, NotFinite, Part, cuts_of
 from paceline.training.prepare import _state_bytes
 from paceline.training.store import Store, scalars_of
 
 SLOTS, WORKERS, STEPS = 3, 2, 30
+THREADS = (1, 2, 3, 8)
 SHAPES = [(33, 7), (7,), (1,), (50, 41), (), (2, 3, 3, 3), (97,)]
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -60,7 +63,7 @@ def test_the_estimate_of_an_optimizer_s_state_is_never_less_than_what_it_takes(n
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of 256 elements: the largest parameter takes nine, and some have several parameters."""
     monkeypatch.setattr(parts_module, "CHUNK", 256)
-    monkeypatch.setattr(store_module, "WORTH_TWO_THREADS", 0)
+    monkeypatch.setattr(store_module, "WORTH_A_THREAD", 1)
 
 
 def model_of(shapes: list[tuple[int, ...]] = SHAPES) -> nn.ParameterList:
@@ -105,13 +108,13 @@ def train(store: Store, plain: nn.ParameterList, optimizer: torch.optim.Optimize
     return steps.stop % SLOTS
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_commit_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str, threads: int) -> None:
     plain = model_of()
     optimizer = MAKERS[name](groups_of(plain))
     store = store_of(plain, optimizer)
-    count = sum(len(half) for half in store.halves)
+    count = len(store.parts)
     least = 9 if type(optimizer) in ELEMENTWISE else 3 if type(optimizer) in WHOLE else 1
     assert count >= least > 1 or count == least
     slot = train(store, plain, optimizer, range(STEPS), threads)
@@ -168,7 +171,7 @@ def test_channels_last_parameters_and_their_state_keep_their_form() -> None:
 
 def test_sums_of_contributions_do_not_depend_on_threads_or_on_who_lacks_a_gradient() -> None:
     finals = []
-    for threads in (1, 2):
+    for threads in THREADS:
         model = model_of()
         store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         generator = torch.Generator().manual_seed(1)
@@ -180,7 +183,84 @@ def test_sums_of_contributions_do_not_depend_on_threads_or_on_who_lacks_a_gradie
                 push(store, worker, gradients)
             store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 0.25), (1, 0.75)], threads=threads)
         finals.append([view.clone() for view in store.places.slot(8 % SLOTS)])
-    assert all(torch.equal(one, other) for one, other in zip(*finals, strict=True))
+    for other in finals[1:]:
+        assert all(torch.equal(one, same) for one, same in zip(finals[0], other, strict=True))
+
+
+# --- lanes ------------------------------------------------------------------------------------------
+
+
+def pushed_to(store: Store, *, seed: int = 0) -> None:
+    """Have both workers push what that seed gives."""
+    generator = torch.Generator().manual_seed(seed)
+    for worker in range(WORKERS):
+        push(store, worker, [torch.randn(view.shape, generator=generator) for view in store.pushes[worker].gradients])
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_each_part_is_in_one_lane_and_lanes_have_about_as_many_bytes(threads: int) -> None:
+    model = model_of()
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    lanes = store._lanes_for(threads)
+    assert [part for lane in lanes for part in lane.parts] == store.parts
+    assert len(lanes) == threads
+    begins = [store._bytes[id(lane.parts[0])][0] for lane in lanes]
+    sizes = [end - begin for begin, end in pairwise([*begins, store.layout.flags_offset])]
+    longest = max(end - begin for begin, end in store._bytes.values())
+    assert max(sizes) - min(sizes) <= 2 * longest
+
+
+def test_no_two_lanes_of_a_commit_sum_in_the_same_memory_and_no_more_is_taken_than_the_most_lanes_need() -> None:
+    model = model_of()
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    taken = [[id(lane.scratch) for lane in store._lanes_for(threads)] for threads in (1, 8, 3, 2)]
+    assert [len(set(lanes)) for lanes in taken] == [1, 8, 3, 2]
+    assert len(set(chain(*taken))) == 8
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_so_many_threads_make_a_version_at_the_same_time(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    pushed_to(store)
+    store.commit(0, 1, [(0, 1.0)], threads=2)  # more threads may be needed later
+    together, plain = threading.Barrier(threads), Part.commit
+    seen: set[int] = set()
+
+    def commit(part: Part, *args: Any) -> None:
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            together.wait(60)
+        plain(part, *args)
+
+    monkeypatch.setattr(Part, "commit", commit)
+    store.commit(1, 2, [(0, 1.0)], threads=threads)
+    assert len(seen) == threads
+    assert threading.get_ident() in seen, "the caller makes one of the lanes"
+
+
+def test_a_thread_has_so_much_to_do_that_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as the constant's number of elements are made by one thread, and one more by two."""
+    model = model_of()
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    elements = store.layout.flags_offset // 4
+    found = []
+    for worth in (elements, elements - 1, elements // 3, 1):
+        monkeypatch.setattr(store_module, "WORTH_A_THREAD", worth)
+        found.append(len(store._lanes_for(8)))
+    assert found == [1, 2, 4, 8]
+
+
+def test_the_number_of_threads_may_change_from_commit_to_commit() -> None:
+    finals = []
+    for order in ((1, 1, 1, 1, 1, 1), (1, 8, 2, 3, 8, 1)):
+        model = model_of()
+        store = store_of(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+        for step, threads in enumerate(order):
+            pushed_to(store, seed=step)
+            made = store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 0.25), (1, 0.75)], threads=threads)
+        finals.append((made.checksum, [view.tolist() for view in store.places.slot(len(order) % SLOTS)]))
+    assert finals[0] == finals[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -210,7 +290,7 @@ def test_a_version_may_be_cut_where_a_part_begins(name: str) -> None:
     model = model_of()
     optimizer = MAKERS[name](groups_of(model))
     store = store_of(model, optimizer)
-    begins = sorted(min(piece.entry.offset for piece in part.pieces) for half in store.halves for part in half)
+    begins = sorted(min(piece.entry.offset for piece in part.pieces) for part in store.parts)
     cuts = cuts_of(store.layout, optimizer)
     assert cuts == [*begins, store.layout.flags_offset]
     assert len(cuts) > (8 if type(optimizer) in ELEMENTWISE else 2) or type(optimizer) not in ELEMENTWISE | WHOLE
@@ -221,7 +301,7 @@ def test_a_version_may_be_cut_where_a_part_begins(name: str) -> None:
 
 def test_a_version_s_checksum_is_the_sum_of_its_bits_whoever_works_on_it() -> None:
     sums = []
-    for threads in (1, 2):
+    for threads in THREADS:
         model = model_of()
         store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
         push(store, 0, [torch.ones_like(parameter) for parameter in model])
@@ -230,7 +310,7 @@ def test_a_version_s_checksum_is_the_sum_of_its_bits_whoever_works_on_it() -> No
         assert once == sums[-1]
         push(store, 0, [torch.ones_like(p) if at else torch.full_like(p, 1.0001) for at, p in enumerate(model)])
         assert store.commit(0, 2, [(0, 1.0)], threads=threads).checksum != once
-    assert sums[0] == sums[1]
+    assert len(set(sums)) == 1
     assert 0 <= sums[0] < 1 << 64
 
 
@@ -252,6 +332,37 @@ def test_what_is_no_number_is_found_in_the_gradient_of_whoever_pushed_it(poison:
     assert store.commit(1, 2, [(0, 0.5), (1, 0.5)]).not_finite == NotFinite("3", 1)
     assert store.commit(1, 2, [(0, 1.0)]).not_finite is None
     assert store.commit(1, 2, [(0, 0.5), (1, 0.5)], look=False).not_finite is None
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("poisoned", [(0, 6), (3, 6), (6,), range(7)])
+def test_of_several_that_are_no_numbers_the_first_is_found_with_any_number_of_threads(
+    poisoned: Sequence[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last lane is through before the others begin."""
+    model = model_of()
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    gradients: list[Tensor | None] = [
+        torch.full_like(p, float("nan") if n in poisoned else 1.0) for n, p in enumerate(model)
+    ]
+    push(store, 1, gradients)
+    last, plain, through = store._lanes_for(threads)[-1], Part.commit, threading.Event()
+
+    def commit(part: Part, *args: Any) -> None:
+        if part not in last.parts:
+            assert through.wait(60)
+        plain(part, *args)
+
+    def checksum(part: Part, *args: Any) -> int:
+        if part is last.parts[-1]:
+            through.set()
+        return 0
+
+    monkeypatch.setattr(Part, "commit", commit)
+    monkeypatch.setattr(Part, "checksum", checksum)
+    if threads == 1:
+        through.set()
+    assert store.commit(0, 1, [(1, 1.0)], threads=threads).not_finite == NotFinite(str(poisoned[0]), 1)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

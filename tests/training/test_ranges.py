@@ -64,6 +64,7 @@ ACROSS: dict[str, Callable[..., torch.optim.Optimizer]] = {"Counting": Counting}
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "CHUNK", 64)
+    monkeypatch.setattr(store_module, "WORTH_A_THREAD", 1)
 
 
 def model_of() -> nn.Module:
@@ -135,14 +136,14 @@ def told(name: str, step: int) -> Scalars:
     return [{**group, "lr": group["lr"] * 0.9 ** (step % 6 // 2)} for group in scalars]
 
 
-def make(name: str, stores: Sequence[Store], step: int) -> Committed:
+def make(name: str, stores: Sequence[Store], step: int, threads: int = 2) -> Committed:
     """Have these stores, which share their places, make the next version. Return what they say of it together."""
     push(stores[0], step)
     pushed = [(0, 0.25), (1, 0.75)] if step % 3 else [(step % 2, 1.0)]
     made = []
     for store in stores:
         store.set_scalars(told(name, step))
-        made.append(store.commit(step % SLOTS, (step + 1) % SLOTS, pushed, threads=2))
+        made.append(store.commit(step % SLOTS, (step + 1) % SLOTS, pushed, threads=threads))
     first = next((one.not_finite for one in made if one.not_finite is not None), None)
     return Committed(first, sum(one.checksum for one in made) % (1 << 64))
 
@@ -176,7 +177,7 @@ def whole_of(stores: Sequence[Store]) -> Whole:
 @pytest.mark.parametrize("name", NAMES)
 def test_versions_made_range_by_range_and_the_states_put_together_are_those_of_one_store(name: str, hosts: int) -> None:
     one, shards = store_of(name), shards_of(name, hosts)
-    groups = [{group for half in shard.halves for part in half for group in part.groups} for shard in shards]
+    groups = [{group for part in shard.parts for group in part.groups} for shard in shards]
     assert any(own != {0, 1, 2} for own in groups), "some range has nothing of a group"
     train_alike(name, one, shards, range(STEPS))
     assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
@@ -298,6 +299,38 @@ def test_a_range_is_taken_over_with_its_state_and_all_versions_are_those_of_one_
     assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "Counting"])
+def test_a_store_that_took_a_range_over_makes_the_same_versions_with_any_number_of_threads(
+    name: str, threads: int
+) -> None:
+    one, shards = store_of(name), shards_of(name, 3) if name != "Counting" else [store_of(name)]
+    for step in range(3 * STEPS):
+        if step in (STEPS, 2 * STEPS) and len(shards) > 1:
+            take_over(shards, 0, 1)  # what comes lies before what it has
+            assert min(threads, 2) <= len(shards[0]._lanes_for(threads)) <= threads
+        assert make(name, [one], step, threads=1) == make(name, shards, step, threads=threads)
+        assert version(one, (step + 1) % SLOTS) == version(shards[0], (step + 1) % SLOTS)
+    assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize(("leaving", "by"), [(0, 1), (1, 0)])
+def test_the_first_that_is_no_number_is_found_after_a_range_was_taken_over(leaving: int, by: int, threads: int) -> None:
+    """Both ranges have some, and what was taken over lies before or behind."""
+    shards = shards_of("SGD", 2)
+    make("SGD", shards, 0)
+    take_over(shards, leaving, by)
+    (store,) = shards
+    area = store.pushes[1]
+    area.present.fill_(1)
+    first, last = 1, len(store.names) - 1
+    for number in (first, last):
+        area.gradients[number].fill_(float("nan"))
+    found = store.commit(1, 2, [(1, 1.0)], threads=threads).not_finite
+    assert found == NotFinite(store.names[first], 1)
+
+
 def test_checksums_stay_those_of_one_store_where_parameters_were_stepped_apart_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -348,10 +381,10 @@ def test_only_bytes_that_are_made_are_told_of_after_a_range_was_taken_over(monke
     push(shards[0], 1)
     pushed = [Pushed.of(shards[0].places, 0, shards[0].pushes[0], 1.0)]
     start, stop = (shards[0].places.slot_start(slot) for slot in (1, 2))
-    for half in shards[0].halves:
+    for lane in shards[0]._lanes_for(2):
         made = Mock()
-        shards[0]._commit(start, stop, pushed, False, False, made, half)
-        own = {byte for part in half for byte in range(*shards[0]._bytes[id(part)])}
+        shards[0]._commit(start, stop, pushed, False, False, made, lane)
+        own = {byte for part in lane.parts for byte in range(*shards[0]._bytes[id(part)])}
         assert sorted(byte for told in made.call_args_list for byte in range(*told.args)) == sorted(own)
 
 

@@ -62,9 +62,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of 64 elements, in two halves that two threads may work on."""
+    """Parts of 64 elements, however many threads make them."""
     monkeypatch.setattr(parts_module, "CHUNK", 64)
-    monkeypatch.setattr(store_module, "WORTH_TWO_THREADS", 0)
+    monkeypatch.setattr(store_module, "WORTH_A_THREAD", 1)
 
 
 class Scale(nn.Module):
@@ -122,8 +122,8 @@ def everything(store: Store, slot: int) -> dict[str, Any]:
     return {
         "parameters": [view.clone() for view in store.places.slot(slot)],
         "state": store.whole(store.begin_keeping()).state,
-        "groups": [{**group, "params": None} for part in store._parts() for group in part.optimizer.param_groups],
-        "attributes": store_module.own_attributes(store.halves[0][0].optimizer),
+        "groups": [{**group, "params": None} for part in store.parts for group in part.optimizer.param_groups],
+        "attributes": store_module.own_attributes(store.parts[0].optimizer),
         "buffers": store.buffers,
         "tensors": store.tensors(slot, [0, 1], "mean"),
     }
@@ -171,7 +171,7 @@ def test_what_is_kept_is_as_of_its_version_whoever_comes_to_a_part_first(
         train(store, range(STEPS))
     still.keep(still.begin_keeping(), STEPS % SLOTS, tmp_path / "still")
     keeping = moving.begin_keeping()
-    parts = moving._parts()
+    parts = moving.parts
     for part in parts[: len(parts) * before // 4]:
         keeping.take(part)
     slot = [view.clone() for view in moving.places.slot(STEPS % SLOTS)]
@@ -189,7 +189,7 @@ def test_in_every_order_of_commit_and_copier_a_part_s_state_is_copied_once_and_b
     """`c`: the commit comes to its next part. `w`: so does the thread that writes."""
     store = store_of("SGD with momentum")
     train(store, range(2))
-    parts = store._parts()[:3]
+    parts = store.parts[:3]
     expected = [part.state() for part in parts]
     copies: Counter[int] = Counter()
     plain = Part.state
@@ -221,7 +221,7 @@ def test_in_every_order_of_commit_and_copier_a_part_s_state_is_copied_once_and_b
 def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of("AdamW")
     train(store, range(2))
-    first, second = store._parts()[:2]
+    first, second = store.parts[:2]
     begun, go_on = threading.Event(), threading.Event()
     plain = Part.state
 
@@ -249,14 +249,14 @@ def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pyte
 def test_a_restored_run_of_small_parameters_is_still_stepped_as_one(tmp_path: Path) -> None:
     cut, again = store_of("AdamW"), store_of("AdamW")
     train(cut, range(1))
-    assert any(part.merged for part in cut._parts())
+    assert any(part.merged for part in cut.parts)
     cut.keep(cut.begin_keeping(), 1, tmp_path / "store")
     again.restore(tmp_path / "store", 1, {}, "mean")
-    assert any(part.merged for part in cut._parts())
+    assert any(part.merged for part in cut.parts)
     scalar = cut.names.index("5.factor")
-    expected = [part.merged and scalar not in [s.number for s in part.pieces[0].spans] for part in cut._parts()]
-    assert [part.merged for part in again._parts()] == expected
-    assert sum(expected) == sum(part.merged for part in cut._parts()) - 1 > 0
+    expected = [part.merged and scalar not in [s.number for s in part.pieces[0].spans] for part in cut.parts]
+    assert [part.merged for part in again.parts] == expected
+    assert sum(expected) == sum(part.merged for part in cut.parts) - 1 > 0
 
 
 def test_a_worker_that_the_snapshot_lacks_begins_with_the_buffers_that_a_recorded_version_has(tmp_path: Path) -> None:

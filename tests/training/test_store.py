@@ -7,6 +7,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from paceline.fabric.memory import PAGE
 from paceline.training import store as store_module
 from paceline.training.buffers import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places, parameters_sha256
+from paceline.training.parts import cuts_of
 from paceline.training.store import Store, scalars_of, set_scalars
 
 SLOTS, WORKERS = 3, 2
@@ -245,7 +247,147 @@ def test_an_optimizer_of_the_user_s_own_class_works_with_its_attributes() -> Non
     push(store, 0, [torch.ones(1, 2)])
     store.commit(0, 1, [(0, 1.0)])
     assert torch.equal(slots_of(store)[1][0], slots_of(store)[0][0] - 2.0)
-    assert ([part.optimizer.calls for half in store.halves for part in half], optimizer.calls) == ([1], 0)
+    assert ([part.optimizer.calls for part in store.parts], optimizer.calls) == ([1], 0)
+
+
+# --- a script whose optimizer is made for a GPU
+
+
+class OnGpu(Tensor):
+    """Stands in for a tensor on a GPU: it is only to be copied to the CPU, and not after the store's process began."""
+
+    forked = False
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Copy it to the CPU."""
+        assert not OnGpu.forked, "no call of CUDA works in a forked process"
+        return torch.tensor(self.item())
+
+    def cpu(self, *args: Any) -> Tensor:  # type: ignore[override]
+        """Copy it to the CPU."""
+        return self.to("cpu")
+
+
+def on_gpu(value: float) -> Tensor:
+    return torch.tensor(value).as_subclass(OnGpu)
+
+
+CAPTURABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Adam": ({}, {}),
+    "AdamW": ({"lr": 0.02}, {"lr": on_gpu(0.02)}),
+    "Adamax": ({"lr": 0.02}, {"lr": on_gpu(0.02), "foreach": True}),
+    "NAdam": ({}, {"foreach": True}),
+    "RAdam": ({}, {}),
+    "ASGD": ({}, {}),
+    "Rprop": ({}, {}),
+    "RMSprop": ({}, {"foreach": True}),
+    "Adadelta": ({}, {}),
+}
+"""By optimizer, what it has on the CPU, and on a GPU."""
+
+
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_an_optimizer_that_a_gpu_s_graph_can_capture_steps_on_the_cpu_as_any_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script tells of its hyperparameters, and its snapshot is restored, as if it were made for the CPU."""
+    finals = []
+    kind, (plain, on_device) = getattr(torch.optim, name), CAPTURABLE[name]
+    for given in (plain, {**on_device, "capturable": True}):
+        torch.manual_seed(3)
+        model = nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), **given)
+        store, again = store_of(model, optimizer), store_of(model, optimizer)
+        with monkeypatch.context() as forked:
+            forked.setattr(OnGpu, "forked", True)
+            store.set_scalars([{"lr": 0.25, "capturable": False}])
+            store.set_scalars([{"lr": 0.25, "capturable": given.get("capturable", False)}])
+            push(store, 0, [torch.ones(2, 3), torch.ones(2)])
+            store.commit(0, 1, [(0, 1.0)])
+            store.commit(1, 2, [(0, 1.0)])
+            store.keep(store.begin_keeping(), 2, tmp_path / "store")
+            again.restore(tmp_path / "store", 2, {0: 0}, "mean")
+            push(again, 0, [torch.ones(2, 3), torch.ones(2)])
+            again.commit(2, 0, [(0, 1.0)])
+        finals.append([view.tolist() for view in (*slots_of(store)[2], *slots_of(again)[0])])
+    assert finals[0] == finals[1]
+
+
+def test_hyperparameters_on_a_gpu_are_copied_before_the_store_s_process_begins_and_no_others_are() -> None:
+    model = nn.Linear(3, 2)
+    rate = torch.tensor(0.5)
+    betas = (on_gpu(0.5), on_gpu(0.25))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=betas, capturable=True)
+    (group,) = store_of(model, optimizer).parts[0].optimizer.param_groups
+    assert group["lr"] is rate
+    assert [(type(beta), beta.item()) for beta in group["betas"]] == [(Tensor, 0.5), (Tensor, 0.25)]
+    assert all(isinstance(beta, OnGpu) for beta in optimizer.param_groups[0]["betas"])
+    assert optimizer.param_groups[0]["capturable"]
+
+
+def test_ranges_pass_on_and_take_over_what_fits_the_cpu_in_processes_that_can_t_read_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    groups = [{"params": layer.parameters()} for layer in model]
+    optimizer = torch.optim.Adam(groups, lr=on_gpu(0.5), capturable=True)
+    places = Places.new(Layout.of(model, optimizer), SLOTS, WORKERS)
+    first, last = (
+        Store.of(model, optimizer, places, within=within) for within in pairwise(cuts_of(places.layout, optimizer))
+    )
+    monkeypatch.setattr(OnGpu, "forked", True)
+    first.begin_with(last.pass_on())
+    first.take_over(last.within, last.share(last.begin_keeping()))
+    push(first, 0, [torch.ones(view.shape) for view in first.pushes[0].gradients])
+    first.commit(0, 1, [(0, 1.0)])
+    for before, after in zip(*slots_of(first)[:2], strict=True):
+        assert torch.allclose(after, before - 0.5)
+
+
+def test_what_an_optimizer_of_the_user_s_own_has_on_a_gpu_is_copied_and_all_else_is_its_own() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = Named(model.parameters(), "four", lr=0.5)
+    optimizer.scale, optimizer.seen = on_gpu(2.0), [1, 2]  # type: ignore[attr-defined]
+    store = store_of(model, optimizer)
+    twin = store.parts[0].optimizer
+    assert (type(twin.scale), twin.scale.item()) == (Tensor, 2.0)
+    assert twin.seen is optimizer.seen  # type: ignore[attr-defined]
+    kept = store.begin_keeping()
+    assert kept.attributes.keys() == {"name", "calls", "scale", "seen"}, "and nothing of ours"
+
+
+@pytest.mark.parametrize("name", ["SGD", *CAPTURABLE, "Adagrad", "Adafactor"])
+def test_no_step_of_the_store_asks_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was forked. There CUDA may have been used before, and any call fails."""
+    kind = getattr(torch.optim, name)
+    for own in (kind, type("Own", (kind,), {})):
+        model = nn.Linear(3, 2)
+        store = store_of(model, own(model.parameters(), lr=0.1))
+        push(store, 0, [torch.ones(2, 3), torch.ones(2)])
+        with monkeypatch.context() as forked:
+            for place in (torch.cuda, torch.accelerator):
+                for asked in ("is_available", "current_accelerator", "is_current_stream_capturing", "current_stream"):
+                    forked.setattr(place, asked, Mock(side_effect=AssertionError(asked)), raising=False)
+            store.commit(0, 1, [(0, 1.0)])
+        assert not torch.equal(slots_of(store)[1][0], slots_of(store)[0][0])
+
+
+def test_what_the_script_has_on_a_gpu_is_left_alone_and_what_it_has_on_the_cpu_is_freed() -> None:
+    """Memory of a device that is freed in a forked process is not this process's own."""
+    model = nn.Sequential(nn.Linear(3, 2, device="meta"), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    store = store_of(*small())
+    store._script = model, optimizer
+    store.let_go_of_script()
+    assert [tuple(parameter.shape) for parameter in model.parameters()] == [(2, 3), (2,), (0,), (0,)]
+    assert [parameter.device.type for parameter in model.parameters()] == ["meta", "meta", "cpu", "cpu"]
+    assert optimizer.state.keys() == set(model[0].parameters())
 
 
 def test_a_scheduler_s_patched_step_and_the_script_s_hooks_do_not_come_along() -> None:

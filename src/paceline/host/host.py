@@ -757,6 +757,7 @@ class LocalHost:
                 self._idles(seat)  # it may have been released for a step, and had no data for it
             case messages.Offered():
                 self._offers[worker], seat.scalars = message, message.scalars
+                seat.accelerator = message.accelerated
             case messages.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
                 if not seat.elsewhere:

@@ -12,7 +12,12 @@ from paceline.host.coverage import Coverage
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 
-MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
+MOST_THREADS = 8
+"""A commit is bound by memory, so a few cores are all that it can use.
+
+Two take all that the memory of a small machine gives (docs/performance.md). How many a server's memory takes is not
+measured yet.
+"""
 
 Scalars = list[dict[str, Any]]
 """An optimizer's hyperparameters, by parameter group."""

@@ -55,6 +55,8 @@ class Offered(Message):
     """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
     chunks: list[Count] = []
     """Where what groups average may be cut, if that is not at `cuts`."""
+    accelerated: bool = False
+    """Whether the worker computes on a GPU."""
 
     @property
     def averaged_at(self) -> list[int]:

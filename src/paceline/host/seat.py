@@ -31,6 +31,8 @@ class Seat:
     """The step that it was last released for, until that is computed."""
     scalars: list[dict[str, Any]] = field(default_factory=list)
     """Its optimizer's hyperparameters as of its last update."""
+    accelerator: bool = False
+    """Whether it computes on a GPU, so that one core is what it keeps busy."""
 
 
 class Seats(dict[int, Seat]):
@@ -43,4 +45,5 @@ class Seats(dict[int, Seat]):
 
 def idle_cores(seats: Iterable[Seat], threads: int) -> int:
     """Return how many cores no worker of this host computes on now. `seats` are its own, with so many threads each."""
-    return len(os.sched_getaffinity(0)) - threads * sum(seat.step is not None for seat in seats)
+    busy = sum(1 if seat.accelerator else threads for seat in seats if seat.step is not None)
+    return len(os.sched_getaffinity(0)) - busy

@@ -210,6 +210,7 @@ class WorkerLink:
                 keeps=offer.keeps,
                 metrics=offer.metrics,
                 code=digests(self._script, self._imported),
+                accelerated=offer.accelerated,
             )
         )
         while True:

@@ -68,6 +68,8 @@ class Offer:
     """Whether the model is on a device, so that computing keeps one core busy."""
     measure: Measure | None
     """The same of a recorded version, in a process that was forked now; None: there can be none."""
+    accelerated: bool = False
+    """Whether the worker computes on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,12 @@ versions of torch lack some."""
 PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
 """Optimizers that pass a NaN or an infinity in a gradient on to the parameter. Others may look only at its sign."""
 
+HEALTH_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
+"""What torch's optimizers call in each step, by the names of older and newer versions of torch. It asks for a GPU. The
+store's process is forked from a worker's, where any such call fails if the script has used one."""
+ON_DEVICES = "capturable"
+"""A hyperparameter that torch refuses on the CPU."""
+
 State = dict[int, dict[str, Any]]
 """An optimizer's state by the parameter's number: tensors and other values."""
 PartState = list[tuple["Span", dict[str, Any]]]
@@ -98,8 +104,6 @@ class Part:
     groups: list[int]
     """For each group of this optimizer, the user's parameter group."""
     pieces: list[Piece]
-    scratch: memoryview
-    """Where gradients are summed: as long as the part, and shared with parts that never work at the same time."""
     is_split: bool = False
     """Whether it was told to step each parameter apart."""
     _ranges: list[Range] = field(default_factory=list)
@@ -107,7 +111,8 @@ class Part:
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _bits: dict[int, list[Tensor]] = field(default_factory=dict)
     """As `_views`, as whole numbers."""
-    _sums: list[Tensor] = field(default_factory=list)
+    _sums: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By lane: for each piece, where its gradients are summed."""
     _step: Callable[[torch.optim.Optimizer], Any] = field(init=False)
     _known: bool = field(init=False)
     """Whether the optimizer is one of torch's."""
@@ -135,16 +140,18 @@ class Part:
         """Whether some piece is a run of several parameters, which have the same history so far."""
         return any(len(piece.spans) > 1 for piece in self.pieces)
 
-    def commit(self, memory: memoryview, source: int, target: int, pushed: Sequence[Pushed], whole: bool) -> None:
+    def commit(
+        self, memory: memoryview, source: int, target: int, pushed: Sequence[Pushed], whole: bool, lane: Lane
+    ) -> None:
         """Make this part of the slot that starts at byte `target` from the one at `source`.
 
-        `whole`: whether every contribution has a gradient for every parameter.
+        `whole`: whether every contribution has a gradient for every parameter. `lane`: the one it is made in.
         """
         if not whole and self.merged and not self._all_present(pushed):
             self.split()
         new = self._in(memory, target)
         torch._foreach_copy_(new, self._in(memory, source))
-        gradients = self._gradients(memory, pushed)
+        gradients = self._gradients(memory, pushed, lane)
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
             # A user's own optimizer may keep its gradients, and replace the tensors that it steps.
@@ -242,19 +249,20 @@ class Part:
     def _all_present(self, pushed: Sequence[Pushed]) -> bool:
         return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
 
-    def _gradients(self, memory: memoryview, pushed: Sequence[Pushed]) -> list[Tensor | None]:
+    def _gradients(self, memory: memoryview, pushed: Sequence[Pushed], lane: Lane) -> list[Tensor | None]:
         """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
-        if not alone and not self._sums:
+        sums = self._sums.get(lane.number, [])
+        if not alone and not sums:
             first = min(piece.entry.offset for piece in self.pieces)
-            self._sums = [piece.entry.over(self.scratch, -first) for piece in self.pieces]
+            sums = self._sums[lane.number] = [piece.entry.over(lane.scratch, -first) for piece in self.pieces]
         found: list[Tensor | None] = []
         for place, (piece, mine) in enumerate(zip(self.pieces, self._ranges, strict=True)):
             number = piece.spans[0].number
             terms = [(mine.gradient(memory, one), one.weight) for one in pushed if one.present[number]]
             if terms and not alone:
-                add_up(terms, self._sums[place])
-                found.append(self._sums[place])
+                add_up(terms, sums[place])
+                found.append(sums[place])
             else:
                 found.append(terms[0][0] if terms else None)
         return found
@@ -266,35 +274,49 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     return next(base for base in kind.__mro__ if not base.__dict__.get("paceline_made"))
 
 
-def parts_of(
-    layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int], halves: int = 2
-) -> list[list[Part]]:
-    """The parts of a commit, in `halves` shares of about the same size that can be worked on at the same time.
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Parts that one thread makes, one after another. Lanes are made at the same time."""
+
+    number: int
+    parts: list[Part]
+    scratch: memoryview
+    """Where gradients are summed: as long as any part. No other lane of a commit uses it."""
+
+
+def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int]) -> list[Part]:
+    """The parts of a commit, in the order of their bytes. Each can be made apart from the others.
 
     `within`: the first byte of a version that they make, and the one after the last, which are two of `cuts_of`.
     """
-    ranges = [pieces for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
-    total = sum(_span_of(pieces) for pieces in ranges)
-    shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
-    before = 0
-    for pieces in ranges:
-        shares[min(halves - 1, before * halves // max(1, total))].append(pieces)
-        before += _span_of(pieces)
-    parts: list[list[Part]] = []
-    for share in shares:
-        longest = max((_span_of(pieces) for pieces in share), default=0)
-        scratch = memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
-        parts.append([_part(optimizer, pieces, scratch) for pieces in share])
-    return parts
+    return [_part(optimizer, pieces) for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
 
 
-def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memoryview) -> Part:
+def dealt(parts: Sequence[Part], lanes: int) -> list[list[Part]]:
+    """Deal the parts to that many lanes at most, in order, with about as many bytes in each lane."""
+    sizes = [_span_of(part.pieces) for part in parts]
+    total, before = sum(sizes), 0
+    shares: list[list[Part]] = [[] for _ in range(lanes)]
+    for part, size in zip(parts, sizes, strict=True):
+        middle = before + size / 2  # else all parts that begin before a large one share its lane
+        shares[min(lanes - 1, int(middle * lanes / max(1, total)))].append(part)
+        before += size
+    return [share for share in shares if share] or [[]]
+
+
+def scratch_for(layout: Layout, optimizer: torch.optim.Optimizer) -> memoryview:
+    """Return memory for a lane to sum gradients in, which is long enough for the parts of any range."""
+    longest = max((_span_of(pieces) for pieces in _ranges_of(layout, optimizer)), default=0)
+    return memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
+
+
+def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Part:
     groups = list(range(len(optimizer.param_groups)))
     if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})
     twin = detached(optimizer)
-    twin.param_groups = [{**optimizer.param_groups[group], "params": []} for group in groups]
-    part = Part(twin, groups, pieces, scratch)
+    twin.param_groups = [twin.param_groups[group] for group in groups]
+    part = Part(twin, groups, pieces)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
         part.split()  # these kernels treat a tensor's last few elements apart: those must stay the same elements
@@ -302,19 +324,49 @@ def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memory
 
 
 def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of the optimizer without parameters and state.
+    """A copy of the optimizer without parameters and state, which steps on the CPU.
 
     It is made without its constructor, so this works for any class. A scheduler may have patched `step`, and
     hooks belong to the script: the copy has neither.
     """
     twin = object.__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)  # copy.copy would lose attributes of a class of the user's own
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
+    twin.__dict__.update(_on_cpu(attributes))  # copy.copy would lose attributes of a class of the user's own
     twin.__dict__.pop("step", None)
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
-    twin.param_groups = []
+    twin.__dict__.update(dict.fromkeys(HEALTH_CHECKS, _healthy))
+    twin.param_groups = [_for_cpu(group) for group in optimizer.param_groups]
     twin.state = defaultdict(dict)
     return twin
+
+
+def _healthy() -> None:
+    """Do nothing. See `HEALTH_CHECKS`."""
+
+
+def _for_cpu(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters, whose hyperparameters fit the CPU."""
+    fit = {key: _on_cpu(value) for key, value in group.items() if key != "params"}
+    if fit.get(ON_DEVICES):
+        fit[ON_DEVICES] = False
+        if fit.get("foreach"):  # with it, and without the other, torch refuses a learning rate that is a tensor
+            fit["foreach"] = False
+    return {**fit, "params": []}
+
+
+def _on_cpu(value: Any) -> Any:
+    """The value itself, or if some of its tensors lie elsewhere, a copy whose tensors all lie on the CPU."""
+    if isinstance(value, Tensor):
+        return value if value.is_cpu else own(value)
+    kind = type(value)
+    if kind in (list, tuple):
+        items = [_on_cpu(item) for item in value]
+        return kind(items) if any(ours is not theirs for ours, theirs in zip(items, value, strict=True)) else value
+    if kind is dict:
+        values = {key: _on_cpu(item) for key, item in value.items()}
+        return values if any(values[key] is not value[key] for key in value) else value
+    return value
 
 
 def state_of(states: Iterable[PartState], layout: Layout, sliced: bool) -> State:

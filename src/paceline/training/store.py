@@ -7,6 +7,7 @@ optimizer, of whatever class, without a byte of it being sent.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,13 +33,18 @@ from paceline.training.layout import Places, parameters_sha256
 from paceline.training.packing import packs
 from paceline.training.parts import (
     ELEMENTWISE,
+    ON_DEVICES,
     TELLS,
+    Lane,
     NotFinite,
     Part,
     State,
     cuts_of,
+    dealt,
+    detached,
     own,
     parts_of,
+    scratch_for,
     state_of,
     user_class,
 )
@@ -52,7 +58,7 @@ Scalars = list[dict[str, Any]]
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
-WORTH_TWO_THREADS = 1024 * 1024  # elements: with fewer, handing over half of a commit costs more than it saves
+WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing over a part of a commit costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,12 @@ class Store:
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
         self._makes_all = self.within == (0, layout.flags_offset)
-        self._optimizer = optimizer
-        """Of whose class parts' own are. The script's, or one that only subtracts."""
-        self.halves = parts_of(layout, optimizer, self.within)
+        self._optimizer = detached(optimizer)
+        """Of which parts' own are copies. It is the script's, or one that only subtracts, as it was before the fork."""
+        self.parts = parts_of(layout, self._optimizer, self.within)
+        """In the order of their bytes."""
         self._cuts = cuts_of(layout, optimizer)
-        self._bytes = {id(part): _bytes_of(part, self._cuts) for half in self.halves for part in half}
+        self._bytes = {id(part): _bytes_of(part, self._cuts) for part in self.parts}
         """By part: the first byte of a version that it makes, and the byte after its last one."""
         self._sliced = type(optimizer) in ELEMENTWISE
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
@@ -104,8 +111,8 @@ class Store:
         if not self._makes_all:
             self._to_pass_on = Whole(
                 state={number: {key: own(value) for key, value in values.items()} for number, values in state.items()},
-                groups=[packable(group) for group in optimizer.param_groups],
-                attributes=own_attributes(optimizer),
+                groups=[packable(group) for group in self._optimizer.param_groups],
+                attributes=own_attributes(self._optimizer),
                 told=self._told,
             )
         self.adopted = False
@@ -114,8 +121,12 @@ class Store:
         """States of the optimizer that are being copied, as of an earlier version."""
         self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
-        self._large = self.within[1] - self.within[0] > WORTH_TWO_THREADS * 4
-        self._helper: ThreadPoolExecutor | None = None
+        self._lanes: dict[int, list[Lane]] = {}
+        """By number of threads: the parts that each of them makes."""
+        self._scratch: list[memoryview] = []
+        """By lane."""
+        self._helpers: ThreadPoolExecutor | None = None
+        self._most_helpers = 0
 
     @classmethod
     def of(
@@ -154,8 +165,9 @@ class Store:
         assert self._script is not None
         model, optimizer = self._script
         for tensor in (*model.parameters(), *_parameters(optimizer)):
-            tensor.data = torch.empty(0, dtype=tensor.dtype)
-        optimizer.state.clear()
+            if tensor.is_cpu:  # another device's memory is the worker's, and can't be freed in a forked process
+                tensor.data = torch.empty(0, dtype=tensor.dtype)
+                optimizer.state.pop(tensor, None)
 
     def prepare_slot(self, slot: int) -> None:
         """Get the slot's memory before the first commit into it: all of it, as the other ranges come there as well."""
@@ -165,14 +177,18 @@ class Store:
         """Use these hyperparameters from now on.
 
         Only what the script has changed is set. The optimizer's own step may change its groups, too (a count of steps,
-        say), and the workers' objects do not have those changes.
+        say), and the workers' objects do not have those changes. What only a GPU can do is never set.
         """
         told, self._told = self._told, scalars
         changed = [
-            {key: value for key, value in values.items() if key not in before or before[key] != value}
+            {
+                key: value
+                for key, value in values.items()
+                if key != ON_DEVICES and (key not in before or before[key] != value)
+            }
             for values, before in zip(scalars, told, strict=True)
         ]
-        for part in self._parts():
+        for part in self.parts:
             set_scalars(part.optimizer, [changed[group] for group in part.groups])
 
     def commit(
@@ -188,9 +204,9 @@ class Store:
     ) -> Committed:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
-        Gradients are summed in the order given. A weight of 1 multiplies nothing. With two threads the bits
+        Gradients are summed in the order given. A weight of 1 multiplies nothing. With several threads the bits
         are the same. If `look`, gradients and parameters are searched for a NaN or an infinity. `made(begin, end)` is
-        called as bytes of the version are made, also by the second thread. `summed`: workers' areas, of which there is
+        called as bytes of the version are made, by any of the threads. `summed`: workers' areas, of which there is
         a sum among the contributions. Their buffers count, too.
         """
         self._to_pass_on = None
@@ -198,11 +214,9 @@ class Store:
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
         run = partial(self._commit, start, stop, pushed, whole, look, made)
-        if threads > 1 and self._large and self.halves[1]:
-            second = self._second_thread().submit(run, self.halves[1])
-            found = [run(self.halves[0]), second.result()]
-        else:
-            found = [run(half) for half in self.halves]
+        first, *others = self._lanes_for(threads)
+        helped = [self._helpers_for(len(others)).submit(run, lane) for lane in others]
+        found = [run(first), *(one.result() for one in helped)]
         for area in (*(area for area, _ in contributions), *summed):
             if (worker := self.places.worker_of(area)) is not None:
                 self.buffers[worker] = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
@@ -222,7 +236,7 @@ class Store:
 
     def load(self, state: State) -> None:
         """Replace the optimizer's state by this one, of whole parameters."""
-        for part in self._parts():
+        for part in self.parts:
             part.load(state, self.layout)
 
     def pass_on(self) -> Whole:
@@ -234,7 +248,7 @@ class Store:
     def begin_with(self, whole: Whole) -> None:
         """Give the optimizer what is in it for this store's range."""
         self.load(whole.state)
-        for part in self._parts():
+        for part in self.parts:
             for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
                 group.update({key: own(value) for key, value in whole.groups[number].items()})
             part.optimizer.__dict__.update(whole.attributes)
@@ -248,27 +262,26 @@ class Store:
         """
         added = parts_of(self.layout, self._optimizer, within)
         state = state_of([share.state], self.layout, sliced=self._sliced)
-        for half, more in zip(self.halves, added, strict=True):
-            for part in more:
-                if part.first in share.apart and not part.is_split:
-                    part.split()
-                part.load(state, self.layout)
-                for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
-                    group.update({key: own(value) for key, value in share.groups[number].items()})
-                part.optimizer.__dict__.update(share.attributes)
-                self._bytes[id(part)] = _bytes_of(part, self._cuts)
-            half += more
+        for part in added:
+            if part.first in share.apart and not part.is_split:
+                part.split()
+            part.load(state, self.layout)
+            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+                group.update({key: own(value) for key, value in share.groups[number].items()})
+            part.optimizer.__dict__.update(share.attributes)
+            self._bytes[id(part)] = _bytes_of(part, self._cuts)
+        self.parts = sorted([*self.parts, *added], key=lambda part: self._bytes[id(part)])
+        self._lanes.clear()
         begin, end = self.within
         self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
         self._makes_all = self.within == (0, self.layout.flags_offset)
-        self._large = self.within[1] - self.within[0] > WORTH_TWO_THREADS * 4
 
     def begin_keeping(self) -> Keeping:
         """Keep what the newest version has, besides its parameters. Commits may go on meanwhile.
 
         Pass it to `share`, `whole` or `keep`, once.
         """
-        parts = self._parts()
+        parts = self.parts
         groups: list[dict[str, Any]] = [{} for _ in self._told]
         for part in parts:
             for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
@@ -419,14 +432,14 @@ class Store:
         whole: bool,
         look: bool,
         made: Callable[[int, int], object] | None,
-        parts: list[Part],
+        lane: Lane,
     ) -> tuple[NotFinite | None, int]:
-        found, checksum, told = None, 0, -1
+        found, checksum, told, parts = None, 0, -1, lane.parts
         keepings = tuple(self._keepings)
         for place, part in enumerate(parts, 1):
             for keeping in keepings:
                 keeping.take(part)
-            part.commit(self.memory, source, target, pushed, whole)
+            part.commit(self.memory, source, target, pushed, whole, lane)
             checksum += part.checksum(self.memory, target)
             if look and found is None:
                 found = part.find_not_finite(self.memory, pushed, self.names)
@@ -447,14 +460,24 @@ class Store:
             self._averages = Averages(self.places)
         return self._averages
 
-    def _parts(self) -> list[Part]:
-        return [part for half in self.halves for part in half]
+    def _lanes_for(self, threads: int) -> list[Lane]:
+        """The lanes of a commit: one for each thread, of which a small commit uses fewer."""
+        most = math.ceil((self.within[1] - self.within[0]) / (WORTH_A_THREAD * 4))
+        threads = max(1, min(threads, most))
+        if threads not in self._lanes:
+            shares = dealt(self.parts, threads)
+            while len(self._scratch) < len(shares):
+                self._scratch.append(scratch_for(self.layout, self._optimizer))
+            self._lanes[threads] = [Lane(number, parts, self._scratch[number]) for number, parts in enumerate(shares)]
+        return self._lanes[threads]
 
-    def _second_thread(self) -> ThreadPoolExecutor:
-        """The second thread, made when it is first needed: no thread survives a fork."""
-        if self._helper is None:
-            self._helper = ThreadPoolExecutor(1, initializer=_one_thread_each)
-        return self._helper
+    def _helpers_for(self, lanes: int) -> ThreadPoolExecutor:
+        """The threads that make lanes beside the caller's, made when first needed: no thread survives a fork."""
+        if self._helpers is None or lanes > self._most_helpers:
+            if self._helpers is not None:
+                self._helpers.shutdown()
+            self._helpers, self._most_helpers = ThreadPoolExecutor(lanes, initializer=_one_thread_each), lanes
+        return self._helpers
 
 
 def _bytes_of(part: Part, cuts: Sequence[int]) -> tuple[int, int]:
