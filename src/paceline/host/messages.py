@@ -57,6 +57,8 @@ class Offered(Message):
     """Where what groups average may be cut, if that is not at `cuts`."""
     accelerated: bool = False
     """Whether the worker computes on a GPU."""
+    deterministic: bool = True
+    """Whether it would compute the same bits once more, as far as torch was told to."""
 
     @property
     def averaged_at(self) -> list[int]:

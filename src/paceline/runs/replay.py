@@ -185,6 +185,7 @@ def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings
         evaluation_threads=EVALUATION_THREADS if config.get("stop_at_target") else None,
         checkpoint=0,
         resumed=part.begins,
+        replays=True,
     )
 
 

@@ -163,6 +163,11 @@ def epochs_over(offer: Offered, settings: Settings) -> str:
 
 def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
     """What a user should know as training begins, a line each."""
+    if settings.replays and not offer.deterministic:
+        yield (
+            "the script computes on a GPU without torch.use_deterministic_algorithms(True): the replay can't promise "
+            "the run's bits"
+        )
     if offer.streams:
         yield (
             "each worker iterates an IterableDataset of its own, whose samples are neither shared out nor counted; the "

@@ -83,6 +83,8 @@ class Settings:
     """The hosts that have shards of the store, as the flag has them; None: as is usual. See `core.placement`."""
     resumed: Snapshot | None = None
     """What the run goes on from; None: it begins."""
+    replays: bool = False
+    """Whether it is to come to the bits of a run that was recorded."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""
 

@@ -211,6 +211,7 @@ class WorkerLink:
                 metrics=offer.metrics,
                 code=digests(self._script, self._imported),
                 accelerated=offer.accelerated,
+                deterministic=offer.deterministic,
             )
         )
         while True:

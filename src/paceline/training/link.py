@@ -64,12 +64,12 @@ class Offer:
     """Whether the script keeps something for snapshots."""
     metrics: list[str] | None
     """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
-    accelerated: bool = False
-    """Whether the model is on a device, so that computing keeps one core busy."""
     measure: Measure | None
     """The same of a recorded version, in a process that was forked now; None: there can be none."""
     accelerated: bool = False
-    """Whether the worker computes on a GPU."""
+    """Whether the worker computes on a device."""
+    deterministic: bool = True
+    """Whether it would compute the same bits once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
