@@ -46,6 +46,16 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
 
+def test_a_version_comes_to_a_device_as_it_is_made(tmp_path: Path) -> None:
+    """This device takes as many milliseconds as it makes copies: one for a version that comes as a whole."""
+    groups = "[{'params': list(model[:2].parameters())}, {'params': list(model[2:].parameters())}]"
+    script = SCRIPT.replace("SGD(model.parameters()", f"SGD({groups}")
+    done = run(script, "-n", "2", "-p", "bsp", tmp_path=tmp_path, first=ON_DEVICE.format(seed=5)).completed()
+    times = done.rows("SELECT to_device, from_device FROM step_times WHERE step > 1")
+    assert len(times) > 20
+    assert all(to >= 0.002 and back > 0 for to, back in times)
+
+
 @pytest.mark.parametrize("protocol", sorted(registry()))
 def test_a_run_on_a_device_is_made_again_in_memory_to_the_same_bits(protocol: str, tmp_path: Path) -> None:
     flags = ("-n", "3", "-p", protocol, "--threads", "1")

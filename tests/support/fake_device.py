@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.fabric.memory import Region
-from paceline.training import accelerator
+from paceline.host import arrivals
+from paceline.training import accelerator, store
 
 POISON = 0xA5
 """What a copy brings that does not wait for what it copies."""
@@ -130,5 +131,10 @@ class FakeDevice:
 
 
 def install(seed: int = 0) -> None:
-    """Have this process's model trained on such a device. Call it before `prepare`."""
+    """Have the models of this process, and of those forked from it, trained on such devices.
+
+    Workers are told of each piece of a version, however small.
+    """
     accelerator.accelerator_of = lambda tensors: FakeDevice(seed)  # type: ignore[assignment,misc]
+    accelerator.device_of = lambda tensors: torch.device("cpu")  # type: ignore[assignment]
+    arrivals.TOLD, store.TELLS = 0, 1

@@ -196,6 +196,32 @@ def test_it_installs_a_version_at_the_same_addresses(case: Case) -> None:
     assert case.holder.changed() == []
 
 
+@of("device", "device and memory")
+def test_what_comes_of_a_version_before_it_is_whole_is_not_brought_again(case: Case) -> None:
+    case.write(SECOND, 5.0)
+    entries = case.places.layout.moving
+    case.holder.bring(SECOND, [(0, entries[1].offset + 400)])
+    case.holder.bring(SECOND, [(entries[2].offset, entries[2].stop)])
+    case.holder.copied()
+    case.holder.install(SECOND)
+    assert case.shown() == [[5.0], [5.0], [5.0]]
+    case.write(SECOND, 6.0)
+    case.holder.install(SECOND)
+    assert case.shown() == [[6.0], [6.0], [6.0]], "what came was of the last time"
+
+
+@of("device", "device and memory")
+def test_what_has_come_of_a_version_that_is_not_shown_next_is_worth_nothing(case: Case) -> None:
+    case.write(SECOND, 5.0)
+    case.write(OTHER, 7.0)
+    case.holder.bring(SECOND, [(0, 64)])
+    case.holder.install(OTHER)
+    assert case.shown() == [[7.0], [7.0], [7.0]]
+    case.write(SECOND, 6.0)
+    case.holder.install(SECOND)
+    assert case.shown() == [[6.0], [6.0], [6.0]]
+
+
 @of(*KINDS)
 def test_autograd_refuses_a_graph_over_the_former_version(case: Case) -> None:
     loss = case.model.small.square().sum()

@@ -31,6 +31,7 @@ from paceline.core.shards import Shard, cut, pieces, taken_over
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
+from paceline.host.arrivals import Arrivals
 from paceline.host.attached import recorded_file
 from paceline.host.averages import Averages, MadeHere
 from paceline.host.averaging import Averaging
@@ -257,8 +258,18 @@ class LocalHost:
         self.pulls = Pulls(
             self.shelf, self.commits, self._fetcher, seats, lets, early=carrier is not None and traffic is None
         )
+        self._arrivals = Arrivals(self.shelf, seats, self._tell)
         self.releases = Releases(
-            self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, self._tell, now
+            self.shelf,
+            self.pulls,
+            self.pushes,
+            self.commits,
+            self.steps,
+            seats,
+            news,
+            self._tell,
+            now,
+            self._arrivals,
         )
         self.joins = Joins(
             self.shelf,
@@ -758,6 +769,7 @@ class LocalHost:
             case messages.Offered():
                 self._offers[worker], seat.scalars = message, message.scalars
                 seat.accelerator = message.accelerated
+                self.commits.maker.tells |= message.accelerated
             case messages.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
                 if not seat.elsewhere:
@@ -858,6 +870,8 @@ class LocalHost:
         match message:
             case messages.Making(version=version):
                 asked = self.commits.maker.made(message)
+                if asked:
+                    self._arrivals.made(version, message.begin, message.end)
                 if asked and self._carrier is not None:
                     self._carrier.made(Version(version))
                 return asked
@@ -914,6 +928,7 @@ class LocalHost:
             at = self._at = self._now()  # workers that wait for it go on at the same moment
             if self._linked is not None:
                 self._linked.made(message.version, at)
+            self._arrivals.whole(message.version)
             version = self.commits.made(at)
             self._at = None
             self.made(version)

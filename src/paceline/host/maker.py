@@ -33,9 +33,10 @@ class Maker:
     ) -> None:
         """`idle_cores()` are those that the process may use in addition to its own.
 
-        `tells`: whether other hosts get what is made of a version while the rest is being made. See `has`.
+        `tells`: see there, and `has`.
         """
-        self._tells = tells
+        self.tells = tells
+        """Whether it is asked what is made of a version while the rest is being made."""
         self._making = -1
         """The version that was to be made last."""
         self._made = Coverage()
@@ -81,7 +82,7 @@ class Maker:
                 threads=min(MOST_THREADS, max(1, self._idle_cores())),
                 look=look,
                 first=target not in self._used,
-                tells=self._tells,
+                tells=self.tells,
                 summed=[self._plan.area(self._shelf.place(update)) for update in summed],
             )
         )

@@ -383,6 +383,13 @@ class TakeUp(Message):
     recorded: bool = False
 
 
+class Arrives(Message):
+    """These bytes are there of the version that comes into that slot. The step that you wait for is computed on it."""
+
+    slot: int
+    ranges: list[tuple[Count, Count]]
+
+
 class Compute(Message):
     """Compute this step on the version in that slot. See `training.link.Go`."""
 
@@ -481,6 +488,7 @@ ToWorker = (
     Start
     | ForkStore
     | Begin
+    | Arrives
     | Compute
     | Step
     | Keep

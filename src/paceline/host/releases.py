@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
 from paceline.host import messages
+from paceline.host.arrivals import Arrivals
 from paceline.host.contract import WorkersNews
 from paceline.host.pulls import Pulls, ahead
 from paceline.host.pushes import Pushes
@@ -40,8 +41,12 @@ class Releases:
         news: WorkersNews,
         send: Callable[[int, messages.Message], None],
         now: Callable[[], float],
+        arrivals: Arrivals | None = None,
     ) -> None:
-        """`steps`: None where no replicas are. `now()` is seconds since the run's start."""
+        """`steps`: None where no replicas are. `now()` is seconds since the run's start.
+
+        `arrivals`: None where other hosts make all versions.
+        """
         self._shelf = shelf
         self._pulls = pulls
         self._pushes = pushes
@@ -51,6 +56,7 @@ class Releases:
         self._news = news
         self._send = send
         self._now = now
+        self._arrivals = arrivals
         self._unsent: dict[int, list[Callable[[], None]]] = {}
         """By worker that is released and was not told yet: what is to be done after that."""
 
@@ -79,6 +85,8 @@ class Releases:
             self._shelf.release(ahead(worker))  # the step that it was pulled for did not come
             if order.version > self._versions.newest:
                 self._news.awaits_version(worker, order.version)
+                if self._arrivals is not None:
+                    self._arrivals.waits(worker, order.version)
             self._pulls.pull(worker, order.version, lambda: self._compute(order, version, []))
             return
         if version in self._shelf.claimed(ahead(worker)):

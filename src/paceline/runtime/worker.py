@@ -48,6 +48,7 @@ from paceline.runtime.settings import Settings
 from paceline.training import prepare
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
+    Arrives,
     Evaluate,
     Finished,
     Go,
@@ -67,7 +68,7 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (messages.Compute, messages.Step)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
-ASKED: Kinds = (messages.Keep, messages.HandOver)
+ASKED: Kinds = (messages.Keep, messages.HandOver, messages.Arrives)
 """What may come at any time."""
 NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
@@ -350,7 +351,7 @@ class WorkerLink:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def released(self) -> Go | Step | Keep | HandOver | None:
+    def released(self) -> Go | Arrives | Step | Keep | HandOver | None:
         """See `training.link.Link`."""
         message = self._await(*RELEASES, asked=True)
         if message is None:
@@ -359,6 +360,8 @@ class WorkerLink:
             return self._to_keep(message)
         if isinstance(message, messages.HandOver):
             return HandOver(worker=message.worker, joining=message.joining)
+        if isinstance(message, messages.Arrives):
+            return Arrives(slot=message.slot, ranges=message.ranges)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         self._step = message.step
@@ -568,6 +571,8 @@ class WorkerLink:
                     prepare.hand_over(HandOver(worker=worker, joining=joining))
                 case messages.Keep() as keep:
                     prepare.keep([self._to_keep(keep)])
+                case messages.Arrives():
+                    pass  # the step is not made
                 case _:
                     return answer
 

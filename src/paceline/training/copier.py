@@ -73,18 +73,26 @@ class Copier:
         if why is not None and len(self._locked) == 1:
             self._joined.link.remark(UNLOCKED.format(why))
 
-    def bring(self, arena: Arena, start: int) -> None:
-        """Copy the parameters that begin at that byte to the arena. What the script computes from now on sees them."""
+    def bring(self, arena: Arena, start: int, but: Sequence[tuple[int, int]] = ()) -> None:
+        """Copy the parameters that begin at that byte to the arena. What the script computes from now on sees them.
+
+        `but`: bytes that were brought by `bring_bytes`.
+        """
+        runs = [(run.begin, run.end) for run in self._runs]
+        self.bring_bytes(arena, start, without(runs, but) if but else runs)
+        for number in self.in_memory:
+            arena.views[number].copy_(self._part(number, start))
+
+    def bring_bytes(self, arena: Arena, start: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Copy these bytes of parameters on the device."""
         stream = self._accelerator.to_device
         stream.after(self._accelerator.computed())
         began = stream.mark()
-        for run in self._runs:
-            stream.copy(arena.bytes[run.begin : run.end], self._bytes(start)[run.begin : run.end])
+        for begin, end in ranges:
+            stream.copy(arena.bytes[begin:end], self._bytes(start)[begin:end])
         ended = stream.mark()
         ended.hold_up()
         self._to.append((began, ended))
-        for number in self.in_memory:
-            arena.views[number].copy_(self._part(number, start))
 
     def take(self, arena: Arena, start: int, buckets: Sequence[Bucket] | None = None) -> None:
         """Copy the arena, or these buckets of it, as it is now, to where it begins with that byte. See `settle`."""
@@ -148,6 +156,25 @@ class Copier:
 
     def _part(self, number: int, start: int) -> Tensor:
         return self.layout.moving[number].over(self._region.memory, start)
+
+
+def without(ranges: Sequence[tuple[int, int]], taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return what is left of these ranges, each from a byte to another, when others are taken away.
+
+    >>> without([(0, 4), (6, 20)], [(10, 12), (2, 7), (30, 40)])
+    [(0, 2), (7, 10), (12, 20)]
+    """
+    left = []
+    for begin, end in ranges:
+        for first, last in sorted(taken):
+            if first >= end:
+                break
+            if begin < first:
+                left.append((begin, first))
+            begin = max(begin, last)
+        if begin < end:
+            left.append((begin, end))
+    return left
 
 
 def _over(octets: Tensor, entry: Entry) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,6 +150,14 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrives:
+    """These bytes are there of the version that comes into that slot, on which the step is computed that comes next."""
+
+    slot: int
+    ranges: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Step the replica from one area into another, which may be the same."""
 
@@ -265,7 +273,7 @@ class Link(Protocol):
     def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
         """What was to be handed over, or why it can't be."""
 
-    def released(self) -> Go | Step | Keep | HandOver | None:
+    def released(self) -> Go | Arrives | Step | Keep | HandOver | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ class Mirror:
         self._copier = copier
         self.arena = copier.arena()
         self._start = 0
+        self._brought: dict[int, list[tuple[int, int]]] = {}
+        """By its first byte: what was brought already of the part that is shown next."""
         self._versions: list[int] = []
         self._sum = self._summed()
         with torch.no_grad():
@@ -31,8 +35,17 @@ class Mirror:
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""
         self._copier.lock(start, self._size)
-        self._copier.bring(self.arena, start)
+        self._copier.bring(self.arena, start, self._brought.pop(start, ()))
+        self._brought.clear()
         self.shown(start)
+
+    @torch.no_grad()
+    def bring(self, start: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Bring these bytes of the part that begins at that byte and is shown next."""
+        self._copier.lock(start, self._size)
+        there = self._brought.setdefault(start, [])
+        self._copier.bring_bytes(self.arena, start, ranges)
+        there.extend(ranges)
 
     @torch.no_grad()
     def shown(self, start: int) -> None:

@@ -25,7 +25,7 @@ from paceline.training.holders.choice import holder_of
 from paceline.training.joined import Joined
 from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Finished, Go, HandOver, Keep, Link, Resumed, Started, Step
+from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, Resumed, Started, Step
 from paceline.training.loop import Loop
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
@@ -359,6 +359,8 @@ class Session:
         """Wait for the order to go on. Make what steps of the replica are ordered before it."""
         while True:
             match self.link.released():
+                case Arrives(slot=slot, ranges=ranges):
+                    self.holder.bring(slot, ranges)
                 case Step() as order:
                     self.link.stepped(order.step, self.holder.step_replica(order))
                 case Keep() as order:

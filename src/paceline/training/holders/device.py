@@ -41,6 +41,11 @@ class DeviceWindow(_OnDevice, Window):
         self._copier = copier
         shown = Mirror(joined, copier, joined.places.layout.slot_bytes)
         super().__init__(joined, DeviceGradients(joined, copier), shown)
+        self._mirror = shown
+
+    def bring(self, place: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Holder`."""
+        self._mirror.bring(self.joined.places.slot_start(place), ranges)
 
 
 class DeviceOwnStep(_OnDevice, Steps):

@@ -40,6 +40,12 @@ class Holder(ABC):
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """Put what `install` says into the parameters."""
 
+    def bring(self, place: int, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027  # memory is there at once
+        """Bring these bytes to a device, of the version that is made in that place and is shown next.
+
+        The script waits for it, and does not look at its parameters meanwhile.
+        """
+
     @abstractmethod
     def use(self, area: int) -> None:
         """Use that push area for the step that begins."""
