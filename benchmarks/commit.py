@@ -1,8 +1,9 @@
 """What a commit costs beside the memory's bandwidth: the store alone, on a model of 25 million parameters.
 
     python benchmarks/commit.py --markdown
+    python benchmarks/commit.py --threads 1 4 8 16
 
-A version is made from 1 and from 4 gradients, with one thread and with two, by three optimizers. The limit is the
+A version is made from 1 and from 4 gradients, with one thread and with two, by four optimizers. The limit is the
 time that a plain copy with as many threads would take to move what a commit has to move at least: each gradient and the
 previous version are read and the next one is written; so are the optimizer's states, which are as large as a version
 each. Everything is timed in turn; medians over the repeats.
@@ -68,15 +69,16 @@ def copy_seconds(threads: int, size: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", nargs="+", type=int, default=(1, 2))
     parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
     keep_freed_memory()  # as in a run
     torch.set_num_threads(1)
     made = stores()
     model_bytes = 4 * sum(inputs * outputs + outputs for inputs, outputs in pairwise(WIDTHS))
-    cells = [(name, count, threads) for name in made for count in (1, WORKERS) for threads in (1, 2)]
+    cells = [(name, count, threads) for name in made for count in (1, WORKERS) for threads in args.threads]
     seconds: dict[tuple[str, int, int], list[float]] = {cell: [] for cell in cells}
-    copies: dict[int, list[float]] = {1: [], 2: []}
+    copies: dict[int, list[float]] = {threads: [] for threads in args.threads}
     for repeat in range(args.repeats + 1):
         for threads, found in copies.items():
             found.append(copy_seconds(threads, model_bytes))

@@ -44,7 +44,7 @@ VARIANTS = ("plain", "ddp", "bsp", "bsp-clip", "asp", "all-reduce", "ps-plus")
 PLAN = {1: ("plain", "bsp", "bsp-clip", "all-reduce", "ps-plus"), 2: VARIANTS, 4: ("plain", "ddp", "bsp", "asp")}
 BATCH = {"gpt": 16, "25M": 4096}
 """Of each worker."""
-BYTES = {"gpt": 4 * 124_475_904, "25M": 4 * 25_174_016}
+BYTES = {"gpt": 4 * 124_475_904, "25M": 4 * 25_175_040}
 PARTS = ("compute", "push", "wait", "pull", "to_device", "from_device")
 WARMUP = 6
 
@@ -74,10 +74,24 @@ def measure(model: str, workers: int, variant: str, number: int, args: argparse.
         ours = protocol not in ("plain", "ddp")
         flags = ["--model", model, "--workers", workers, "--steps", WARMUP + args.steps, "--times", folder]
         flags += ["--batch-size", args.batch_size or BATCH[model], "--threads", 1]
-        flags += ["--clip", 1.0] if variant.endswith("-clip") else []
+        flags += ["--clip", 0.01] if variant.endswith("-clip") else []
         command: list[Any] = [sys.executable]
         if ours:
-            command += ["-m", "paceline", "run", "-n", workers, "-p", protocol, "--threads", 1, "--record", 0]
+            command += [
+                "-m",
+                "paceline",
+                "run",
+                "-n",
+                workers,
+                "-p",
+                protocol,
+                "--threads",
+                1,
+                "--record",
+                0,
+                "--checkpoint",
+                0,
+            ]
             command += ["--tee", "none", "--out", folder / "run", WORKLOAD, "--variant", "paceline", *flags]
         else:
             command += [WORKLOAD, "--variant", protocol, *flags]

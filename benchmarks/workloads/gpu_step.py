@@ -7,7 +7,7 @@ Every variant has the same loop, and differs in how the worker joins the others:
     paceline run -n 2 benchmarks/workloads/gpu_step.py --variant paceline ...
 
 `25M` is an MLP in float32. `gpt` is GPT-2's smallest model of 124 million parameters, on random tokens, in autocast to
-bfloat16. Both have AdamW: fused on the GPU where it runs there.
+bfloat16. Both have a fused AdamW.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def train(worker: int, args: argparse.Namespace, barrier: Any = None) -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda")
-    model: nn.Module = (GPT() if args.model == "gpt" else MLP()).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=args.variant != "paceline")
+    with device:
+        model: nn.Module = GPT() if args.model == "gpt" else MLP()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if args.variant == "ddp":
         dist.init_process_group(
             "gloo", init_method=f"file://{args.times}/rendezvous", rank=worker, world_size=args.workers
@@ -138,9 +139,10 @@ def main() -> None:
     if args.variant == "paceline":
         train(0, args)
         return
-    context = torch.multiprocessing.get_context("spawn")
-    barrier = context.Barrier(args.workers)
-    torch.multiprocessing.start_processes(train, (args, barrier), nprocs=args.workers, start_method="spawn")
+    import torch._dynamo  # the first optimizer would import it, a second in every worker
+
+    barrier = torch.multiprocessing.get_context("fork").Barrier(args.workers)
+    torch.multiprocessing.start_processes(train, (args, barrier), nprocs=args.workers, start_method="fork")
 
 
 if __name__ == "__main__":
