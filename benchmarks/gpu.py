@@ -13,10 +13,10 @@ For each model and number of workers the variants take turns, each in processes 
 
 A step is the time between two moments when the device had done all of a step: the median over a worker's steps and the
 workers. What Paceline's steps are made of comes from its ledger: medians, in ms. `from` and `to` are copies from the
-device and to it, as its events measured them: those that leave early run beside the backward. `exposed` is what a step
-waits for copies: its push, and the copies to the device. `wait` is the wait for the others and for the store's step on
-the processor. First of all, copies of 256 MB between the device and memory that torch has page-locked are timed: what
-the bus can do.
+device and to it, as its events measured them: most run beside the backward, and beside the store's step. `wait` is the
+wait for the others and for the store's step on the processor. `exposed` is what else a step takes beside computing a
+gradient, which without synchronisation is timed as well: the push and the pull, as far as they run beside nothing.
+First of all, copies of 256 MB between the device and memory that torch has page-locked are timed: what the bus can do.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Measurement:
     variant: str
     round: int
     step: float
+    computing: float
+    """Of a step, until the gradient is on the device."""
     parts: dict[str, float] | None
     """By the ledger; None unless it is Paceline's."""
 
@@ -96,10 +98,16 @@ def measure(model: str, workers: int, variant: str, number: int, args: argparse.
         else:
             command += [WORKLOAD, "--variant", protocol, *flags]
         _run([str(part) for part in command], folder / "output", args.timeout)
-        times = [json.loads((folder / f"{worker}.json").read_text())[WARMUP:] for worker in range(workers)]
-        steps = [[after - before for before, after in pairwise(one)] for one in times]
+        times = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(workers)]
+        done, computed = ([one[key][WARMUP:] for one in times] for key in ("done", "computed"))
+        steps = [[after - before for before, after in pairwise(one)] for one in done]
+        computing = [
+            [there - before for before, there in zip(ends, gradients[1:], strict=False)]
+            for ends, gradients in zip(done, computed, strict=True)
+        ]
         parts = _parts(folder / "run" / "ledger.sqlite") if ours else None
-    return Measurement(model, workers, variant, number, median(median(one) for one in steps), parts)
+    step, before = (median(median(one) for one in every) for every in (steps, computing))
+    return Measurement(model, workers, variant, number, step, before, parts)
 
 
 def _run(command: list[str], output: Path, timeout: float) -> None:
@@ -166,8 +174,10 @@ def table(measurements: Sequence[Measurement], bus: dict[str, float]) -> list[li
         row += ["" if ddp is None or variant in ("plain", "ddp") else f"{step / ddp:.2f}"]
         if told := [one.parts for one in every if one.parts]:
             part = {name: median(one[name] for one in told) for name in PARTS}
-            exposed = part["push"] + part["pull"] + part["to_device"]
-            row += [_ms(exposed), "" if plain is None else f"{exposed / plain:.0%}", _ms(part["wait"])]
+            beside = [one.computing for one in cells.get((model, workers, "plain"), ())]
+            exposed = step - median(beside) - part["wait"] if beside else None
+            row += ["", ""] if exposed is None or plain is None else [_ms(exposed), f"{exposed / plain:.0%}"]
+            row += [_ms(part["wait"])]
             for way in ("from", "to"):
                 seconds = part[f"{way}_device"]
                 row += [_ms(seconds), f"{BYTES[model] / seconds / bus[way]:.0%}" if seconds else ""]

@@ -80,7 +80,7 @@ class MLP(nn.Module):
 
 
 def train(worker: int, args: argparse.Namespace, barrier: Any = None) -> None:
-    """Join the others, train, write `<worker>.json`: the monotonic clock when each step was done on the device."""
+    """Join the others, train, write `<worker>.json`: when the device had each gradient, and each step."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -107,19 +107,21 @@ def train(worker: int, args: argparse.Namespace, barrier: Any = None) -> None:
     if barrier is not None:
         barrier.wait(timeout=120)
 
-    done = []
+    done, computed = [], []
     for _ in range(args.steps):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.model == "gpt"):
             loss = model(x, y)
         loss.backward()
+        torch.cuda.synchronize()  # in every variant
+        computed.append(time.monotonic())
         if args.clip:
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         optimizer.zero_grad()
-        torch.cuda.synchronize()  # in every variant, once a step
+        torch.cuda.synchronize()
         done.append(time.monotonic())
 
-    (args.times / f"{worker}.json").write_text(json.dumps(done))
+    (args.times / f"{worker}.json").write_text(json.dumps({"done": done, "computed": computed}))
     if args.variant == "ddp":
         os._exit(0)  # taking the process group down hangs now and then, at the end of ProcessGroupGloo's thread
 
