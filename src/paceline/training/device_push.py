@@ -45,7 +45,7 @@ class DevicePush:
     def _finish(self, present: list[bool]) -> None:
         """Say which parameters have something in the area, add the buffers, and wait until all of it is there."""
         if present != self._area.present.tolist():
-            self._area.present.copy_(torch.tensor(present, dtype=torch.uint8))
+            self._area.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
         self._copier.take_buffers(self._area)
         self._copier.settle()
 
