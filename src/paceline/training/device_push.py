@@ -122,6 +122,8 @@ class DeviceGradients(DevicePush):
                 )
         for bucket in self._lacking(gradients):
             there = [(self._copies.views[n], one) for n in bucket.numbers if (one := gradients[n]) is not None]
+            if not there:  # the script has discarded them all
+                continue
             torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
             self._copier.take(self._copies, self._area.start, [bucket])
         self._copier.take_others(gradients, self._area.start)
