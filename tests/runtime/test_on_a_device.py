@@ -56,6 +56,32 @@ def test_a_version_comes_to_a_device_as_it_is_made(tmp_path: Path) -> None:
     assert all(to >= 0.002 and back > 0 for to, back in times)
 
 
+ELSEWHERE = """
+import torch
+from torch import nn
+import paceline
+torch.manual_seed(3)
+xs, ys = torch.randn(4, 8, 6), torch.randn(4, 8, 3)
+model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+model.empty, model.unused = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.zeros(4))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+torch.set_default_device("meta")
+model, optimizer = paceline.prepare(model, optimizer)
+for x, y in zip(xs, ys):
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert model.state_dict()["unused"].is_cpu
+    optimizer.state_dict()
+paceline.finish()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all-reduce", "ps-plus"])
+def test_a_script_may_have_its_new_tensors_made_where_the_store_can_make_none(protocol: str, tmp_path: Path) -> None:
+    run(ELSEWHERE, "-n", "2", "-p", protocol, tmp_path=tmp_path).completed()
+
+
 @pytest.mark.parametrize("protocol", sorted(registry()))
 def test_a_run_on_a_device_is_made_again_in_memory_to_the_same_bits(protocol: str, tmp_path: Path) -> None:
     flags = ("-n", "3", "-p", protocol, "--threads", "1")

@@ -189,6 +189,17 @@ def test_a_gradient_that_the_script_discards_one_by_one_is_absent(seed: int) -> 
     assert case.remarks == []
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_of_a_bucket_that_was_not_full_may_all_be_discarded(seed: int) -> None:
+    case = Case(seed)
+    case.model.parts[5].requires_grad_(False)
+    case.backward()
+    for part in case.model.parts:
+        part.grad = None
+    case.step()
+    assert case.remarks == []
+
+
 def test_only_the_first_worker_says_that_its_script_changes_gradients() -> None:
     case = Case(0)
     case.link.worker = 2

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,8 +44,10 @@ def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: in
 
     The store is built before the fork: a device's tensors can't be read after it.
     """
-    store = make_store()
-    fork_orphan(lambda: _serve(store, end), launcher)
+    elsewhere = torch.get_default_device().type != "cpu"  # as the script has set it: the store can't use a GPU
+    with torch.device("cpu") if elsewhere else nullcontext():  # which costs each call of torch some microseconds
+        store = make_store()
+        fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
 
 

@@ -30,7 +30,7 @@ class Arena:
         self.views = [
             _over(self.bytes, entry)
             if number in on_device
-            else torch.zeros(entry.count, dtype=entry.dtype).as_strided(entry.shape, entry.stride)
+            else torch.zeros(entry.count, dtype=entry.dtype, device="cpu").as_strided(entry.shape, entry.stride)
             for number, entry in enumerate(entries)
         ]
 

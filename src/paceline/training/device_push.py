@@ -45,7 +45,7 @@ class DevicePush:
     def _finish(self, present: list[bool]) -> None:
         """Say which parameters have something in the area, add the buffers, and wait until all of it is there."""
         if present != self._area.present.tolist():
-            self._area.present.copy_(torch.tensor(present, dtype=torch.uint8))
+            self._area.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
         self._copier.take_buffers(self._area)
         self._copier.settle()
 
@@ -122,6 +122,8 @@ class DeviceGradients(DevicePush):
                 )
         for bucket in self._lacking(gradients):
             there = [(self._copies.views[n], one) for n in bucket.numbers if (one := gradients[n]) is not None]
+            if not there:  # the script has discarded them all
+                continue
             torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
             self._copier.take(self._copies, self._area.start, [bucket])
         self._copier.take_others(gradients, self._area.start)

@@ -58,7 +58,7 @@ class Entry:
     def over(self, memory: memoryview, start: int = 0) -> Tensor:
         """The tensor over the memory, in a part that starts there. Each has a storage of its own."""
         if self.count == 0:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         flat = torch.frombuffer(memory, dtype=self.dtype, count=self.count, offset=start + self.offset)
         return flat.as_strided(self.shape, self.stride)
 

@@ -158,7 +158,7 @@ class AreaPush:
         """See `UpdatePush`. Say which parameters have something in the area, and add the buffers."""
         area = self._present
         if present != area.present:
-            area.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
+            area.push.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
             area.present = present
         self._joined.put_buffers(area.push)
 
