@@ -9,6 +9,7 @@ import pytest
 from paceline.protocols import registry
 from paceline.records.check import check
 from paceline.records.reading import open_run
+from support.fake_device import DIES as DIES_IN_A_COPY
 from support.replays import broken_replay
 from support.runs import Run, run
 
@@ -80,6 +81,17 @@ def test_a_run_with_a_death_in_the_middle_of_a_step_ends_on_the_same_bits_again(
     recorded = ran(script(DIES + PLAIN), tmp_path=tmp_path, protocol=protocol, workers=3)
     assert check(open_run(recorded.folder, registry())).wrong is None
     assert broken_replay(recorded) == []
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all-reduce", "ps-plus"])
+@pytest.mark.parametrize("way", ["take", "bring_bytes"])
+def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str, protocol: str, tmp_path: Path) -> None:
+    first = DIES_IN_A_COPY.format(way=way, copies=4)
+    flags = ("-n", "3", "-p", protocol, "--threads", "1")
+    done = run(script(), *flags, tmp_path=tmp_path, env=ENVIRONMENT, first=first).completed()
+    assert done.summary["per_worker"][1]["left"]["reason"] == "died"
+    assert check(open_run(done.folder, registry())).wrong is None
+    assert broken_replay(done) == []
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])

@@ -14,7 +14,7 @@ from paceline.host.seat import Seat, idle_cores
 from support.companies import Company, company
 from support.rooms import OFFER
 
-ON_GPU = msgspec.structs.replace(OFFER, accelerated=True)
+ON_GPU = msgspec.structs.replace(OFFER, device="NVIDIA H200")
 
 
 @pytest.fixture

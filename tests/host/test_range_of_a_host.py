@@ -126,7 +126,7 @@ def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
 ) -> None:
     """It has six cores, and a worker of four threads that computes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    host = Host(*HALVES, threads=4, offer=msgspec.structs.replace(OFFER, accelerated=on_gpu))
+    host = Host(*HALVES, threads=4, offer=msgspec.structs.replace(OFFER, device="NVIDIA H200" * on_gpu))
     host.begins()
     host.branch.carry_out(Release(worker=1, step=0, version=0))
     host.branch.about_range(between.MakeRange(1, [], None, look=True))

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.host import messages
 from paceline.protocols import registry
-from paceline.runtime.offers import lack_of_memory, unequal_hosts
+from paceline.runtime.offers import lack_of_memory, unequal_hosts, unpromised
 from support.rooms import OFFER
 
 STATE = 1_000_000
@@ -81,3 +81,37 @@ def test_files_and_data_that_two_hosts_both_have_are_the_same(offers: list[messa
 def test_workers_of_one_host_may_have_different_files_and_data() -> None:
     offers = {0: brought(model="1"), 1: brought(model="2", data=95)}
     assert unequal_hosts(offers, {}) == ""
+
+
+def on(device: str, *, deterministic: bool = True) -> messages.Offered:
+    return msgspec.structs.replace(OFFER, device=device, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("offers", "before", "lines"),
+    [
+        ([on(""), on("")], {}, []),
+        ([on("H200"), on("")], {0: "H200", 1: ""}, []),
+        (
+            [on(""), on("H200", deterministic=False)],
+            {0: "", 1: "H200"},
+            [
+                "worker 1 computes on a GPU without torch.use_deterministic_algorithms(True): the replay can't promise "
+                "the bits"
+            ],
+        ),
+        (
+            [on("H200"), on("H200"), on("")],
+            {0: "A100", 1: "A100", 2: "A100"},
+            [
+                "workers 0 and 1 computed on A100 (here H200): the replay can't promise their bits",
+                "worker 2 computed on A100 (here the CPU): the replay can't promise their bits",
+            ],
+        ),
+        ([on("H200")], {}, ["worker 0 computed on the CPU (here H200): the replay can't promise their bits"]),
+    ],
+)
+def test_a_replay_says_which_workers_bits_it_can_t_promise(
+    offers: list[messages.Offered], before: dict[int, str], lines: list[str]
+) -> None:
+    assert sorted(unpromised(dict(enumerate(offers)), before)) == sorted(lines)

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from paceline.protocols import registry
+from paceline.records.check import check
+from paceline.records.reading import open_run
+from support.fake_device import DIES as DIES_IN_A_COPY
 from support.replays import broken_replay
 from support.runs import Run, run, side_by_side
 from support.scripts import that_draws
@@ -44,6 +47,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 @pytest.mark.parametrize("protocol", sorted(registry()))
 def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: str, runs: Runs) -> None:
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all-reduce", "ps-plus", "ripples"])
+@pytest.mark.parametrize("way", ["take", "bring_bytes"])
+def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str, protocol: str, tmp_path: Path) -> None:
+    first = ON_DEVICE.format(seed=3) + DIES_IN_A_COPY.format(way=way, copies=4)
+    done = run(SCRIPT, "-n", "3", "-p", protocol, "--threads", "1", tmp_path=tmp_path, first=first).completed()
+    assert done.summary["per_worker"][1]["left"]["reason"] == "died"
+    assert check(open_run(done.folder, registry())).wrong is None
+    assert broken_replay(done) == []
 
 
 def test_a_version_comes_to_a_device_as_it_is_made(tmp_path: Path) -> None:

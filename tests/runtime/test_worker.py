@@ -58,22 +58,22 @@ def send_final(coordinator: Channel) -> None:
     os.close(file)
 
 
-@pytest.mark.parametrize("accelerated", [False, True])
-def test_what_a_script_brings_says_whether_it_computes_on_a_gpu(ends: Any, accelerated: bool) -> None:
+@pytest.mark.parametrize("device", ["", "NVIDIA H200"])
+def test_what_a_script_brings_says_whether_it_computes_on_a_gpu(ends: Any, device: str) -> None:
     link, coordinator = ends
     model = nn.Linear(2, 1)
     offer = Offer(
         layout=Layout.of(model, torch.optim.SGD(model.parameters())), cuts=[0, 64], chunks=[0, 64], state_bytes=0,
         make_store=Mock(), streams=False, optimizer="SGD", scalars=[], loads=False, epoch_samples=None, data=None,
         epochs=None, buffers=None, shards=None, evaluate=None, keeps=False, metrics=None, measure=None,
-        accelerated=accelerated,
+        device=device,
     )  # fmt: skip
     coordinator.send(messages.Exit())
     with pytest.raises(SystemExit):
         link.start(offer)
     offered, _ = coordinator.receive()
     assert isinstance(offered, messages.Offered)
-    assert offered.accelerated == accelerated
+    assert offered.device == device
 
 
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:

@@ -7,6 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from support import fake_device
+
+
+@pytest.fixture(autouse=True)
+def _no_clock_goes_on() -> Iterator[None]:
+    yield
+    fake_device.stop_counting()
+
 
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread() -> Iterator[None]:

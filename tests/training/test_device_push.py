@@ -16,6 +16,7 @@ from paceline.training.copier import Copier
 from paceline.training.device_push import CHANGED, DeviceGradients
 from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
+from paceline.training.told import same_bits
 from support.fake_device import FakeDevice
 
 SEEDS = range(4)
@@ -71,7 +72,7 @@ class Case:
         area = self.places.push_area(0)
         for parameter, there, view in zip(self.model.parameters(), area.present.tolist(), area.gradients, strict=True):
             assert bool(there) is (parameter.grad is not None)
-            assert parameter.grad is None or torch.equal(parameter.grad, view)
+            assert parameter.grad is None or same_bits(parameter.grad, view)
         assert torch.equal(area.buffers["seen"], self.model.get_buffer("seen"))
 
     @property
@@ -112,7 +113,7 @@ def replaced(case: Case) -> None:
 def made_nan(case: Case) -> None:
     gradient = case.model.parts[0].grad
     assert gradient is not None
-    gradient.fill_(0.0).add_(7.0)
+    gradient[2] = float("nan")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -131,11 +132,43 @@ def test_what_the_script_changes_after_it_has_left_leaves_once_more(seed: int, c
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_script_that_always_changes_its_gradients_has_fewer_and_fewer_leave_early(seed: int) -> None:
+    case = Case(seed)
+    early = []
+    for step in range(40):
+        before = case.device.copies
+        case.backward()
+        if case.device.copies > before:
+            early.append(step)
+        scaled(case)
+        case.step()
+    assert early == [0, 2, 5, 10, 19, 36]
+    assert case.remarks == [CHANGED]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_script_that_has_stopped_changing_them_has_all_leave_early_again(seed: int) -> None:
+    case = Case(seed)
+    for _ in range(3):
+        case.backward()
+        scaled(case)
+        case.step()
+    early = []
+    for _ in range(6):
+        before = case.device.copies
+        case.backward()
+        early.append(case.device.copies > before)
+        case.step()
+    assert early == [False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_gradient_that_is_no_number_is_pushed_as_it_is(seed: int) -> None:
     case = Case(seed)
     case.backward(float("nan"))
     case.push.fill()
     assert case.places.push_area(0).gradients[1].isnan().all()
+    assert case.remarks == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.fabric.memory import Region
 from paceline.protocols import registry
 from paceline.training import accelerator
-from paceline.training.copier import Copier
+from paceline.training.copier import UNLOCKED, Copier
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.choice import holder_of
 from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
@@ -56,6 +56,7 @@ class Ends:
         self.refused: list[str] = []
         self.returned = 0
         self.averages = 0
+        self.remarks: list[str] = []
         self.newest = SECOND
         self.fails = False
 
@@ -69,7 +70,7 @@ class Ends:
         pass
 
     def remark(self, line: str) -> None:
-        pass
+        self.remarks.append(line)
 
     def begin_to_average(self, groups: Any) -> None:
         self.averages += 1
@@ -91,8 +92,9 @@ class Case:
 
     kind: str
 
-    def __init__(self, kind: str, used: bool = True) -> None:
+    def __init__(self, kind: str, used: bool = True, device: type[FakeDevice] = FakeDevice) -> None:
         """`used`: whether the holder was told of the first step's push area."""
+        self._kind_of_device = device
         self.kind, self.replica = kind, "replica" in kind
         self.pushes = "nothing pushed" not in kind
         self.link: Any = Ends()
@@ -132,7 +134,8 @@ class Case:
 
     def copier(self, *in_memory: int) -> Copier:
         """Copies to a device that has no parameter of these numbers."""
-        return Copier(self.joined, FakeDevice(without=[self.joined.parameters[number] for number in in_memory]))
+        self.device = self._kind_of_device(without=[self.joined.parameters[number] for number in in_memory])
+        return Copier(self.joined, self.device)
 
     def at(self, place: int) -> list[Tensor]:
         """The parameters in that place."""
@@ -209,12 +212,58 @@ def test_what_comes_of_a_version_before_it_is_whole_is_not_brought_again(case: C
     entries = case.places.layout.moving
     case.holder.bring(SECOND, [(0, entries[1].offset + 400)])
     case.holder.bring(SECOND, [(entries[2].offset, entries[2].stop)])
-    case.holder.copied()
     case.holder.install(SECOND)
     assert case.shown() == [[5.0], [5.0], [5.0]]
     case.write(SECOND, 6.0)
     case.holder.install(SECOND)
     assert case.shown() == [[6.0], [6.0], [6.0]], "what came was of the last time"
+
+
+ON_DEVICE = tuple(kind for kind in KINDS if kind.startswith("device"))
+
+
+@of(*ON_DEVICE)
+def test_a_version_s_place_may_be_used_for_another_once_the_device_has_settled(case: Case) -> None:
+    case.write(SECOND, 5.0)
+    case.holder.install(SECOND)
+    case.holder.settle()
+    case.write(SECOND, 8.0)
+    assert case.shown() == [[5.0], [5.0], [5.0]]
+
+
+@of(*ON_DEVICE)
+def test_memory_is_page_locked_before_it_is_copied(case: Case) -> None:
+    start = case.places.push_start if case.replica else case.places.slot_start
+    size = case.places.layout.push_bytes if case.replica else case.places.layout.slot_bytes
+    assert (start(FIRST), start(FIRST) + size) in case.device.locked
+    case.holder.install(SECOND)
+    case.holder.install(FIRST)
+    assert case.device.locked.count((start(SECOND), start(SECOND) + size)) == 1
+    assert case.device.locked.count((start(FIRST), start(FIRST) + size)) == 1
+    if case.pushes:
+        push = case.places.push_start(case.area)
+        assert (push, push + case.places.layout.push_bytes) in case.device.locked
+
+
+def test_memory_that_can_t_be_page_locked_is_told_of_once() -> None:
+    class Full(FakeDevice):
+        def lock(self, *_: Any) -> str | None:
+            return "out of memory"
+
+    case = Case("device", device=Full)
+    case.holder.install(SECOND)
+    assert case.link.remarks == [UNLOCKED.format("out of memory")]
+
+
+@of(*ON_DEVICE)
+def test_values_that_are_swapped_past_autograd_are_seen_as_well(case: Case) -> None:
+    for view in case.at(FIRST):
+        view.copy_(torch.arange(view.numel()))
+    case.holder.install(FIRST)
+    assert case.holder.changed() == []
+    large = case.model.large.data
+    large.copy_(torch.cat([large[2:4], large[:2], large[4:]]))
+    assert case.holder.changed() == ["large"]
 
 
 @of("device", "device and memory")

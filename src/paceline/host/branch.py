@@ -806,7 +806,7 @@ class Branch:
                 seat.step = None
             case messages.Offered():
                 self._offer = self._offer or message
-                seat.accelerator = message.accelerated
+                seat.accelerator = bool(message.device)
                 self._prepared.add(worker)
             case messages.StoreNotForked(error=error) if self._arithmetic.could_not(worker, error):
                 return  # the head's host has a store

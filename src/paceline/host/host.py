@@ -768,8 +768,8 @@ class LocalHost:
                 self._idles(seat)  # it may have been released for a step, and had no data for it
             case messages.Offered():
                 self._offers[worker], seat.scalars = message, message.scalars
-                seat.accelerator = message.accelerated
-                self.commits.maker.tells |= message.accelerated
+                seat.accelerator = bool(message.device)
+                self.commits.maker.tells |= seat.accelerator
             case messages.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
                 if not seat.elsewhere:

@@ -55,8 +55,8 @@ class Offered(Message):
     """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
     chunks: list[Count] = []
     """Where what groups average may be cut, if that is not at `cuts`."""
-    accelerated: bool = False
-    """Whether the worker computes on a GPU."""
+    device: str = ""
+    """The name of the GPU that the worker computes on; empty: on the CPU."""
     deterministic: bool = True
     """Whether it would compute the same bits once more, as far as torch was told to."""
 

@@ -25,7 +25,9 @@ and who does then, as under `PLACEMENT`."""
 LACKING = "lacking"
 """The key under which a run notes the workers whose replicas its last mean goes without, as they can't be read any
 more: their processes, or their hosts, ended in a step, and the run before the machine was told."""
-OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING)
+ON_DEVICES = "on_devices"
+"""The key under which a run notes the devices that workers computed on: by worker, the GPU's name; empty: none."""
+OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING, ON_DEVICES)
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
 ASKED = (
     *("arguments", "threads", "devices", "shards", "record", "limits", "learning_rate_scale", "start"),

@@ -35,7 +35,7 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
-from paceline.records.segments import LACKING, Segment
+from paceline.records.segments import LACKING, ON_DEVICES, Segment
 from paceline.records.summary import Summary
 from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
@@ -185,7 +185,7 @@ def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings
         evaluation_threads=EVALUATION_THREADS if config.get("stop_at_target") else None,
         checkpoint=0,
         resumed=part.begins,
-        replays=True,
+        replays={int(worker): device for worker, device in part.segment.notes.get(ON_DEVICES, {}).items()},
     )
 
 

@@ -11,7 +11,7 @@ from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.contract import Resumption
 from paceline.records.before import read_before
-from paceline.records.segments import PLACEMENT
+from paceline.records.segments import ON_DEVICES, PLACEMENT
 from paceline.records.snapshots import replica_file, worker_file
 from paceline.runtime.member import Member
 from paceline.runtime.offers import (
@@ -23,6 +23,7 @@ from paceline.runtime.offers import (
     remarks,
     unequal_hosts,
     unfit,
+    unpromised,
     work,
 )
 from paceline.runtime.rooms import Rooms
@@ -158,7 +159,13 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
             rooms.loop.after(left, partial(rooms.returns.kill, kill))
     for line in remarks(offer, settings):
         rooms.output.say(line)
+    offers = {worker: gathering.offers[worker] for worker in workers}
+    if settings.replays is not None:
+        for line in unpromised(offers, settings.replays):
+            rooms.output.say(line)
     on_begin(offer)
+    if any(one.device for one in offers.values()):
+        rooms.journal.ledger.note(ON_DEVICES, {str(worker): one.device for worker, one in offers.items()})
     if absent := [worker for worker in range(settings.workers) if worker not in workers]:
         rooms.journal.ledger.note("absent", absent)
     if shards := rooms.host.shards:

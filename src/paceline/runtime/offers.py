@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from paceline.cluster.group_links import assumed
 from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
-from paceline.core.listed import listed
+from paceline.core.listed import listed, workers_named
 from paceline.core.machine import Spec
 from paceline.core.placement import HEAD
 from paceline.host.messages import Offered
@@ -161,13 +161,25 @@ def epochs_over(offer: Offered, settings: Settings) -> str:
     return f"{given}: these epochs are over and this loop gets no batches; give {more} more"
 
 
+def unpromised(offers: Mapping[int, Offered], before: Mapping[int, str]) -> Iterator[str]:
+    """Why workers on devices may not come to the bits that they had, a line each. `before`: the devices they had."""
+    freely = [worker for worker, offer in offers.items() if not offer.deterministic]
+    if freely:
+        yield (
+            f"{workers_named(freely)} {'computes' if len(freely) == 1 else 'compute'} on a GPU without "
+            "torch.use_deterministic_algorithms(True): the replay can't promise the bits"
+        )
+    for then, now in sorted({(before.get(worker, ""), offer.device) for worker, offer in offers.items()}):
+        if then != now:
+            those = [worker for worker, one in offers.items() if (before.get(worker, ""), one.device) == (then, now)]
+            yield (
+                f"{workers_named(those)} computed on {then or 'the CPU'} (here {now or 'the CPU'}): the replay can't "
+                "promise their bits"
+            )
+
+
 def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
     """What a user should know as training begins, a line each."""
-    if settings.replays and not offer.deterministic:
-        yield (
-            "the script computes on a GPU without torch.use_deterministic_algorithms(True): the replay can't promise "
-            "the run's bits"
-        )
     if offer.streams:
         yield (
             "each worker iterates an IterableDataset of its own, whose samples are neither shared out nor counted; the "

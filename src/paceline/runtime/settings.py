@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,8 +84,8 @@ class Settings:
     """The hosts that have shards of the store, as the flag has them; None: as is usual. See `core.placement`."""
     resumed: Snapshot | None = None
     """What the run goes on from; None: it begins."""
-    replays: bool = False
-    """Whether it is to come to the bits of a run that was recorded."""
+    replays: Mapping[int, str] | None = None
+    """If it is to come to the bits of a recorded run: by worker, the device that it had there."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""
 

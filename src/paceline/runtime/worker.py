@@ -211,7 +211,7 @@ class WorkerLink:
                 keeps=offer.keeps,
                 metrics=offer.metrics,
                 code=digests(self._script, self._imported),
-                accelerated=offer.accelerated,
+                device=offer.device,
                 deterministic=offer.deterministic,
             )
         )

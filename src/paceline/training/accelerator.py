@@ -89,6 +89,17 @@ def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
     return device
 
 
+def name_of(device: torch.device) -> str:
+    """Return the device's model, as its maker names it."""
+    named = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(named(device)) if named is not None else device.type
+
+
+def is_deterministic() -> bool:
+    """Whether torch was told to compute the same bits each time, wherever it can't."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 class OfTorch:
     """The device as torch has it, whatever its maker: CUDA, say. See `Accelerator`."""
 

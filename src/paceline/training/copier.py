@@ -18,6 +18,8 @@ from paceline.training.layout import Entry, PushArea
 
 BUCKET = 4 << 20
 """Bytes that leave the device together: they take a bus of 50 GB/s 0.1 ms, and beginning a copy takes far less."""
+COLUMNS = 1024
+"""Words of eight bytes in a row of an arena, whose bits are summed by rows and by columns."""
 UNLOCKED = "copies to and from its device are slower, as memory can't be page-locked: {}"
 
 
@@ -26,7 +28,8 @@ class Arena:
 
     def __init__(self, entries: Sequence[Entry], on_device: Sequence[int], size: int, device: torch.device) -> None:
         """`on_device`: the numbers of parameters on the device. `size`: bytes that a version takes."""
-        self.bytes = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.bytes = torch.zeros(-(-size // (8 * COLUMNS)) * 8 * COLUMNS, dtype=torch.uint8, device=device)
+        """Some more, so that they are whole rows of so many words."""
         self.views = [
             _over(self.bytes, entry)
             if number in on_device
@@ -95,7 +98,7 @@ class Copier:
         self._to.append((began, ended))
 
     def take(self, arena: Arena, start: int, buckets: Sequence[Bucket] | None = None) -> None:
-        """Copy the arena, or these buckets of it, as it is now, to where it begins with that byte. See `settle`."""
+        """Copy the arena, or these buckets of it, to the part that begins at that byte. See `await_taken`."""
         stream = self._accelerator.from_device
         stream.after(self._accelerator.computed())
         began = stream.mark()
@@ -113,20 +116,22 @@ class Copier:
                 self._part(number, start).copy_(gradient)
 
     def take_buffers(self, area: PushArea) -> None:
-        """Copy the model's buffers to that area. See `settle`."""
+        """Copy the model's buffers to that area. See `await_taken`."""
         if not area.buffers:
             return
         stream = self._accelerator.from_device
         stream.after(self._accelerator.computed())
+        began = stream.mark()
         buffers = dict(self._joined.model.named_buffers())  # afresh: a forward may put new tensors in their places
         for name, view in area.buffers.items():
             stream.copy(view, buffers[name])
+        self._from.append((began, stream.mark()))
 
-    def settle(self) -> None:
+    def await_taken(self) -> None:
         """Wait until all that was taken from the device is in memory."""
         self._accelerator.from_device.mark().wait()
 
-    def wait(self) -> None:
+    def await_computed(self) -> None:
         """Wait until the device has done all that was asked for in this thread."""
         self._accelerator.computed().wait()
 

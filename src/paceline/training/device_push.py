@@ -12,9 +12,12 @@ from paceline.training.buckets import Bucket, Filling
 from paceline.training.copier import Arena, Copier
 from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
+from paceline.training.told import same_bits
 
 COMPARED = 64 << 20
 """Bytes of gradients that are compared at once: their differences take as much memory on the device."""
+LONGEST_REST = 64
+"""Steps: a script that clips its gradients now and then is tried again soon, and one that always does costs nothing."""
 CHANGED = "changes gradients between backward() and step(), so they leave its device only once a step is computed"
 
 
@@ -47,7 +50,7 @@ class DevicePush:
         if present != self._area.present.tolist():
             self._area.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
         self._copier.take_buffers(self._area)
-        self._copier.settle()
+        self._copier.await_taken()
 
 
 class DeviceUpdates(DevicePush):
@@ -94,13 +97,15 @@ class DeviceGradients(DevicePush):
         """By parameter: how many gradients autograd has made in this step."""
         self._last = 1
         """The backward of a step whose gradients leave early: the last one, if steps have as many as the one before."""
-        self._early = True
+        self._rests, self._next_rest = 0, 1
+        """Steps in which no gradient leaves early, as that was in vain; and how many after the next such one."""
+        self._remarked = False
 
     def take(self, number: int) -> None:
         """See `GradientPush`."""
         made = self._backwards[number] = self._backwards.get(number, 0) + 1
         gradient = self._joined.parameters[number].grad
-        if not self._early or made != self._last or number not in self._on_device:
+        if self._rests or made != self._last or number not in self._on_device:
             return
         if gradient is None or gradient.layout != torch.strided or gradient.requires_grad:
             return
@@ -133,7 +138,7 @@ class DeviceGradients(DevicePush):
 
     def let_go(self) -> None:
         """See `Push`."""
-        self._copier.settle()
+        self._copier.await_taken()
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -145,9 +150,14 @@ class DeviceGradients(DevicePush):
         """The buckets that have not left, or that lack a gradient as it is now."""
         changed = set(self._changed(gradients))
         if any(self._backwards[number] == self._last for number in changed):  # and not by a further backward
-            self._early = False
-            if self._joined.link.worker == 0:  # the others would say the same
+            self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            if self._joined.link.worker == 0 and not self._remarked:  # the others would say the same
                 self._joined.link.remark(CHANGED)
+                self._remarked = True
+        elif self._rests:
+            self._rests -= 1
+        elif self._copied:
+            self._next_rest = 1
         wrong = {n for n in self._on_device if gradients[n] is not None and (n in changed or n not in self._copied)}
         return [  # one that is on its way leaves after that, so what lies in the area in the end is right
             bucket
@@ -165,7 +175,10 @@ class DeviceGradients(DevicePush):
             verdicts.append(torch.stack(torch._foreach_norm(apart, float("inf"))).ne(0.0))  # NaN is not 0 either
             judged += [number for number, _ in some]
         if judged:
-            yield from compress(judged, torch.cat(verdicts).tolist())
+            for number in compress(judged, torch.cat(verdicts).tolist()):
+                gradient = gradients[number]
+                if gradient is not None and not same_bits(gradient, self._copies.views[number]):
+                    yield number  # and not a NaN that was one before
 
     def _together(self, gradients: Sequence[Tensor | None]) -> Iterator[list[tuple[int, Tensor]]]:
         """What is compared at once, of what was copied: tensors of one type, and not too many bytes."""

@@ -66,8 +66,8 @@ class Offer:
     """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
     measure: Measure | None
     """The same of a recorded version, in a process that was forked now; None: there can be none."""
-    accelerated: bool = False
-    """Whether the worker computes on a device."""
+    device: str = ""
+    """The name of the device that the worker computes on; empty: on the CPU."""
     deterministic: bool = True
     """Whether it would compute the same bits once more."""
 
@@ -128,12 +128,12 @@ class Finished:
     gradient: str | None = None
     """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
     to_device: float | None = None
-    """Seconds that copies to the device took for this step: of the version that it was computed on.
+    """Seconds that copies to the device took since the step before was told of: of this step's version, as a rule.
 
     Overlapped or not, as the device's events measured them. None where parameters are in memory.
     """
     from_device: float | None = None
-    """The same of copies from the device, for this step."""
+    """The same of copies from the device: of this step's gradient, as a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

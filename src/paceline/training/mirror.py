@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.training.checksums import checksum
-from paceline.training.copier import Copier
+from paceline.training.copier import COLUMNS, Copier
 from paceline.training.joined import Joined
+from paceline.training.shown import same_bytes
 
 
 class Mirror:
@@ -26,7 +26,7 @@ class Mirror:
         self._brought: dict[int, list[tuple[int, int]]] = {}
         """By its first byte: what was brought already of the part that is shown next."""
         self._versions: list[int] = []
-        self._sum = self._summed()
+        self._sums = self._summed()
         with torch.no_grad():
             for parameter, view in zip(self._parameters, self.arena.views, strict=True):
                 parameter.data = view.copy_(parameter)
@@ -41,7 +41,10 @@ class Mirror:
 
     @torch.no_grad()
     def bring(self, start: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Bring these bytes of the part that begins at that byte and is shown next."""
+        """Bring these bytes of the part that begins at that byte and is shown next.
+
+        They stay what they are: the part is the worker's from when it was told of it until its next step is computed.
+        """
         self._copier.lock(start, self._size)
         there = self._brought.setdefault(start, [])
         self._copier.bring_bytes(self.arena, start, ranges)
@@ -52,14 +55,15 @@ class Mirror:
         """What is in the arena now is what the script is to see: that part, or what came of it."""
         self._start = start
         self._versions = [parameter._version for parameter in self._parameters]
-        self._sum = self._summed()
+        self._sums = self._summed()
+        self._in_memory = [self.arena.views[number].clone() for number in self._copier.in_memory]
 
     @torch.no_grad()
     def changed(self) -> list[str]:
         """The names of parameters that the script has written into since.
 
-        Writes past autograd's count (`.data`) are known by the sum of all bits, which the device makes as fast as it
-        reads its memory.
+        Writes past autograd's count (`.data`) are known by sums, which the device makes as fast as it reads its memory.
+        They miss only what leaves all of them as they were: swapped values do not.
         """
         every = enumerate(zip(self._parameters, self.arena.views, self._versions, strict=True))
         changed = {
@@ -67,9 +71,10 @@ class Mirror:
             for number, (parameter, view, version) in every
             if parameter._version != version or parameter.data_ptr() != view.data_ptr()
         }
-        device, memory = self._summed()
-        if memory != self._sum[1] or device.ne(self._sum[0]).item():
+        if not torch.equal(self._summed(), self._sums):
             changed.update(self._copier.differs(self.arena, self._start))
+        in_memory = zip(self._copier.in_memory, self._in_memory, strict=True)
+        changed.update(number for number, before in in_memory if not same_bytes(self.arena.views[number], before))
         return [self._entries[number].name for number in sorted(changed)]
 
     @torch.no_grad()
@@ -80,6 +85,7 @@ class Mirror:
                 parameter.data = view.copy_(parameter)
         self.shown(self._start)
 
-    def _summed(self) -> tuple[Tensor, str]:
-        """The sum of the bits of all parameters on the device, as whole numbers, and a checksum of the others."""
-        return self.arena.bytes.view(torch.int64).sum(), checksum(self.arena.views[n] for n in self._copier.in_memory)
+    def _summed(self) -> Tensor:
+        """Sums of all bits on the device, laid out as a table: of its rows, and of its columns."""
+        table = self.arena.bytes.view(torch.int64).view(-1, COLUMNS)
+        return torch.cat([table.sum(1), table.sum(0)])

@@ -165,7 +165,7 @@ def prepare(
         raise
     layout = Layout.of(model, optimizer)
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    accelerated = accelerator.device_of(optimized) is not None
+    device = accelerator.device_of(optimized)
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
@@ -181,8 +181,8 @@ def prepare(
             optimizer=type(optimizer).__name__,
             make_store=make_store,
             scalars=scalars_of(optimizer),
-            accelerated=accelerated,
-            deterministic=not accelerated or torch.are_deterministic_algorithms_enabled(),
+            device="" if device is None else accelerator.name_of(device),
+            deterministic=device is None or accelerator.is_deterministic(),
             loads=leased,
             epoch_samples=(
                 epoch_samples(checked_loader, link.seed)

@@ -8,13 +8,13 @@ from typing import Any
 from paceline.files import read_file
 from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 from paceline.records.check.checking import Checking
-from paceline.records.segments import LACKING, MOVES, PLACEMENT
+from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
 from paceline.records.summary import MOVED
 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(
     {
-        *("absent", "admitted", "beginning", "deaths", "handed", LACKING, MOVED, MOVES, PLACEMENT),
+        *("absent", "admitted", "beginning", "deaths", "handed", LACKING, MOVED, MOVES, ON_DEVICES, PLACEMENT),
         *("replay_of", "simulation", "unmeasured", "until"),
     }
 )

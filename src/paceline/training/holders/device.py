@@ -28,7 +28,7 @@ class _OnDevice:
 
     def settle(self) -> None:
         """See `Holder`."""
-        self._copier.wait()
+        self._copier.await_computed()
 
     def copied(self) -> tuple[float, float]:
         """See `Holder`."""
@@ -88,23 +88,23 @@ class DeviceReplica(_OnDevice, Replica):
     def __init__(self, joined: Joined, copier: Copier, pushes: Pushes) -> None:
         self._copier = copier
         self._mirror = Mirror(joined, copier, joined.places.layout.push_bytes)
-        self._is_averaged = pushes == "nothing"
+        self._averages_parameters = pushes == "nothing"
         self._of_mean: Arena | None = None
         self._held = self._stepped_into = -1
         """The area that has what is on the device; the one that the last step has made, until that is shown."""
-        push = NoPush() if self._is_averaged else DeviceGradients(joined, copier)
+        push = NoPush() if self._averages_parameters else DeviceGradients(joined, copier)
         super().__init__(joined, push, self._mirror)
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`."""
-        if place == self._stepped_into and not self._is_averaged:
+        if place == self._stepped_into and not self._averages_parameters:
             self._mirror.shown(self.joined.places.push_start(place))
         else:
             super().show(place)
         self._held, self._stepped_into = place, -1
 
     def _stepped_values(self, order: Step) -> list[Tensor]:
-        if order.source != self._held or self._is_averaged:
+        if order.source != self._held or self._averages_parameters:
             super().show(order.source)
         return self._mirror.arena.views
 
@@ -119,7 +119,7 @@ class DeviceReplica(_OnDevice, Replica):
         area = self._fit(target)
         self._copier.take(self._mirror.arena, area.start)
         self._copier.take_buffers(area)
-        self._copier.settle()
+        self._copier.await_taken()
         self._held = self._stepped_into = target
 
     def _not_finite(self, values: list[Tensor]) -> int | None:
