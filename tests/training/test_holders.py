@@ -115,6 +115,7 @@ class Case:
             "device, own-step": lambda: DeviceOwnStep(self.joined, self.copier()),
             "device and memory, own-step": lambda: DeviceOwnStep(self.joined, self.copier(0)),
             "device, replica": lambda: DeviceReplica(self.joined, self.copier(), "gradients"),
+            "device and memory, replica": lambda: DeviceReplica(self.joined, self.copier(1), "gradients"),
             "device, replica, nothing pushed": lambda: DeviceReplica(self.joined, self.copier(), "nothing"),
             "own-step": lambda: OwnStep(self.joined, push),
             "replica": lambda: Replica(self.joined, push),
@@ -158,11 +159,17 @@ class Case:
 
 WINDOWS = ("window", "window, told", "device", "device and memory")
 OWN_STEPS = ("own-step", "device, own-step", "device and memory, own-step")
-REPLICAS = ("replica", "replica, nothing pushed", "device, replica", "device, replica, nothing pushed")
+REPLICAS = (
+    "replica",
+    "replica, nothing pushed",
+    "device, replica",
+    "device and memory, replica",
+    "device, replica, nothing pushed",
+)
 KINDS = (*WINDOWS, *OWN_STEPS, *REPLICAS)
 STORED = ("window", "device", "device and memory", *OWN_STEPS)
 STEPS_HERE = (*OWN_STEPS, *REPLICAS)
-TAKE_GRADIENTS = (*WINDOWS, "replica", "device, replica")
+TAKE_GRADIENTS = (*WINDOWS, "replica", "device, replica", "device and memory, replica")
 PUSHES_NOTHING = ("replica, nothing pushed", "device, replica, nothing pushed")
 
 
@@ -389,6 +396,12 @@ def test_a_replica_steps_with_a_mean_and_the_script_keeps_its_own_gradients(case
     moved = 3.0 - 8.0 * RATE * SCALE
     assert [view[0].item() for view in case.at(SECOND)] == [moved, 3.0, moved]
     assert [case.model.small.grad[0].item(), case.model.unused.grad] == [1.0, None]  # type: ignore[index]
+
+
+@of(*OWN_STEPS)
+def test_a_step_without_any_gradient_pushes_nothing(case: Case) -> None:
+    case.holder.step()
+    assert case.pushed()[1] == [0, 0, 0]
 
 
 @of(*REPLICAS)

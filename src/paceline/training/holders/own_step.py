@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -47,11 +48,10 @@ class Steps(Stored):
             parameter.grad is not None or not same_bytes(before, value)
             for parameter, before, value in zip(self.joined.parameters, updates, self._values, strict=True)
         ]
-        with torch.no_grad():
-            torch._foreach_sub_(
-                [update for update, there in zip(updates, moved, strict=True) if there],
-                [value for value, there in zip(self._values, moved, strict=True) if there],
-            )
+        there = list(compress(zip(updates, self._values, strict=True), moved))
+        if there:  # else the script has discarded all of its gradients
+            with torch.no_grad():
+                torch._foreach_sub_([update for update, _ in there], [value for _, value in there])
         self._push.made(moved)
 
 
