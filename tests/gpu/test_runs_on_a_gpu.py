@@ -154,6 +154,11 @@ HABITS = {
         "optimizer": "torch.optim.SGD(model.to(torch.bfloat16).parameters(), lr=0.05)",
         "inside": PLAIN.replace("model(x)", "model(x.bfloat16()).float()"),
     },
+    "partly in memory": {
+        "optimizer": "torch.optim.SGD([model.register_parameter('scale', nn.Parameter(torch.ones(3))), "
+        "*model.parameters()][1:], lr=0.05)",
+        "inside": PLAIN.replace("model(x)", "model(x) * model.scale.to(device)"),
+    },
     "loaded past autograd": {"prepared": "for p in model.parameters(): p.data.fill_(0.01)"},
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -122,11 +123,15 @@ class DeviceReplica(_OnDevice, Replica):
         self._held = self._stepped_into = target
 
     def _not_finite(self, values: list[Tensor]) -> int | None:
-        """See `Replica`. The device is asked once about all of them."""
-        places = [place for place, value in enumerate(values) if value.numel()]
-        norms = torch._foreach_norm([values[place] for place in places], float("inf")) if places else ()
-        well = torch.stack([norm.double() for norm in norms]).isfinite().tolist() if norms else []
-        return next((place for place, finite in zip(places, well, strict=True) if not finite), None)
+        """See `Replica`. The device is asked once about all that is there, and some may be in memory."""
+        found: list[int] = []
+        for device in {value.device for value in values}:
+            places = [place for place, value in enumerate(values) if value.device == device and value.numel()]
+            if places:
+                norms = torch._foreach_norm([values[place] for place in places], float("inf"))
+                lost = torch.stack([norm.double() for norm in norms]).isfinite().logical_not().tolist()
+                found += compress(places, lost)
+        return min(found, default=None)
 
     def _fit(self, number: int) -> PushArea:
         area = self._area(number)
