@@ -189,6 +189,15 @@ def test_a_parameter_that_is_written_past_autograd_after_the_first_step_is_refus
     assert 'the script changed the parameter "0.weight" after the first step' in done.err
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_that_is_moved_after_it_was_prepared_is_refused(device: str, tmp_path: Path) -> None:
+    moves = "" if device == "cpu" else "model.cpu()"
+    text = script(before=moves, prepared=f'device = torch.device("{device}"); model.to(device)')
+    done = run(text, "-n", "2", tmp_path=tmp_path, env=ENVIRONMENT)
+    assert done.code == 2
+    assert 'the parameter "0.weight" is on ' in done.err
+
+
 def test_a_run_goes_on_from_a_snapshot_on_a_gpu(tmp_path: Path) -> None:
     from support.runs import ended, resume
 

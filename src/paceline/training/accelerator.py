@@ -122,19 +122,19 @@ class OfTorch:
             return f"torch can't lock memory for the device {self._device}"
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = int(cudart.cudaHostRegister(region.address + start, stop - start, 0))
-        if error in (0, LOCKED_ALREADY):
+        if not error:
             return None
         with suppress(RuntimeError):  # the failed call stays CUDA's last error, which torch raises from what comes next
             torch.zeros(1, device=self._device)
+        if error == LOCKED_ALREADY:
+            return None
         return str(cudart.cudaGetErrorString(cudart.cudaError(error)))
 
 
 class _Mark:
     def __init__(self, stream: torch.Stream) -> None:
         self._stream = stream
-        self._event = torch.Event(
-            stream.device, enable_timing=True, blocking=True
-        )  # who waits leaves its core to the store
+        self._event = torch.Event(stream.device, enable_timing=True)  # torch ignores `blocking`: who waits keeps a core
         self._event.record(stream)
 
     def wait(self) -> None:

@@ -36,6 +36,7 @@ class Changes:
         """The store's state of the optimizer when the script last asked for it, before the first step."""
         self._stepped = False
         """Whether the script has made a step."""
+        self._devices = [tensor.device for tensor in (*joined.parameters, *fixed.tensors)]
         self._leave_state_to_store()
         self._attributes = _attributes(joined.optimizer)
 
@@ -76,6 +77,8 @@ class Changes:
     def see_to(self) -> None:
         """The script steps. Adopt what it changed before its first step, and refuse what it changed since."""
         changed = [*self._holder.changed(), *self._fixed.changed()]
+        if changed:
+            self._refuse_another_device()
         if not self._stepped and (changed or self._state_loaded):
             if self._resumed:
                 what = f'the parameter "{changed[0]}"' if changed else STATE
@@ -99,6 +102,17 @@ class Changes:
         if not self._holder.keeps_state:
             self._refuse_changed_attributes()
         self._stepped, self._state_shown = True, None
+
+    def _refuse_another_device(self) -> None:
+        """Refuse parameters that the script has moved: their holder would bring them back, away from the batches."""
+        entries = (*self._joined.places.layout.moving, *self._fixed.entries)
+        tensors = (*self._joined.parameters, *self._fixed.tensors)
+        for entry, tensor, before in zip(entries, tensors, self._devices, strict=True):
+            if tensor.device != before:
+                self._joined.refuse(
+                    f'the parameter "{entry.name}" is on {tensor.device} now and was on {before} in prepare(); call '
+                    "prepare() once the model is on its device"
+                )
 
     def _refuse_changed_attributes(self) -> None:
         attributes, before = _attributes(self._joined.optimizer), self._attributes
