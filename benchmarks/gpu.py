@@ -15,7 +15,9 @@ A step is the time between two moments when the device had done all of a step: t
 workers. What Paceline's steps are made of comes from its ledger: medians, in ms. `from` and `to` are copies from the
 device and to it, as its events measured them: most run beside the backward, and beside the store's step. `wait` is the
 wait for the others and for the store's step on the processor. `exposed` is what else a step takes beside computing a
-gradient, which without synchronisation is timed as well: the push and the pull, as far as they run beside nothing.
+gradient, which without synchronisation is timed as well: the push and the pull, as far as they run beside nothing, and
+what the GPU does besides: it clips, or steps the optimizer where workers do that. `push` is the ledger's. `store` is
+the time from a version's order until it is made.
 First of all, copies of 256 MB between the device and memory that torch has page-locked are timed: what the bus can do.
 """
 
@@ -132,10 +134,15 @@ def _run(command: list[str], output: Path, timeout: float) -> None:
 def _parts(ledger: Path) -> dict[str, float]:
     with closing(sqlite3.connect(ledger)) as database:
         rows = database.execute(f"SELECT {', '.join(PARTS)} FROM step_times WHERE step > ?", (WARMUP,)).fetchall()
-    return {
-        part: median(value or 0.0 for value in column)
-        for part, column in zip(PARTS, zip(*rows, strict=True), strict=True)
+        made = database.execute(
+            "SELECT commits.at - facts.at FROM commits JOIN orders USING (version) JOIN facts ON facts.id = orders.fact "
+            "WHERE orders.kind = 'ApplyUpdate' AND orders.version > ?",
+            (WARMUP,),
+        ).fetchall()
+    parts = {
+        part: median(one or 0.0 for one in column) for part, column in zip(PARTS, zip(*rows, strict=True), strict=True)
     }
+    return {**parts, "store": median(seconds for (seconds,) in made) if made else 0.0}
 
 
 def bandwidths() -> dict[str, float]:
@@ -158,8 +165,8 @@ def bandwidths() -> dict[str, float]:
 
 def table(measurements: Sequence[Measurement], bus: dict[str, float]) -> list[list[str]]:
     """For each model, number of workers and variant: medians over the rounds."""
-    head = ["model", "workers", "variant", "step", "adds", "× DDP", "exposed", "of step", "wait", "from", "of bus"]
-    rows = [[*head, "to", "of bus"]]
+    head = ["model", "workers", "variant", "step", "adds", "× DDP", "exposed", "of step", "push", "wait", "store"]
+    rows = [[*head, "from", "of bus", "to", "of bus"]]
     cells: dict[tuple[str, int, str], list[Measurement]] = {}
     for one in measurements:
         cells.setdefault((one.model, one.workers, one.variant), []).append(one)
@@ -173,11 +180,11 @@ def table(measurements: Sequence[Measurement], bus: dict[str, float]) -> list[li
         row += ["" if plain is None or variant == "plain" else _ms(step - plain)]
         row += ["" if ddp is None or variant in ("plain", "ddp") else f"{step / ddp:.2f}"]
         if told := [one.parts for one in every if one.parts]:
-            part = {name: median(one[name] for one in told) for name in PARTS}
+            part = {name: median(one[name] for one in told) for name in (*PARTS, "store")}
             beside = [one.computing for one in cells.get((model, workers, "plain"), ())]
             exposed = step - median(beside) - part["wait"] if beside else None
             row += ["", ""] if exposed is None or plain is None else [_ms(exposed), f"{exposed / plain:.0%}"]
-            row += [_ms(part["wait"])]
+            row += [_ms(part["push"]), _ms(part["wait"]), _ms(part["store"]) if part["store"] else ""]
             for way in ("from", "to"):
                 seconds = part[f"{way}_device"]
                 row += [_ms(seconds), f"{BYTES[model] / seconds / bus[way]:.0%}" if seconds else ""]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.protocols import registry
 from paceline.records.check import check
@@ -32,6 +36,8 @@ data = TensorDataset(torch.randn({samples}, 6), torch.randint(0, 3, ({samples},)
 loader = DataLoader(data, batch_size=8, shuffle=True)
 {before}
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+def places():
+    return [parameter.data_ptr() for parameter in model.parameters()]
 {prepared}
 step = 0
 for epoch in range(2):
@@ -87,7 +93,7 @@ def test_a_run_with_a_death_in_the_middle_of_a_step_ends_on_the_same_bits_again(
 @pytest.mark.parametrize("way", ["take", "bring_bytes"])
 def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str, protocol: str, tmp_path: Path) -> None:
     first = DIES_IN_A_COPY.format(way=way, copies=4)
-    flags = ("-n", "3", "-p", protocol, "--threads", "1")
+    flags = ("-n", "3", "-p", protocol, "--threads", "1", "--shards", "static")  # so that each has steps to make
     done = run(script(), *flags, tmp_path=tmp_path, env=ENVIRONMENT, first=first).completed()
     assert done.summary["per_worker"][1]["left"]["reason"] == "died"
     assert check(open_run(done.folder, registry())).wrong is None
@@ -96,8 +102,6 @@ def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str,
 
 @pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])
 def test_synchronous_training_comes_out_as_on_the_cpu(protocol: str, tmp_path: Path) -> None:
-    import torch
-
     finals = []
     for devices in ("0", "cpu"):
         folder = tmp_path / devices
@@ -154,7 +158,8 @@ HABITS = {
     "autocast": {"inside": AUTOCAST},
     "compiled": {
         "inside": COMPILED,
-        "prepared": "compiled = torch.compile(model, mode='reduce-overhead')",
+        "prepared": "compiled = torch.compile(model, mode='reduce-overhead'); there = places()",
+        "after": "assert places() == there",
         "samples": 320,
     },
     "accumulated": {"inside": ACCUMULATED},
@@ -182,6 +187,27 @@ def test_what_scripts_do_on_gpus_is_trained_and_replayed(habit: str, protocol: s
     assert broken_replay(recorded) == []
 
 
+PLAIN_HABITS = ("scaled", "autocast", "compiled", "accumulated", "past autograd", "fused")
+
+
+@pytest.mark.parametrize("habit", PLAIN_HABITS)
+def test_one_worker_comes_out_as_the_script_does_without_paceline(habit: str, tmp_path: Path) -> None:
+    given = HABITS[habit]
+    saves = "torch.save({key: value.cpu() for key, value in model.state_dict().items()}, os.environ['SAVED'])"
+    text = script(**{**given, "after": f"{given.get('after', '')}\n{saves}"})  # type: ignore[arg-type]
+    for drawn, instead in (("shuffle=True", "shuffle=False"), ("Dropout(0.2)", "Dropout(0.0)")):
+        assert drawn in text
+        text = text.replace(drawn, instead)
+    (tmp_path / "plain.py").write_text(text)
+    environment = {**os.environ, **ENVIRONMENT, "SAVED": str(tmp_path / "plain.pt")}
+    subprocess.run([sys.executable, tmp_path / "plain.py"], env=environment, check=True, timeout=120)
+    env = {**ENVIRONMENT, "SAVED": str(tmp_path / "ours.pt")}
+    run(text, "-n", "1", "-p", "bsp", tmp_path=tmp_path, env=env).completed()
+    plain, ours = torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "ours.pt")
+    for name, value in plain.items():
+        assert torch.allclose(value.float(), ours[name].float(), rtol=1e-2, atol=2e-3), name
+
+
 def test_a_parameter_that_is_written_past_autograd_after_the_first_step_is_refused(tmp_path: Path) -> None:
     text = script(PLAIN + "\n        if step == 2: model[0].weight.data.mul_(0.5)\n")
     done = run(text, "-n", "2", tmp_path=tmp_path, env=ENVIRONMENT)
@@ -205,7 +231,12 @@ def test_a_run_goes_on_from_a_snapshot_on_a_gpu(tmp_path: Path) -> None:
         folder = tmp_path / protocol
         folder.mkdir()
         first = run(
-            script(optimizer="torch.optim.AdamW(model.parameters(), lr=1e-3)"),
+            script(
+                optimizer="torch.optim.AdamW(model.parameters(), lr=1e-3)",
+                prepared="state = optimizer.state_dict()['state'].values()\n"
+                "assert not paceline.resumed() or all(float(one['step']) >= 4 for one in state)\n"
+                "assert not paceline.resumed() or len(state) == 8",
+            ),
             "-n", "2", "-p", protocol, "--max-steps", "16", "--checkpoint", "2", "--threads", "1",
             tmp_path=folder, env=ENVIRONMENT,
         )  # fmt: skip

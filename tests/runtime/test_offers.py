@@ -104,7 +104,7 @@ def on(device: str, *, deterministic: bool = True) -> messages.Offered:
             [on("H200"), on("H200"), on("")],
             {0: "A100", 1: "A100", 2: "A100"},
             [
-                "workers 0 and 1 computed on A100 (here H200): the replay can't promise their bits",
+                "workers 0, 1 computed on A100 (here H200): the replay can't promise their bits",
                 "worker 2 computed on A100 (here the CPU): the replay can't promise their bits",
             ],
         ),

@@ -53,7 +53,8 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
 @pytest.mark.parametrize("way", ["take", "bring_bytes"])
 def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str, protocol: str, tmp_path: Path) -> None:
     first = ON_DEVICE.format(seed=3) + DIES_IN_A_COPY.format(way=way, copies=4)
-    done = run(SCRIPT, "-n", "3", "-p", protocol, "--threads", "1", tmp_path=tmp_path, first=first).completed()
+    flags = ("-n", "3", "-p", protocol, "--threads", "1", "--shards", "static")  # so that each has steps to make
+    done = run(SCRIPT, *flags, tmp_path=tmp_path, first=first).completed()
     assert done.summary["per_worker"][1]["left"]["reason"] == "died"
     assert check(open_run(done.folder, registry())).wrong is None
     assert broken_replay(done) == []
