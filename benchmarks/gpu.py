@@ -135,8 +135,8 @@ def _parts(ledger: Path) -> dict[str, float]:
     with closing(sqlite3.connect(ledger)) as database:
         rows = database.execute(f"SELECT {', '.join(PARTS)} FROM step_times WHERE step > ?", (WARMUP,)).fetchall()
         made = database.execute(
-            "SELECT commits.at - facts.at FROM commits JOIN orders USING (version) JOIN facts ON facts.id = orders.fact "
-            "WHERE orders.kind = 'ApplyUpdate' AND orders.version > ?",
+            "SELECT commits.at - facts.at FROM commits JOIN orders USING (version) "
+            "JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'ApplyUpdate' AND orders.version > ?",
             (WARMUP,),
         ).fetchall()
     parts = {
