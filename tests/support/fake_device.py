@@ -111,6 +111,7 @@ class FakeDevice:
         self.clock = Clock()
         self.clock.__enter__()
         self.copies = 0
+        self.capturing = False
         self.locked: list[tuple[int, int]] = []
         self._without = [id(tensor) for tensor in without]
         self.to_device: Any = Stream(self)
@@ -121,6 +122,9 @@ class FakeDevice:
 
     def computed(self) -> Any:
         return Mark(None, self.clock.now)
+
+    def captures(self) -> bool:
+        return self.capturing
 
     def lock(self, region: Region, start: int, stop: int) -> str | None:
         self.locked.append((start, stop))

@@ -123,6 +123,10 @@ class Copier:
         for name, view in area.buffers.items():
             stream.copy(view, buffers[name])
 
+    def captures(self) -> bool:
+        """See `Accelerator`."""
+        return self._accelerator.captures()
+
     def settle(self) -> None:
         """Wait until all that was taken from the device is in memory."""
         self._accelerator.from_device.mark().wait()

@@ -97,7 +97,9 @@ class DeviceGradients(DevicePush):
         self._early = True
 
     def take(self, number: int) -> None:
-        """See `GradientPush`."""
+        """See `GradientPush`. A script's CUDA graph calls this only while it is captured, and the step takes all."""
+        if self._copier.captures():
+            return
         made = self._backwards[number] = self._backwards.get(number, 0) + 1
         gradient = self._joined.parameters[number].grad
         if not self._early or made != self._last or number not in self._on_device:
