@@ -171,6 +171,11 @@ HABITS = {
         "optimizer": "torch.optim.SGD(model.to(torch.bfloat16).parameters(), lr=0.05)",
         "inside": PLAIN.replace("model(x)", "model(x.bfloat16()).float()"),
     },
+    "saved in two types": {
+        "optimizer": "torch.optim.SGD((model[4].bfloat16(), model)[1].parameters(), lr=0.05)",
+        "inside": AUTOCAST,
+        "after": "import io; torch.save(model.state_dict(), io.BytesIO()); torch.save(model, io.BytesIO())",
+    },
     "partly in memory": {
         "optimizer": "torch.optim.SGD([model.register_parameter('scale', nn.Parameter(torch.ones(3))), "
         "*model.parameters()][1:], lr=0.05)",

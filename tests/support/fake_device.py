@@ -140,6 +140,7 @@ class FakeDevice:
         self.turn = threading.RLock()
         self.clock = the_clock()
         self.copies = 0
+        self.capturing = False
         self.locked: list[tuple[int, int]] = []
         self._without = [id(tensor) for tensor in without]
         self.to_device: Any = Stream(self)
@@ -150,6 +151,9 @@ class FakeDevice:
 
     def computed(self) -> Any:
         return Mark(self.clock, None, self.clock.now)
+
+    def captures(self) -> bool:
+        return self.capturing
 
     def lock(self, region: Region, start: int, stop: int) -> str | None:
         self.locked.append((start, stop))

@@ -233,6 +233,20 @@ def test_gradients_of_a_bucket_that_was_not_full_may_all_be_discarded(seed: int)
     assert case.remarks == []
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_gradient_leaves_while_a_graph_of_its_computing_is_captured(seed: int) -> None:
+    case = Case(seed)
+    case.device.capturing = True
+    case.backward()
+    assert case.device.copies == 0
+    case.device.capturing = False
+    case.step()
+    case.backward()
+    assert case.device.copies > 0
+    case.step()
+    assert case.remarks == []
+
+
 def test_only_the_first_worker_says_that_its_script_changes_gradients() -> None:
     case = Case(0)
     case.link.worker = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -204,6 +205,15 @@ def test_it_installs_a_version_at_the_same_addresses(case: Case) -> None:
     assert case.shown() == [[5.0], [5.0], [5.0]]
     assert alias.tolist() == [5.0, 5.0]
     assert case.holder.changed() == []
+
+
+@of(*KINDS)
+def test_a_parameter_is_saved_without_the_others(case: Case) -> None:
+    file = io.BytesIO()
+    torch.save({"unused": case.model.unused.detach(), "as bytes": case.model.small.detach().view(torch.uint8)}, file)
+    assert len(file.getvalue()) < case.model.large.nbytes
+    file.seek(0)
+    assert torch.load(file)["unused"].tolist() == [3.0, 3.0]
 
 
 @of("device", "device and memory")

@@ -57,6 +57,9 @@ class Accelerator(Protocol):
     def computed(self) -> Mark:
         """Mark what the script has had computed so far, in this thread's stream."""
 
+    def captures(self) -> bool:
+        """Whether what this thread computes is only noted, in a graph that is done later: no copy may wait for it."""
+
     def lock(self, region: Region, start: int, stop: int) -> str | None:
         """Page-lock these bytes, which begin a page, so that copies go at the bus's speed and hold up nobody.
 
@@ -115,6 +118,10 @@ class OfTorch:
     def computed(self) -> Mark:
         """See `Accelerator`."""
         return _Mark(torch.accelerator.current_stream(self._device))
+
+    def captures(self) -> bool:
+        """See `Accelerator`."""
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def lock(self, region: Region, start: int, stop: int) -> str | None:
         """See `Accelerator`. Only CUDA can lock memory that it has not allocated, and so does ROCm under its name."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from paceline.training.accelerator import Accelerator, Mark
 from paceline.training.buckets import Bucket, buckets_of
@@ -127,6 +128,10 @@ class Copier:
             stream.copy(view, buffers[name])
         self._from.append((began, stream.mark()))
 
+    def captures(self) -> bool:
+        """See `Accelerator`."""
+        return self._accelerator.captures()
+
     def await_taken(self) -> None:
         """Wait until all that was taken from the device is in memory."""
         self._accelerator.from_device.mark().wait()
@@ -183,7 +188,11 @@ def without(ranges: Sequence[tuple[int, int]], taken: Sequence[tuple[int, int]])
 
 
 def _over(octets: Tensor, entry: Entry) -> Tensor:
-    return octets[entry.offset : entry.stop].view(entry.dtype).as_strided(entry.shape, entry.stride)
+    """The entry's tensor over these bytes, in a storage of its own: `torch.save` writes whole storages, of one type."""
+    if not entry.count:
+        return torch.empty(entry.shape, dtype=entry.dtype, device=octets.device)
+    mine: Tensor = from_dlpack(octets[entry.offset : entry.stop])
+    return mine.view(entry.dtype).as_strided(entry.shape, entry.stride)
 
 
 def _octets(tensor: Tensor) -> Tensor:

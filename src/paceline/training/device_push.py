@@ -102,7 +102,9 @@ class DeviceGradients(DevicePush):
         self._remarked = False
 
     def take(self, number: int) -> None:
-        """See `GradientPush`."""
+        """See `GradientPush`. A script's CUDA graph calls this only while it is captured, and the step takes all."""
+        if self._copier.captures():
+            return
         made = self._backwards[number] = self._backwards.get(number, 0) + 1
         gradient = self._joined.parameters[number].grad
         if self._rests or made != self._last or number not in self._on_device:
