@@ -16,8 +16,9 @@ workers. What Paceline's steps are made of comes from its ledger: medians, in ms
 device and to it, as its events measured them: most run beside the backward, and beside the store's step. `wait` is the
 wait for the others and for the store's step on the processor. `exposed` is what else a step takes beside computing a
 gradient, which without synchronisation is timed as well: the push and the pull, as far as they run beside nothing, and
-what the GPU does besides: it clips, or steps the optimizer where workers do that. `push` is the ledger's. `store` is
-the time from a version's order until it is made.
+what the GPU does besides: it clips, or steps the optimizer where workers do that. Several workers on one GPU compute in
+each other's waits, so there it says nothing. `push` is the ledger's. `store` is the time from a version's order until
+it is made.
 First of all, copies of 256 MB between the device and memory that torch has page-locked are timed: what the bus can do.
 """
 
@@ -182,7 +183,7 @@ def table(measurements: Sequence[Measurement], bus: dict[str, float]) -> list[li
         if told := [one.parts for one in every if one.parts]:
             part = {name: median(one[name] for one in told) for name in (*PARTS, "store")}
             beside = [one.computing for one in cells.get((model, workers, "plain"), ())]
-            exposed = step - median(beside) - part["wait"] if beside else None
+            exposed = step - median(beside) - part["wait"] if beside and workers == 1 else None
             row += ["", ""] if exposed is None or plain is None else [_ms(exposed), f"{exposed / plain:.0%}"]
             row += [_ms(part["push"]), _ms(part["wait"]), _ms(part["store"]) if part["store"] else ""]
             for way in ("from", "to"):
