@@ -96,6 +96,17 @@ def test_all_buckets_have_left_before_the_step_but_one_that_lacks_a_gradient(see
     assert case.remarks == []
 
 
+def test_a_bucket_leaves_after_every_stream_that_a_gradient_of_it_was_made_on() -> None:
+    case = Case(0)
+    followed: list[Any] = []
+    case.device.from_device.after = followed.append
+    case.device.computed = lambda: len(followed)  # as if each were made on a stream of its own
+    case.model.parts[1].grad = case.model.parts[2].grad = torch.ones(8)
+    case.push.take(2)
+    case.push.take(3)
+    assert followed[:2] == [0, 1]
+
+
 def scaled(case: Case) -> None:
     torch._foreach_mul_([p.grad for p in case.model.parameters() if p.grad is not None], 0.5)
 

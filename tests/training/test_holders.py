@@ -277,6 +277,24 @@ def test_values_that_are_swapped_past_autograd_are_seen_as_well(case: Case) -> N
 
 
 @of("device", "device and memory")
+def test_what_comes_of_the_next_version_is_nothing_that_the_script_changed(case: Case) -> None:
+    """It may be asked for its state while it waits."""
+    case.write(SECOND, 5.0)
+    case.holder.bring(SECOND, [(0, 64)])
+    assert case.holder.changed() == []
+
+
+@of("device, own-step", "device and memory, own-step")
+def test_what_the_script_wrote_is_named_where_the_worker_s_own_updates_are_taken_off_as_well(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    case.holder.install(SECOND, [(case.area, 1.0)])
+    with torch.no_grad():
+        case.model.large.add_(1.0)
+    assert case.holder.changed() == ["large"]
+
+
+@of("device", "device and memory")
 def test_what_has_come_of_a_version_that_is_not_shown_next_is_worth_nothing(case: Case) -> None:
     case.write(SECOND, 5.0)
     case.write(OTHER, 7.0)

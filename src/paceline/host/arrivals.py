@@ -43,6 +43,12 @@ class Arrivals:
                 self._send(worker, messages.Arrives(place, self._untold))
         self._untold = []
 
+    def gone(self, worker: int) -> None:
+        """The worker takes no part any more: who comes in its place waits for nothing yet."""
+        for workers in self._waiting.values():
+            if worker in workers:
+                workers.remove(worker)
+
     def whole(self, version: int) -> None:
         """All of that version is made: who waits for it is told to compute."""
         self._waiting.pop(version, None)

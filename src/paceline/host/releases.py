@@ -111,6 +111,8 @@ class Releases:
 
     def left(self, worker: int) -> None:
         """The worker takes no part any more."""
+        if self._arrivals is not None:
+            self._arrivals.gone(worker)
         for do in self._unsent.pop(worker, ()):
             do()
 

@@ -98,6 +98,10 @@ class Copier:
         ended.hold_up()
         self._to.append((began, ended))
 
+    def follow(self) -> None:
+        """Take nothing from the device from now on before all is there that this thread's stream computes now."""
+        self._accelerator.from_device.after(self._accelerator.computed())
+
     def take(self, arena: Arena, start: int, buckets: Sequence[Bucket] | None = None) -> None:
         """Copy the arena, or these buckets of it, to the part that begins at that byte. See `await_taken`."""
         stream = self._accelerator.from_device

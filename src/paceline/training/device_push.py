@@ -114,6 +114,7 @@ class DeviceGradients(DevicePush):
         with torch.no_grad():
             self._copies.views[number].copy_(gradient)
         self._copied.add(number)
+        self._copier.follow()  # each branch of a forward may have been computed on a stream of its own
         if (bucket := self._filling.came(number)) is not None:
             self._copier.take(self._copies, self._area.start, [bucket])
 

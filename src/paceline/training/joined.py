@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -49,16 +49,20 @@ class Joined:
 
     def load_optimizer(self, there: OfWorker) -> None:
         """Have the optimizer go on from what a worker kept of it."""
-        groups = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
         self.optimizer.state = defaultdict(dict)
         for number, values in (there.state or {}).items():
             parameter = self.parameters[number]
-            on_device = groups[parameter].get("capturable") or groups[parameter].get("fused")
-            self.optimizer.state[parameter] = {  # as torch's own load_state_dict does: counts of steps stay in memory
-                key: value.to(parameter.device) if isinstance(value, Tensor) and (key != "step" or on_device) else value
-                for key, value in values.items()
-            }
+            self.optimizer.state[parameter] = self.beside(parameter, values)
         vars(self.optimizer).update(there.attributes)
+
+    def beside(self, parameter: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+        """A parameter's state where its optimizer wants it: on its device, but for counts of steps, as in torch."""
+        group = next(group for group in self.optimizer.param_groups if any(one is parameter for one in group["params"]))
+        counts_there = group.get("capturable") or group.get("fused")
+        return {
+            key: value.to(parameter.device) if isinstance(value, Tensor) and (key != "step" or counts_there) else value
+            for key, value in values.items()
+        }
 
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""

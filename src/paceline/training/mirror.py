@@ -25,6 +25,8 @@ class Mirror:
         self._start = 0
         self._brought: dict[int, list[tuple[int, int]]] = {}
         """By its first byte: what was brought already of the part that is shown next."""
+        self._is_that_part = True
+        """Whether what is shown is that part as it lies there, without updates of this worker's."""
         self._versions: list[int] = []
         self._sums = self._summed()
         with torch.no_grad():
@@ -51,9 +53,9 @@ class Mirror:
         there.extend(ranges)
 
     @torch.no_grad()
-    def shown(self, start: int) -> None:
+    def shown(self, start: int, *, is_that_part: bool = True) -> None:
         """What is in the arena now is what the script is to see: that part, or what came of it."""
-        self._start = start
+        self._start, self._is_that_part = start, is_that_part
         self._versions = [parameter._version for parameter in self._parameters]
         self._sums = self._summed()
         self._in_memory = [self.arena.views[number].clone() for number in self._copier.in_memory]
@@ -65,13 +67,15 @@ class Mirror:
         Writes past autograd's count (`.data`) are known by sums, which the device makes as fast as it reads its memory.
         They miss only what leaves all of them as they were: swapped values do not.
         """
+        if self._brought:  # the script waits for the rest, and has changed nothing
+            return []
         every = enumerate(zip(self._parameters, self.arena.views, self._versions, strict=True))
         changed = {
             number
             for number, (parameter, view, version) in every
             if parameter._version != version or parameter.data_ptr() != view.data_ptr()
         }
-        if not torch.equal(self._summed(), self._sums):
+        if not torch.equal(self._summed(), self._sums) and (self._is_that_part or not changed):
             changed.update(self._copier.differs(self.arena, self._start))
         in_memory = zip(self._copier.in_memory, self._in_memory, strict=True)
         changed.update(number for number, before in in_memory if not same_bytes(self.arena.views[number], before))

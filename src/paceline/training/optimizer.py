@@ -84,7 +84,8 @@ class PacedOptimizer(_Base):
 
         It uses the oldest pickle protocols: they name the class as an argument, so it can differ from this object's.
         """
-        return plain_optimizer(self, self._newest_state()).__reduce_ex__(min(protocol, 1))
+        state = {one: self.paceline_session.beside(one, values) for one, values in self._newest_state().items()}
+        return plain_optimizer(self, defaultdict(dict, state)).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: groups are added before `prepare`, where the store is laid out."""

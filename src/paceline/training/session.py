@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
@@ -334,6 +334,10 @@ class Session:
     def here(self) -> bool:
         """Whether this is the thread that called `prepare` and trains. Another thread only fetches ahead."""
         return threading.get_ident() == self._thread
+
+    def beside(self, parameter: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+        """See `Joined`."""
+        return self._joined.beside(parameter, values)
 
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""

@@ -67,7 +67,7 @@ class DeviceOwnStep(_OnDevice, Steps):
                 if update is not None:
                     value.sub_(update, alpha=scale)
         if ahead:
-            self._mirror.shown(start)
+            self._mirror.shown(start, is_that_part=False)
 
     def changed(self) -> list[str]:
         """See `Holder`."""
