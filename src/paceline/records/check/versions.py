@@ -19,6 +19,7 @@ from paceline.records.broken import (
     count,
 )
 from paceline.records.check.checking import Checking
+from paceline.records.check.first_mean import FirstMean
 from paceline.records.check.versions_made import Made, VersionsMade
 from paceline.records.due import Due
 from paceline.records.reading import unmeasured
@@ -27,7 +28,8 @@ from paceline.records.reading import unmeasured
 def to_be_made(checking: Checking, undone: frozenset[tuple[int, int]]) -> VersionsMade:
     """Return what is to find out, from facts and orders, about the versions that the ledger has as recorded."""
     recorded = dict(checking.run.ledger.execute("SELECT version, samples FROM versions"))
-    return VersionsMade(undone=undone, recorded=recorded, due=_due(checking))
+    first = FirstMean(several_hosts=any(segment.hosts > 1 for segment in checking.run.segments))
+    return VersionsMade(undone=undone, recorded=recorded, due=_due(checking), first=first)
 
 
 def _due(checking: Checking) -> Due | None:
@@ -145,11 +147,11 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
     if checking.completed and not recorded and checking.trained and checking.made.replicas:
         raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
-    if made.first_due is not None and recorded and not checking.replays:
+    if (due := made.first.due) is not None and recorded and not checking.replays:
         _, samples = recorded[1]
-        stopped = bool(stops) and (samples or 0) < made.first_due  # the mean of where it stopped was not due
-        if samples != made.first_due and not stopped:
-            raise Broken(RECORDED_DUE, f"a first version of {made.first_due} samples", f"{samples} in version 1")
+        stopped = bool(stops) and (samples or 0) < due  # the mean of where it stopped was not due
+        if not stopped and not made.first.may_be(samples, over.samples):
+            raise Broken(RECORDED_DUE, f"a first version of {due} samples", f"{samples} in version 1")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each of replicas as the facts have them")
 

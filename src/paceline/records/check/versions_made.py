@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, StepReplica
+from paceline.records.check.first_mean import FirstMean
 from paceline.records.due import Due
 from paceline.records.fates import Dropped, Fate, Fates, Undone
 
@@ -43,8 +44,8 @@ class VersionsMade:
     version."""
     steps: int = 0
     """How many steps replicas were ordered to make."""
-    first_due: int | None = None
-    """The samples in the first mean that was due."""
+    first: FirstMean = field(default_factory=FirstMean)
+    """Of how many samples the first mean may be."""
     samples: int = 0
     at: float = 0.0
     replicas: int = 0
@@ -59,6 +60,7 @@ class VersionsMade:
         """A fact and its orders."""
         self.at = fact.at
         self._fates.fact(fact)
+        self.first.fact(fact)
         match fact:
             case WorkerLeft(reason="died"):
                 self.replicas -= 1
@@ -73,7 +75,7 @@ class VersionsMade:
                     self._made(version, Made(fact.at, self.samples))
                 case StepReplica(worker=worker, step=step):
                     self.samples += mean.pop((worker, step), 0)
-                    self._mean(Made(fact.at, self.samples, self.replicas))
+                    self._mean(worker, step, Made(fact.at, self.samples, self.replicas))
 
     def _count(self, fate: Fate, mean: dict[tuple[int, int], int]) -> None:
         """Count its samples, or put them into `mean`: a run counts those as it steps each member's own replica."""
@@ -95,9 +97,9 @@ class VersionsMade:
         if self.due is not None and self.due.reached(made.samples):
             self.expected.append(version)
 
-    def _mean(self, made: Made) -> None:
+    def _mean(self, worker: int, step: int, made: Made) -> None:
         self.steps += 1
         if made.samples in self._samples:
             self.means.append(made)
-        if self.first_due is None and self.due is not None and self.due.reached(made.samples):
-            self.first_due = made.samples
+        due = self.due is not None and self.due.reached(made.samples)
+        self.first.stepped(worker, made.samples, makes=(worker, step) not in self.undone, due=due)
