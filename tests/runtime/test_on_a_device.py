@@ -49,8 +49,15 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "all-reduce", "ps-plus", "ripples"])
-@pytest.mark.parametrize("way", ["take", "bring_bytes"])
+IN_A_COPY = [
+    (way, protocol) for way in ("take", "bring_bytes") for protocol in ("bsp", "all-reduce", "ps-plus", "ripples")
+]
+SHORT = {("take", "bsp"), ("bring_bytes", "all-reduce"), ("take", "ps-plus")}
+
+
+@pytest.mark.parametrize(
+    ("way", "protocol"), [pytest.param(*one, marks=[] if one in SHORT else [pytest.mark.long]) for one in IN_A_COPY]
+)
 def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str, protocol: str, tmp_path: Path) -> None:
     first = ON_DEVICE.format(seed=3) + DIES_IN_A_COPY.format(way=way, copies=4)
     flags = ("-n", "3", "-p", protocol, "--threads", "1", "--shards", "static")  # so that each has steps to make
@@ -96,6 +103,7 @@ def test_a_script_may_have_its_new_tensors_made_where_the_store_can_make_none(pr
     run(ELSEWHERE, "-n", "2", "-p", protocol, tmp_path=tmp_path).completed()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", sorted(registry()))
 def test_a_run_on_a_device_is_made_again_in_memory_to_the_same_bits(protocol: str, tmp_path: Path) -> None:
     flags = ("-n", "3", "-p", protocol, "--threads", "1")

@@ -18,7 +18,7 @@ from paceline.records.segments import choice_of
 from paceline.records.summary import Target
 from paceline.runtime.settings import Settings
 
-OF_THE_HEAD = ("resumed",)
+OF_THE_HEAD = ("resumed", "replays")
 """Fields that only the head needs. Elsewhere they have their defaults."""
 MOST_SOURCE = LONGEST - (4 << 20)
 """Bytes of the longest script that other hosts are told, in one message with all other settings. The longest of these
