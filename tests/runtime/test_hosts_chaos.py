@@ -14,7 +14,7 @@ from support.host_faults import Fault, Schedule, carry_out
 from support.launch import Launch
 
 SCHEDULES = {"any": 150, "shards": 300, "groups": 150}
-SHORT = {"any": (15, 21), "shards": (5, 6, 7, 8), "groups": (0, 2, 4)}
+SHORT = {"any": (15, 21), "shards": (5, 6, 7), "groups": (0, 2, 4)}
 FLAGS = ("--emulate-hosts", "2", "-n", "1", "--threads", "1", "--shards-on", "all", "-p", "bsp")
 """Of a run in which every process has something to do."""
 DRAWN = {"any": Schedule.of, "shards": Schedule.with_shards, "groups": Schedule.in_groups}

@@ -16,7 +16,7 @@ from paceline.records.check import check
 from paceline.records.reading import open_run
 from support.fake_device import DIES as DIES_IN_A_COPY
 from support.replays import broken_replay
-from support.runs import Run, run, side_by_side
+from support.runs import Run, longer, run, side_by_side
 from support.scripts import that_draws
 
 ON_DEVICE = f"""
@@ -28,11 +28,13 @@ install({{seed}})
 SCRIPT = that_draws()
 DIES = "if paceline.worker() == 1 and step == 4: os.kill(os.getpid(), signal.SIGKILL)"
 
+LONG = ("dssp", "ripples", "ssp", "sync-switch")
+"""Protocols that hold and push what another one does in the shorter tests."""
 Runs = dict[str, Future[Run]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Of every protocol a run in memory in which one worker dies."""
     folder = tmp_path_factory.mktemp("in_memory")
 
@@ -40,11 +42,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         script, flags = that_draws(DIES), ("-n", "3", "-p", protocol, "--threads", "1")
         return lambda: run(script, *flags, tmp_path=folder).completed()
 
-    with side_by_side({protocol: call(protocol) for protocol in registry()}) as futures:
+    calls = {protocol: call(protocol) for protocol in registry() if protocol not in LONG or longer(request)}
+    with side_by_side(calls) as futures:
         yield futures
 
 
-@pytest.mark.parametrize("protocol", sorted(registry()))
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
+)
 def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: str, runs: Runs) -> None:
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
