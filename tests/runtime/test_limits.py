@@ -225,3 +225,15 @@ def test_a_run_that_does_not_end_well_waits_for_nothing(end: Callable[[Ending], 
     run.ending.before = lambda go_on: None
     end(run.ending)
     assert run.stopped == told(AT_ONCE)
+
+
+def test_a_run_that_loses_a_host_as_it_ends_well_has_its_scripts_left_at_once() -> None:
+    """They may wait for a version of which that host had a part: seed 188 of the schedules of shards."""
+    run = Run()
+    run.limits.stop()
+    assert run.stopped == told(GENTLY)
+    run.ending.lacks_host = True
+    run.ending.fail("a host is lost")
+    run.ending.fail("and another")
+    assert run.stopped == [*told(GENTLY), *told(AT_ONCE)]
+    assert GRACE in run.pass_time()

@@ -44,6 +44,8 @@ class Ending:
         self._kill = kill
         self._grace = GRACE
         """Seconds that a script has to end once the run is stopped, and then what it has started."""
+        self._leaves_at_once = False
+        """Whether scripts are to be left wherever they are, rather than at their end."""
         self._to_tell: Callable[[], None] | None = None
         """Tells the workers to stop. None: the run is not stopped, or they were told."""
         self._late: dict[int, None] = {}
@@ -80,10 +82,16 @@ class Ending:
         """Nothing is left to do: tell every worker, and give its script so long to end.
 
         A run that ends well may do something before it tells them. If it is stopped once more meanwhile, they are told
-        then. `finished` is called when they have been told.
+        then. A run that loses a host as it ends well has its scripts left at once. `finished` is called when they have
+        been told.
         """
         if self.stopping:
             self._tell()
+            if at_once and self.lacks_host and not self._leaves_at_once:  # scripts may wait for what it had
+                self._leaves_at_once = True
+                for member in self._membership.running():
+                    self._stop(member, True, interrupted)
+                self.end_stragglers_after(grace)
             return
 
         def tell() -> None:
@@ -91,7 +99,7 @@ class Ending:
                 self._stop(member, at_once, interrupted)
             finished()
 
-        self.stopping, self._grace, self._to_tell = True, grace, tell
+        self.stopping, self._grace, self._to_tell, self._leaves_at_once = True, grace, tell, at_once
         self._membership.nobody_comes_back()
         self.end_stragglers_after(grace)
         if self.outcome in ("completed", "interrupted"):
