@@ -27,13 +27,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +39,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from step import Failed, print_table, run
 
 WORKLOAD = Path(__file__).parent / "workloads" / "gpu_step.py"
 VARIANTS = ("plain", "ddp", "bsp", "bsp-clip", "asp", "all-reduce", "ps-plus")
@@ -65,10 +64,6 @@ class Measurement:
     """Of a step, until the gradient is on the device."""
     parts: dict[str, float] | None
     """By the ledger; None unless it is Paceline's."""
-
-
-class Failed(Exception):
-    """A measurement came to nothing."""
 
 
 def measure(model: str, workers: int, variant: str, number: int, args: argparse.Namespace) -> Measurement:
@@ -100,7 +95,7 @@ def measure(model: str, workers: int, variant: str, number: int, args: argparse.
             command += ["--tee", "none", "--out", folder / "run", WORKLOAD, "--variant", "paceline", *flags]
         else:
             command += [WORKLOAD, "--variant", protocol, *flags]
-        _run([str(part) for part in command], folder / "output", args.timeout)
+        run([str(part) for part in command], folder / "output", args.timeout, {})
         times = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(workers)]
         done, computed = ([one[key][WARMUP:] for one in times] for key in ("done", "computed"))
         steps = [[after - before for before, after in pairwise(one)] for one in done]
@@ -111,25 +106,6 @@ def measure(model: str, workers: int, variant: str, number: int, args: argparse.
         parts = _parts(folder / "run" / "ledger.sqlite") if ours else None
     step, before = (median(median(one) for one in every) for every in (steps, computing))
     return Measurement(model, workers, variant, number, step, before, parts)
-
-
-def _run(command: list[str], output: Path, timeout: float) -> None:
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-        )
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"it had not ended after {timeout:g} s") from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if code:
-        last = output.read_text(errors="replace").strip().splitlines()[-8:]
-        raise Failed("\n    ".join([f"exit code {code}", *last]))
 
 
 def _parts(ledger: Path) -> dict[str, float]:
@@ -197,16 +173,6 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}"
 
 
-def show(rows: list[list[str]], markdown: bool) -> None:
-    """The first row is the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        cells = [cell.ljust(w) if c < 3 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        print(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
-        if markdown and not number:
-            print(f"|{'|'.join('-' * (w + 2) if c < 3 else '-' * (w + 1) + ':' for c, w in enumerate(widths))}|")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -242,7 +208,7 @@ def main() -> int:
         f"{about['gpu']}, {about['cores']} cores, torch {about['torch']}; the bus: {bus['to'] / 1e9:.1f} GB/s to the "
         f"device, {bus['from'] / 1e9:.1f} from it; ms, medians of {args.rounds} rounds of {args.steps} steps\n"
     )
-    show(table(measurements, bus), args.markdown)
+    print_table(table(measurements, bus), args.markdown)
     return 1 if failed else 0
 
 

@@ -132,7 +132,7 @@ def measure(name: str, workers: int, variant: str, repeat: int, threads: int, ar
             command += ["--record", 0, "--tee", "none", "--out", folder / "run"]
             command += [WORKLOAD, "--variant", "paceline", *flags]
         settings = {"GLIBC_TUNABLES": TUNED} if tuned else {}
-        _run([str(part) for part in command], folder / "output", args.timeout, settings)
+        run([str(part) for part in command], folder / "output", args.timeout, settings)
         returned = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(workers)]
         ledger = folder / "run" / "ledger.sqlite"
         parts = _parts(ledger, warmup) if ledger.exists() else None
@@ -150,7 +150,8 @@ def measure(name: str, workers: int, variant: str, repeat: int, threads: int, ar
     )
 
 
-def _run(command: list[str], output: Path, timeout: float, settings: dict[str, str]) -> None:
+def run(command: list[str], output: Path, timeout: float, settings: dict[str, str]) -> None:
+    """Run it to its end, with what it prints in that file. Raises Failed; leaves no process behind."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **settings}
     with output.open("wb") as file:
         process = subprocess.Popen(
