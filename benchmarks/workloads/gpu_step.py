@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from side_by_side import start
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -141,10 +141,7 @@ def main() -> None:
     if args.variant == "paceline":
         train(0, args)
         return
-    import torch._dynamo  # the first optimizer would import it, a second in every worker
-
-    barrier = torch.multiprocessing.get_context("fork").Barrier(args.workers)
-    torch.multiprocessing.start_processes(train, (args, barrier), nprocs=args.workers, start_method="fork")
+    start(train, args)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Maker:
     ) -> None:
         """`idle_cores()` are those that the process may use in addition to its own.
 
-        `tells`: see there, and `has`.
+        `tells`: see the attribute. What was told is asked for by `has`.
         """
         self.tells = tells
         """Whether it is asked what is made of a version while the rest is being made."""

@@ -163,14 +163,7 @@ def gpus() -> Finding:
         return Finding("none, and workers train on the CPU")
     if not visible(os.environ, number):
         return Finding(f"{VARIABLE} leaves none of {number} visible, and workers train on the CPU")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        env=environment_alone(),
-        timeout=DEVICES_SECONDS,
-        stdin=subprocess.DEVNULL,
-    )
+    done = _alone([sys.executable, "-c", PROGRAM], DEVICES_SECONDS)
     if done.returncode != 0:
         return _failed(done)
     return of_gpus(json.loads(done.stdout.splitlines()[-1]), number)
@@ -205,14 +198,7 @@ def self_test() -> Finding:
     flags = ["-n", "2", "-p", "bsp", "--threads", "1", "--record", "0", "--tee", "none", "--quiet", "--json"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "paceline", "run", *flags, "--out", str(Path(folder, "run"))]
-        done = subprocess.run(
-            [*command, selftest.__file__],
-            capture_output=True,
-            text=True,
-            env=environment_alone(),
-            timeout=SELF_TEST_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _alone([*command, selftest.__file__], SELF_TEST_SECONDS)
     if done.returncode != 0:
         return _failed(done)
     summary = json.loads(done.stdout)
@@ -237,6 +223,18 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "GPUs": gpus,
     "self-test": self_test,
 }
+
+
+def _alone(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, as nobody's worker and with no input, for so many seconds at most."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=environment_alone(),
+        timeout=seconds,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> Finding:

@@ -6,7 +6,7 @@ has computed before. What it computes afterwards waits for a version that comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from paceline.training.accelerator import Accelerator, Mark
 from paceline.training.buckets import Bucket, buckets_of
 from paceline.training.joined import Joined
 from paceline.training.layout import Entry, PushArea
+from paceline.training.shown import same_bytes
 
 BUCKET = 4 << 20
 """Bytes that leave the device together: they take a bus of 50 GB/s 0.1 ms, and beginning a copy takes far less."""
@@ -27,7 +28,7 @@ UNLOCKED = "copies to and from its device are slower, as memory can't be page-lo
 class Arena:
     """A tensor for each parameter: those on the device lie there side by side, the others in memory of their own."""
 
-    def __init__(self, entries: Sequence[Entry], on_device: Sequence[int], size: int, device: torch.device) -> None:
+    def __init__(self, entries: Sequence[Entry], on_device: Collection[int], size: int, device: torch.device) -> None:
         """`on_device`: the numbers of parameters on the device. `size`: bytes that a version takes."""
         self.bytes = torch.zeros(-(-size // (8 * COLUMNS)) * 8 * COLUMNS, dtype=torch.uint8, device=device)
         """Some more, so that they are whole rows of so many words."""
@@ -47,12 +48,12 @@ class Copier:
         self._accelerator = accelerator
         self.layout = joined.places.layout
         self._region = joined.places.region
-        self.on_device = [number for number, one in enumerate(joined.parameters) if accelerator.has(one)]
+        self.on_device = frozenset(number for number, one in enumerate(joined.parameters) if accelerator.has(one))
         """The numbers of parameters on the device."""
-        self.in_memory = [number for number, one in enumerate(joined.parameters) if not accelerator.has(one)]
+        self.in_memory = [number for number in range(len(joined.parameters)) if number not in self.on_device]
         """Those of the others."""
-        self._device = joined.parameters[self.on_device[0]].device
-        self._runs = buckets_of(self.layout, self.layout.flags_offset + 1, set(self.on_device))
+        self._device = joined.parameters[min(self.on_device)].device
+        self._runs = buckets_of(self.layout, self.layout.flags_offset + 1, self.on_device)
         self._parts: dict[int, Tensor] = {}
         """By its first byte: a part's bytes."""
         self._locked: set[int] = set()
@@ -62,7 +63,7 @@ class Copier:
 
     def buckets(self) -> list[Bucket]:
         """The parameters on the device, in what leaves together."""
-        return buckets_of(self.layout, BUCKET, set(self.on_device))
+        return buckets_of(self.layout, BUCKET, self.on_device)
 
     def arena(self) -> Arena:
         """Return a new one, of zeros."""
@@ -154,9 +155,7 @@ class Copier:
     def differs(self, arena: Arena, start: int) -> list[int]:
         """Return the numbers of parameters whose bits in the arena are not those that begin at that byte."""
         return [
-            number
-            for number, view in enumerate(arena.views)
-            if not torch.equal(_octets(view.cpu()), _octets(self._part(number, start)))
+            number for number, view in enumerate(arena.views) if not same_bytes(view.cpu(), self._part(number, start))
         ]
 
     def _bytes(self, start: int) -> Tensor:
@@ -197,7 +196,3 @@ def _over(octets: Tensor, entry: Entry) -> Tensor:
         return torch.empty(entry.shape, dtype=entry.dtype, device=octets.device)
     mine: Tensor = from_dlpack(octets[entry.offset : entry.stop])
     return mine.view(entry.dtype).as_strided(entry.shape, entry.stride)
-
-
-def _octets(tensor: Tensor) -> Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -89,7 +89,6 @@ class DeviceGradients(DevicePush):
         self._copies = copier.arena()
         self._buckets = copier.buckets()
         trained = {number for number in copier.on_device if joined.places.layout.moving[number].trains}
-        self._on_device = set(copier.on_device)
         self._filling = Filling(self._buckets, trained)
         self._copied: set[int] = set()
         """Parameters whose gradient was copied in this step."""
@@ -107,7 +106,7 @@ class DeviceGradients(DevicePush):
             return
         made = self._backwards[number] = self._backwards.get(number, 0) + 1
         gradient = self._joined.parameters[number].grad
-        if self._rests or made != self._last or number not in self._on_device:
+        if self._rests or made != self._last or number not in self._copier.on_device:
             return
         if gradient is None or gradient.layout != torch.strided or gradient.requires_grad:
             return
@@ -124,10 +123,7 @@ class DeviceGradients(DevicePush):
         gradients = [parameter.grad for parameter in self._joined.parameters]
         for entry, gradient in zip(self._joined.places.layout.moving, gradients, strict=True):
             if gradient is not None and gradient.layout != torch.strided:
-                self._joined.refuse(
-                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
-                    "build its layer with sparse=False"
-                )
+                self._joined.refuse_sparse(entry)
         for bucket in self._lacking(gradients):
             there = [(self._copies.views[n], one) for n in bucket.numbers if (one := gradients[n]) is not None]
             if not there:  # the script has discarded them all
@@ -152,7 +148,19 @@ class DeviceGradients(DevicePush):
     def _lacking(self, gradients: Sequence[Tensor | None]) -> list[Bucket]:
         """The buckets that have not left, or that lack a gradient as it is now."""
         changed = set(self._changed(gradients))
-        if any(self._backwards[number] == self._last for number in changed):  # and not by a further backward
+        self._plan_rest(by_script=any(self._backwards[number] == self._last for number in changed))
+        there = {number for number in self._copier.on_device if gradients[number] is not None}
+        wrong = {number for number in there if number in changed or number not in self._copied}
+        return [  # one that is on its way leaves after that, so what lies in the area in the end is right
+            bucket
+            for bucket in self._buckets
+            if not wrong.isdisjoint(bucket.numbers)
+            or not (self._filling.full(bucket) or self._copied.isdisjoint(bucket.numbers))
+        ]
+
+    def _plan_rest(self, by_script: bool) -> None:
+        """Decide for how many steps no gradient leaves early. `by_script`: whether the script has changed any."""
+        if by_script:
             self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
             if self._joined.link.worker == 0 and not self._remarked:  # the others would say the same
                 self._joined.link.remark(CHANGED)
@@ -161,13 +169,6 @@ class DeviceGradients(DevicePush):
             self._rests -= 1
         elif self._copied:
             self._next_rest = 1
-        wrong = {n for n in self._on_device if gradients[n] is not None and (n in changed or n not in self._copied)}
-        return [  # one that is on its way leaves after that, so what lies in the area in the end is right
-            bucket
-            for bucket in self._buckets
-            if not wrong.isdisjoint(bucket.numbers)
-            or not (self._filling.full(bucket) or self._copied.isdisjoint(bucket.numbers))
-        ]
 
     def _changed(self, gradients: Sequence[Tensor | None]) -> Iterator[int]:
         """The numbers of those that are not as they were copied. Zero equals -0: no optimizer tells them apart."""
@@ -186,14 +187,15 @@ class DeviceGradients(DevicePush):
     def _together(self, gradients: Sequence[Tensor | None]) -> Iterator[list[tuple[int, Tensor]]]:
         """What is compared at once, of what was copied: tensors of one type, and not too many bytes."""
         some: list[tuple[int, Tensor]] = []
+        size = 0
         for number in sorted(self._copied):
             gradient = gradients[number]
             if gradient is None or not gradient.numel():
                 continue
-            size = sum(one.nbytes for _, one in some) + gradient.nbytes
-            if some and (size > COMPARED or some[0][1].dtype != gradient.dtype):
+            if some and (size + gradient.nbytes > COMPARED or some[0][1].dtype != gradient.dtype):
                 yield some
-                some = []
+                some, size = [], 0
             some.append((number, gradient))
+            size += gradient.nbytes
         if some:
             yield some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.training.layout import Places, PushArea
+from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.link import Link
 from paceline.training.parts import State, own
 from paceline.training.snapshots import OfWorker
@@ -49,20 +50,28 @@ class Joined:
 
     def load_optimizer(self, there: OfWorker) -> None:
         """Have the optimizer go on from what a worker kept of it."""
-        self.optimizer.state = defaultdict(dict)
-        for number, values in (there.state or {}).items():
-            parameter = self.parameters[number]
-            self.optimizer.state[parameter] = self.beside(parameter, values)
+        state = {self.parameters[number]: values for number, values in (there.state or {}).items()}
+        self.optimizer.state = self.beside(state)
         vars(self.optimizer).update(there.attributes)
 
-    def beside(self, parameter: Tensor, values: dict[str, Any]) -> dict[str, Any]:
-        """A parameter's state where its optimizer wants it: on its device, but for counts of steps, as in torch."""
-        group = next(group for group in self.optimizer.param_groups if any(one is parameter for one in group["params"]))
-        counts_there = group.get("capturable") or group.get("fused")
-        return {
-            key: value.to(parameter.device) if isinstance(value, Tensor) and (key != "step" or counts_there) else value
-            for key, value in values.items()
-        }
+    def beside(self, state: Mapping[Tensor, dict[str, Any]]) -> defaultdict[Tensor, dict[str, Any]]:
+        """A copy of the state with each value on its parameter's device, but for counts of steps, as in torch."""
+        groups = {parameter: group for group in self.optimizer.param_groups for parameter in group["params"]}
+        placed: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for parameter, values in state.items():
+            counts_there = groups[parameter].get("capturable") or groups[parameter].get("fused")
+            placed[parameter] = {
+                key: one.to(parameter.device) if isinstance(one, Tensor) and (key != "step" or counts_there) else one
+                for key, one in values.items()
+            }
+        return placed
+
+    def refuse_sparse(self, entry: Entry) -> NoReturn:
+        """Refuse that parameter's gradient, which is sparse."""
+        self.refuse(
+            f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
+            "build its layer with sparse=False"
+        )
 
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""

@@ -36,10 +36,15 @@ class Mirror:
     @torch.no_grad()
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""
+        self.fetch(start)
+        self.shown(start)
+
+    @torch.no_grad()
+    def fetch(self, start: int) -> None:
+        """Bring the part that begins at that byte. It is not shown as it is: see `shown`."""
         self._copier.lock(start, self._size)
         self._copier.bring(self.arena, start, self._brought.pop(start, ()))
         self._brought.clear()
-        self.shown(start)
 
     @torch.no_grad()
     def bring(self, start: int, ranges: Sequence[tuple[int, int]]) -> None:

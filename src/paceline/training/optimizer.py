@@ -84,8 +84,8 @@ class PacedOptimizer(_Base):
 
         It uses the oldest pickle protocols: they name the class as an argument, so it can differ from this object's.
         """
-        state = {one: self.paceline_session.beside(one, values) for one, values in self._newest_state().items()}
-        return plain_optimizer(self, defaultdict(dict, state)).__reduce_ex__(min(protocol, 1))
+        state = self.paceline_session.beside(self._newest_state())
+        return plain_optimizer(self, state).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: groups are added before `prepare`, where the store is laid out."""

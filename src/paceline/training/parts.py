@@ -51,7 +51,7 @@ PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
 HEALTH_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
 """What torch's optimizers call in each step, by the names of older and newer versions of torch. It asks for a GPU. The
 store's process is forked from a worker's, where any such call fails if the script has used one."""
-ON_DEVICES = "capturable"
+CAPTURABLE = "capturable"
 """A hyperparameter that torch refuses on the CPU."""
 
 State = dict[int, dict[str, Any]]
@@ -348,8 +348,8 @@ def _healthy() -> None:
 def _for_cpu(group: dict[str, Any]) -> dict[str, Any]:
     """A parameter group without its parameters, whose hyperparameters fit the CPU."""
     fit = {key: _on_cpu(value) for key, value in group.items() if key != "params"}
-    if fit.get(ON_DEVICES):
-        fit[ON_DEVICES] = False
+    if fit.get(CAPTURABLE):
+        fit[CAPTURABLE] = False
         if fit.get("foreach"):  # with it, and without the other, torch refuses a learning rate that is a tensor
             fit["foreach"] = False
     return {**fit, "params": []}

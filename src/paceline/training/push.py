@@ -139,10 +139,7 @@ class AreaPush:
             if gradient is None or gradient is view or number in self.holding:
                 continue
             if gradient.layout != torch.strided:
-                self._joined.refuse(
-                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
-                    "build its layer with sparse=False"
-                )
+                self._joined.refuse_sparse(entry)
             views.append(view)
             gradients.append(gradient)
         if views:

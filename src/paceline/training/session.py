@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -335,9 +335,9 @@ class Session:
         """Whether this is the thread that called `prepare` and trains. Another thread only fetches ahead."""
         return threading.get_ident() == self._thread
 
-    def beside(self, parameter: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    def beside(self, state: Mapping[Tensor, dict[str, Any]]) -> defaultdict[Tensor, dict[str, Any]]:
         """See `Joined`."""
-        return self._joined.beside(parameter, values)
+        return self._joined.beside(state)
 
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""

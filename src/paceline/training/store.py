@@ -32,8 +32,8 @@ from paceline.training.keeping import Keeping
 from paceline.training.layout import Places, parameters_sha256
 from paceline.training.packing import packs
 from paceline.training.parts import (
+    CAPTURABLE,
     ELEMENTWISE,
-    ON_DEVICES,
     TELLS,
     Lane,
     NotFinite,
@@ -184,7 +184,7 @@ class Store:
             {
                 key: value
                 for key, value in values.items()
-                if key != ON_DEVICES and (key not in before or before[key] != value)
+                if key != CAPTURABLE and (key not in before or before[key] != value)
             }
             for values, before in zip(scalars, told, strict=True)
         ]

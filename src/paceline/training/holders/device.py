@@ -61,13 +61,12 @@ class DeviceOwnStep(_OnDevice, Steps):
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`."""
         start = self.joined.places.slot_start(place)
-        self._mirror.show(start)
+        self._mirror.fetch(start)
         for area, scale in ahead:
             for value, update in zip(self._values, self._push.pushed(area), strict=True):
                 if update is not None:
                     value.sub_(update, alpha=scale)
-        if ahead:
-            self._mirror.shown(start, is_that_part=False)
+        self._mirror.shown(start, is_that_part=not ahead)
 
     def changed(self) -> list[str]:
         """See `Holder`."""
@@ -105,7 +104,7 @@ class DeviceReplica(_OnDevice, Replica):
 
     def _stepped_values(self, order: Step) -> list[Tensor]:
         if order.source != self._held or self._averages_parameters:
-            super().show(order.source)
+            self._mirror.fetch(self.joined.places.push_start(order.source))
         return self._mirror.arena.views
 
     def _mean(self, number: int) -> list[Tensor | None]:
