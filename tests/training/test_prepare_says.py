@@ -132,3 +132,9 @@ def test_more_epochs_than_a_record_can_hold_are_refused_with_the_bound() -> None
     model = nn.Linear(1, 1)
     with pytest.raises(ConfigError, match=f"it must be a whole number, {2**53} or less"):
         prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=10**30)
+
+
+def test_a_model_without_memory_is_refused_for_its_device() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    with pytest.raises(ConfigError, match="are on the device meta, which no worker can train on"):
+        prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -348,6 +348,8 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not any(parameter.requires_grad for parameter in names):
         raise ConfigError("the model has no trainable parameters; at least one must have requires_grad=True")
+    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    accelerator.device_of(optimized)  # before their addresses are compared, which a device without memory has none of
     taken: dict[int, str] = {}
     for parameter, name in names.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
@@ -365,8 +367,6 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                     f"the optimizer's parameter {place} of group {number}, of shape {list(parameter.shape)}, is not "
                     "one of the model's; build the optimizer from model.parameters(), once the model has its final form"
                 )
-    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    accelerator.device_of(optimized)
     if not any(parameter.requires_grad for parameter in optimized):
         raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
     for name, buffer in model.named_buffers():
