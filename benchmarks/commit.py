@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import median
 
@@ -26,7 +27,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.store import Store
 
 WIDTHS = (1024, 4096, 4096, 1024)
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, tuple[int, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]] = {
     "SGD": (0, lambda parameters: torch.optim.SGD(parameters, lr=1e-3)),
     "SGD, momentum": (1, lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)),
     "AdamW": (2, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)),

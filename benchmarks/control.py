@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 import time
+from functools import partial
 
 from paceline.errors import PeerLost
 from paceline.fabric.unix import Channel, pair
@@ -70,7 +71,7 @@ def main() -> None:
 
     outboxes = {channel: Outbox(channel, loop, channel.close) for channel in channels}
     for channel in channels:
-        loop.watch(channel, lambda channel=channel: answer(channel))
+        loop.watch(channel, partial(answer, channel))
     while open_channels:
         loop.wait()
     quantiles = [json.loads(os.read(source, 1 << 16)) for source in results]

@@ -94,8 +94,14 @@ addEventListener("load", () => setTimeout(() => {
 
 
 NUMBERS = {"steps", "samples", "wall_seconds", "steps_per_second", "samples_per_second", "final_parameters_sha256"}
-MOVES = (("wheel", "all"), ("drag", "wheel"), ("ArrowLeft", "drag"), ("+", "ArrowLeft"), ("Zoom in", "0"))
-MOVES += (("Later", "Zoom in"),)
+MOVES = (
+    ("wheel", "all"),
+    ("drag", "wheel"),
+    ("ArrowLeft", "drag"),
+    ("+", "ArrowLeft"),
+    ("Zoom in", "0"),
+    ("Later", "Zoom in"),
+)
 """What changes the time that is shown, and what was done before it."""
 WHOLE = ("0", "Show the whole run")
 

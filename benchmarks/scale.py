@@ -102,6 +102,8 @@ class Setup:
     """How long it is measured."""
     warmup: float
     real: bool
+    processes: int
+    """That the other hosts' agents share."""
     repeat: int
 
     @property
@@ -415,10 +417,11 @@ def head(setup: Setup, folder: Path) -> int:
             return 0
 
         names = [f"host-{number:02}" for number in range(1, setup.hosts)]
-        together = [names] if told is not None else [[name] for name in names]
+        several = min(setup.processes, len(names))
+        together = [names[first::several] for first in range(several)] if told is not None else [[one] for one in names]
         processes = {fork_child(partial(body, tuple(some))): some for some in together}
         try:
-            yield {name: Forked(name, process) for process, some in processes.items() for name in some}
+            yield {name: Forked(name, process, quiet=True) for process, some in processes.items() for name in some}
         finally:
             for process in processes:
                 end_in_time(process)
@@ -564,7 +567,7 @@ def _training_began(ledger: Path, process: subprocess.Popen[bytes], timeout: flo
             if ledger.exists():
                 with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as database:
                     if latest := _one(database, "SELECT max(at) FROM facts"):
-                        return time.monotonic() - latest
+                        return time.monotonic() - float(latest)
         time.sleep(0.2)
     raise Failed(f"training had not begun after {timeout:g} s")
 
@@ -688,6 +691,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, metavar="S", help="how long each run is measured (default: 20)")
     parser.add_argument("--repeats", type=int, help="rounds (default: 3; with --quick, 1)")
     parser.add_argument("--real", action="store_true", help="processes in place of stand-ins; waits are not measured")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="that agents share (default: 1)")
     parser.add_argument("--simulate", type=float, metavar="US", help="in virtual time, with so many µs for a step")
     parser.add_argument("--quick", action="store_true", help="few hosts, short, one round: to see that it works")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="for a start or an end (default: 300)")
@@ -728,6 +732,7 @@ def main() -> int:
                     seconds=seconds,
                     warmup=QUICK_WARMUP if args.quick or args.limit else WARMUP,
                     real=args.real,
+                    processes=args.processes,
                     repeat=repeat,
                 )
                 what = f"round {repeat + 1} of {repeats}: {protocol}, {hosts} hosts; load {os.getloadavg()[0]:.1f}"

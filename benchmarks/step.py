@@ -84,7 +84,7 @@ MODELS = {
     "25M": Model((1024, 4096, 4096, 1024), warmup=4, steps=12, quick_warmup=1, quick_steps=4),
     "64k": Model((128, 256, 128), warmup=50, steps=400, quick_warmup=20, quick_steps=150),
 }
-PLAN = {
+PLAN: dict[str, dict[int, Sequence[str]]] = {
     "25M": {1: OURS, 2: OURS, 4: VARIANTS, 8: OURS},
     "64k": {2: ("plain", "ddp", "bsp", "asp"), 4: ("plain", "ddp", "bsp", "asp")},
 }

@@ -136,9 +136,8 @@ class Ended:
         """Of all workers' time."""
         rows = self.summary["per_worker"]
         names = ("compute", "wait", "transfer", "other")
-        return sum(row[f"{part}_seconds"] for row in rows) / sum(
-            row[f"{name}_seconds"] for row in rows for name in names
-        )
+        of_all = sum(row[f"{name}_seconds"] for row in rows for name in names)
+        return float(sum(row[f"{part}_seconds"] for row in rows) / of_all)
 
 
 def run(case: Case, seed: int) -> Ended:
