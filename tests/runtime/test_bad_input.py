@@ -263,6 +263,11 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         'the buffer "shadow" shares the memory of the parameter "weight", which moves in prepare()',
     ),
+    "a buffer whose elements share memory": (
+        training(before="model.register_buffer('scale', torch.ones(1).expand(4))"),
+        ("-n", "2"),
+        'elements of the buffer "scale" share memory, as expand() leaves them; give it memory of its own by clone()',
+    ),
     "a model that changes its type between prepare and the first step": (
         training("if step == 0: model.double(); x, y = x.double(), y.double()"),
         ("-n", "2"),

@@ -375,6 +375,12 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 f'the buffer "{name}" shares the memory of the parameter "{owner}", which moves in prepare(); '
                 "make it in the forward, or keep a copy"
             )
+        strides = buffer.stride() if buffer.layout == torch.strided else ()
+        if any(stride == 0 and size > 1 for stride, size in zip(strides, buffer.shape, strict=False)):
+            raise ConfigError(
+                f'elements of the buffer "{name}" share memory, as expand() leaves them; '
+                "give it memory of its own by clone()"
+            )
     for name, value in vars(optimizer).items():
         if name not in ("param_groups", "state") and _holds_one_of(value, names):
             raise ConfigError(
