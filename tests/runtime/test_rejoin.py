@@ -189,7 +189,7 @@ IN_EPOCH_1 = script(
 if paceline.resumed():
     with torch.no_grad():
         for one in [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]:
-            one.fill_(100)
+            one.fill_(1e6)
     scheduler.step()
 """,
     each_step="""
@@ -251,7 +251,7 @@ class TestJoiner:
     def test_what_its_script_changed_before_its_first_step_is_gone(self, back: Back) -> None:
         _, _, launch = back
         there = joined(launch)
-        assert all(bool((one.abs() < 50).all()) for one in [*there["parameters"], *there["buffers"][:2]])
+        assert all(bool((one.abs() < 1e5).all()) for one in [*there["parameters"], *there["buffers"][:2]])
 
     def test_a_replica_begins_as_another_s(self, back: Back) -> None:
         protocol, run, launch = back
@@ -295,7 +295,7 @@ begun = now()
 if paceline.resumed():
     with torch.no_grad():
         for one in [*model.parameters(), *model.buffers()]:
-            one.fill_(100)
+            one.fill_(1e6)
 else:
     torch.save(begun, THERE / "begun.pt")
 """,
