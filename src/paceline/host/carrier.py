@@ -125,6 +125,8 @@ class Carrier:
         self._places: dict[Named, Span] = {}
         """The bytes of what is on its way."""
         self._waiting: dict[Owner, _Waiting] = {}
+        self._by_item: dict[Named, dict[Owner, _Waiting]] = {}
+        """The same, by what is waited for: with many workers, few of all wait for one item."""
         self._orders: deque[Order | ServeOrder] = deque()
         """What is to be done, in order. Who is told something may ask for more, which comes after the rest."""
         self._obeys = False
@@ -157,6 +159,7 @@ class Carrier:
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
         self._waiting.clear()
+        self._by_item.clear()
         for pipe in self._pipes.values():
             pipe.end()
 
@@ -196,12 +199,13 @@ class Carrier:
     def _fetch(self, item: Item, owner: Owner, told: _Told | None) -> None:
         ranges = [Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item)]
         named = Named(self._segment, item)
-        self._waiting[owner] = _Waiting(named, told, None if told is None else self._now())
+        one = self._waiting[owner] = _Waiting(named, told, None if told is None else self._now())
+        self._by_item.setdefault(named, {})[owner] = one
         self._obey(self._fetches.claim(named, owner, tuple(ranges)))
 
     def cancel(self, owner: Owner) -> None:
         """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
-        if (one := self._waiting.pop(owner, None)) is not None:
+        if (one := self._forget(owner)) is not None:
             self._obey(self._fetches.release(one.named, owner))
 
     def again(self, which: Callable[[Item], bool]) -> None:
@@ -273,7 +277,7 @@ class Carrier:
         """See `BulkNews`."""
         if (missing := self._fetches.missing(peer, request)) is None:
             return
-        waiting = [one for one in self._waiting.values() if one.named == missing.named]
+        waiting = list(self._by_item.get(missing.named, {}).values())
         for one in waiting:
             one.since = self._now() if one.since is None else one.since
         for one in waiting:
@@ -310,7 +314,7 @@ class Carrier:
             case Arrived(_, owner):
                 self._arrived(owner)
             case Lost(_, owner, why):
-                if (one := self._waiting.pop(owner, None)) is not None and one.told is not None:
+                if (one := self._forget(owner)) is not None and one.told is not None:
                     one.told.lost(why)
             case Claim(named, owner):
                 self._items.claim(named.item, owner)
@@ -329,12 +333,21 @@ class Carrier:
             return
         one.here = True
         if one.told is not None:
-            del self._waiting[owner]
+            self._forget(owner)
             one.told.arrived()
             self._obey(self._fetches.release(one.named, owner))
 
+    def _forget(self, owner: Owner) -> _Waiting | None:
+        """The owner waits no more. Return what it has waited for."""
+        if (one := self._waiting.pop(owner, None)) is not None:
+            there = self._by_item[one.named]
+            del there[owner]
+            if not there:
+                del self._by_item[one.named]
+        return one
+
     def _tell(self, named: Named, source: str, size: int) -> None:
-        waiting = [one for one in self._waiting.values() if one.named == named]
+        waiting = list(self._by_item[named].values())
         began = min(one.since for one in waiting if one.since is not None)
         fetch = Fetch.of(named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
         if any(one.told is not None for one in waiting):

@@ -451,6 +451,8 @@ class Serves:
         self._segment = segment
         self._requests: dict[Peer, dict[int, _Request]] = {}
         """By host that has asked for something: all hosts are many, and these are few."""
+        self._by_item: dict[Named, dict[tuple[Peer, int], _Request]] = {}
+        """The same, by what is asked for."""
 
     def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> list[ServeOrder]:
         """That host asks for these bytes. A request for a segment that has not begun here waits for it.
@@ -467,19 +469,19 @@ class Serves:
             return [Say(peer, request, why)]
         requests[request] = one
         self._requests[peer] = requests
+        self._by_item.setdefault(named, {})[peer, request] = one
         return self._send(peer, request, one)
 
     def made(self, named: Named) -> list[ServeOrder]:
         """The item is on the shelf now, or more of it."""
         orders: list[ServeOrder] = []
-        for peer, request, one in self._all():
-            if one.named == named:
-                orders += self._send(peer, request, one)
+        for peer, request, one in self._of(named):
+            orders += self._send(peer, request, one)
         return orders
 
     def never(self, named: Named, why: str) -> list[ServeOrder]:
         """The item will not be made."""
-        return self._end([asked for asked in self._all() if asked[2].named == named and not asked[2].sends], why)
+        return self._end([asked for asked in self._of(named) if not asked[2].sends], why)
 
     def sent(self, peer: Peer, request: int) -> list[ServeOrder]:
         """All bytes of the request that were to be sent have been written."""
@@ -500,7 +502,9 @@ class Serves:
     def disconnected(self, peer: Peer) -> list[ServeOrder]:
         """The connection is lost, and with it all that was asked over it. Nothing waits to be written any more."""
         orders: list[ServeOrder] = []
-        for request, one in self._requests.pop(peer, {}).items():
+        for request in list(self._requests.get(peer, {})):
+            one = self._forget(peer, request)
+            assert one is not None
             if one.sends and not one.stops:
                 orders.append(Stop(peer, request))
             if one.claimed:
@@ -530,11 +534,19 @@ class Serves:
     def _all(self) -> list[tuple[Peer, int, _Request]]:
         return [(peer, *asked) for peer, requests in self._requests.items() for asked in requests.items()]
 
+    def _of(self, named: Named) -> list[tuple[Peer, int, _Request]]:
+        return [(*asked, one) for asked, one in self._by_item.get(named, {}).items()]
+
     def _forget(self, peer: Peer, request: int) -> _Request | None:
         requests = self._requests.get(peer, {})
         one = requests.pop(request, None)
         if not requests:
             self._requests.pop(peer, None)
+        if one is not None:
+            there = self._by_item[one.named]
+            del there[peer, request]
+            if not there:
+                del self._by_item[one.named]
         return one
 
     def _why_not(self, one: _Request) -> str | None:
