@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from paceline.core.shards import MOST_PIECES, PIECE, Shard, cut, heir, pieces, taken_over
+from paceline.core.shards import MOST_PIECES, PIECE, Shard, cut, heir, pieces, taken_over, with_rest
 from support.seeds import each_seed
 
 
@@ -87,6 +87,14 @@ def test_a_shard_that_can_not_be_cut_is_one_piece_however_large() -> None:
 
 
 A, B, C = Shard("a", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)
+
+
+def test_what_is_no_more_than_a_piece_is_asked_for_at_once_and_all_else_as_it_comes_to_be_there() -> None:
+    assert with_rest([(0, 40)], (40, 50)) == [(0, 50)]
+    assert with_rest([(0, PIECE)], (PIECE, PIECE + 1)) == [(0, PIECE), (PIECE, PIECE + 1)]
+    assert with_rest([(0, 40), (40, 80)], (80, 90)) == [(0, 40), (40, 80), (80, 90)]
+    assert with_rest([(0, 40)], (60, 70)) == [(0, 40), (60, 70)], "bytes of another host lie between"
+    assert with_rest([], (60, 70)) == [(60, 70)]
 
 
 def test_the_smaller_range_beside_takes_over_unless_its_host_leaves_as_well() -> None:

@@ -191,6 +191,21 @@ def test_none_is_not_zero_a_parameter_counts_for_those_who_have_a_gradient_and_e
     assert slots_of(store)[0][1].item() == -0.5 - (0.5 * 0.5 + 1.0)
 
 
+def test_a_version_that_is_made_at_once_is_told_of_by_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message for a piece costs a small run as much as the version does."""
+    store, told = store_of(*small()), list[tuple[int, int]]()
+    for worker in range(WORKERS):
+        push(store, worker, [torch.ones(entry.shape) for entry in store.layout.moving])
+    store.commit(0, 1, [(0, 1.0)], made=lambda begin, end: told.append((begin, end)))
+    assert told == []
+    monkeypatch.setattr(store_module, "TELLS", 16)
+    store.commit(1, 2, [(1, 1.0)], made=lambda begin, end: told.append((begin, end)))
+    begins, ends = zip(*sorted(told), strict=True)
+    assert len(told) > 1
+    assert [*ends[:-1]] == [*begins[1:]], "piece by piece, without a gap"
+    assert (begins[0], ends[-1]) == store.within
+
+
 def test_hyperparameters_that_come_with_a_commit_hold_from_it_on() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))

@@ -48,6 +48,13 @@ def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int,
     return found
 
 
+def with_rest(ranges: Sequence[tuple[int, int]], rest: tuple[int, int]) -> list[tuple[int, int]]:
+    """Add the rest to ranges of bytes that are asked for. All is asked for at once if it is no more than a piece."""
+    if len(ranges) == 1 and ranges[0][1] == rest[0] and rest[1] - ranges[0][0] <= PIECE:
+        return [(ranges[0][0], rest[1])]
+    return [*ranges, rest]
+
+
 def heir(shards: Sequence[Shard], host: str, head: str, leaving: Container[str] = ()) -> str:
     """Return the host that takes over the range of this one: the one with the smaller range beside it.
 

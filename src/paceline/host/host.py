@@ -27,7 +27,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.shards import Shard, cut, pieces, taken_over
+from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -695,7 +695,7 @@ class LocalHost:
         """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
         (begin, end), (buffers, whole) = self._own_range(self.offer), self.offer.buffers_at
         own = [(first, last) for _, first, last in pieces(self.cuts, [Shard(self.name, begin, end)])]
-        return [*own, (self.cuts[-1], whole if isinstance(item, Update) else buffers)]
+        return with_rest(own, (self.cuts[-1], whole if isinstance(item, Update) else buffers))
 
     def forget_state(self) -> None:
         """All others have been told of the optimizer's state, or there is another: it takes as much as the model."""
