@@ -530,3 +530,21 @@ def test_after_a_frame_that_is_too_long_a_stream_is_never_read_again() -> None:
     for _ in range(2):
         with pytest.raises(MessageUnreadable):
             frames.receive(framed(b"three"))
+
+
+def test_an_end_that_need_not_wait_gets_what_is_there_and_then_nothing() -> None:
+    ours, theirs = unix.pair()
+    here, there = Channel(ours, Kinds, "here"), Channel(theirs, Kinds, "there")
+    assert there.receive_now() is None
+    with open(os.devnull) as file:
+        here.send(Text("with a file"), (file.fileno(),))
+    here.send(Number(2))
+    said, descriptors = there.receive_now() or (None, [])
+    assert (said, len(descriptors)) == (Text("with a file"), 1)
+    os.close(descriptors[0])
+    assert there.receive_now() == (Number(2), [])
+    assert there.receive_now() is None
+    here.close()
+    with pytest.raises(PeerLost):
+        there.receive_now()
+    there.close()

@@ -24,6 +24,7 @@ from paceline.fabric.endpoint import MOST_BYTES, Coding, too_long
 PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
 INLINE, ATTACHED = b"\0", b"\1"
 MOST_DESCRIPTORS = 4
+ROOM_FOR_RIGHTS = socket.CMSG_LEN(MOST_DESCRIPTORS * array("i").itemsize)
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 
 
@@ -82,10 +83,22 @@ class Channel:
 
     def receive(self) -> tuple[Any, list[int]]:
         """See `Endpoint`. Waits until there is a message."""
+        received = self._receive(0)
+        assert received is not None
+        return received
+
+    def receive_now(self) -> tuple[Any, list[int]] | None:
+        """The same, without waiting: None if there is no message."""
+        return self._receive(socket.MSG_DONTWAIT)
+
+    def _receive(self, flags: int) -> tuple[Any, list[int]] | None:
         try:
-            packet, descriptors, _, _ = socket.recv_fds(self.end, PACKET + 1, MOST_DESCRIPTORS)
+            packet, beside, _, _ = self.end.recvmsg(PACKET + 1, ROOM_FOR_RIGHTS, flags)  # `recv_fds` ignores its flags
         except ConnectionResetError:
-            packet, descriptors = b"", []
+            packet, beside = b"", []
+        except BlockingIOError:
+            return None
+        descriptors = [descriptor for *_, rights in beside for descriptor in _descriptors(rights)]
         if not packet:
             raise PeerLost(f"{self.peer} has gone")
         try:
@@ -129,6 +142,11 @@ class Channel:
         except BlockingIOError:
             return False
         return True
+
+
+def _descriptors(rights: bytes) -> array[int]:
+    whole = len(rights) - len(rights) % array("i").itemsize
+    return array("i", rights[:whole])
 
 
 def _long(descriptors: list[int]) -> bytes:

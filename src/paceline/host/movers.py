@@ -37,6 +37,8 @@ PATIENCE = 5.0
 BEATS = 6
 """How often the process may leave a question unanswered. It is asked each fifth of the timeout. So a host whose bytes
 don't move is lost after 1.2 timeouts, whether its process or its link has stopped."""
+AT_ONCE = 16
+"""Messages of the process that are heard before others are. A turn of the loop for each costs as much as some do."""
 DIED = "the process that moves data between hosts died"
 SILENT = "the process that moves data between hosts does not answer"
 
@@ -249,16 +251,18 @@ class InProcess:
     # --- what the process says ----------------------------------------------------------------------
 
     def _heard(self) -> None:
-        self._hear_late()
-        if not self._channel.ready():  # `settle` has received it, in this turn of the loop
-            return
-        try:
-            message, _ = self._channel.receive()
-        except (PeerLost, MessageUnreadable):  # its end is about to show
-            self._unwatch()
-            self._kill()
-        else:
-            self._hear(message)
+        """Hear what is there, which may be nothing: `settle` may have received it in this turn of the loop."""
+        for _ in range(AT_ONCE):
+            self._hear_late()
+            try:
+                received = self._channel.receive_now()
+            except (PeerLost, MessageUnreadable):  # its end is about to show
+                self._unwatch()
+                self._kill()
+                return
+            if received is None:
+                return
+            self._hear(received[0])
 
     def _hear_late(self) -> None:
         while self._late:
