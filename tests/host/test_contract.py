@@ -232,6 +232,24 @@ class TestOrders:
             two.host.tell(ReduceFailed(group=0, lost=(1,), at=0.0))
         assert len(two.facts) == 1
 
+    def test_it_is_told_what_a_worker_waits_for_until_it_computes(self, training: Callable[..., Company]) -> None:
+        one = training(1, unapplied=1)
+        one.carry_out(Release(worker=0, step=0, version=0))
+        one.computed(0, 0)
+        one.carry_out(StartPush(worker=0, step=0))
+        one.carry_out(Release(worker=0, step=1, version=0))
+        assert one.news.waits[0] == "a place"
+        one.apply(1, (0, 0))
+        assert one.news.waits[0] is None
+        one.computed(0, 1)
+        one.carry_out(StartPush(worker=0, step=1))
+        one.carry_out(ApplyUpdate(version=2, contributions=((0, 1, 1.0),)))
+        one.carry_out(Release(worker=0, step=2, version=2))
+        assert one.news.waits[0] == "version 2"
+        one.make()
+        assert one.news.waits[0] is None
+        assert [step.step for _, step in one.told if isinstance(step, messages.Compute)] == [0, 1, 2]
+
     def test_a_declined_step_needs_no_place(self, training: Callable[..., Company]) -> None:
         """Its worker may be released again, under a protocol that was switched to."""
         one = training(1, unapplied=1)

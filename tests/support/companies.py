@@ -73,7 +73,7 @@ class Kept:
         self.calls.append(("awaits_place", worker))
         self.waits[worker] = "a place"
 
-    def computes(self, worker: int, at: float) -> None:
+    def computes(self, worker: int, at: float, *, took: bool) -> None:
         self.calls.append(("computes", worker, at))
         self.waits[worker] = None
 

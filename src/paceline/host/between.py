@@ -536,14 +536,8 @@ class Lacks(Message):
 
 
 class Taken(Message):
-    """The worker has that version."""
-
-    worker: int
-    version: int
-
-
-class AwaitsVersion(Message):
-    """The worker's step begins once that version is made."""
+    """The worker has that version. If it was pulled for a step, the worker was told to compute that, unless a place
+    is awaited: see `AwaitsPlace`."""
 
     worker: int
     version: int
@@ -556,7 +550,7 @@ class AwaitsPlace(Message):
 
 
 class Computes(Message):
-    """The worker was told to compute its step."""
+    """The worker was told to compute its step, and `Taken` does not say so."""
 
     worker: int
 
@@ -665,7 +659,7 @@ class Reaches(Message):
     reached: bool
 
 
-OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
+OfStep = Taken | AwaitsPlace | Computes
 """What a host says of a worker that takes part."""
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""

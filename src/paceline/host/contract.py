@@ -202,8 +202,11 @@ class WorkersNews(Protocol):
     def awaits_place(self, worker: int) -> None:
         """The worker's step begins once one of its last updates is needed no more."""
 
-    def computes(self, worker: int, at: float) -> None:
-        """The worker was told to compute its step, at that moment."""
+    def computes(self, worker: int, at: float, *, took: bool) -> None:
+        """The worker was told to compute its step, at that moment.
+
+        `took`: whether it took the version for that at the same moment, which is told besides.
+        """
 
 
 class News(WorkersNews, Protocol):

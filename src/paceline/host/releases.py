@@ -87,7 +87,7 @@ class Releases:
                 self._news.awaits_version(worker, order.version)
                 if self._arrivals is not None:
                     self._arrivals.waits(worker, order.version)
-            self._pulls.pull(worker, order.version, lambda: self._compute(order, version, []))
+            self._pulls.pull(worker, order.version, lambda: self._compute(order, version, [], took=True))
             return
         if version in self._shelf.claimed(ahead(worker)):
             self._shelf.release(ahead(worker))
@@ -100,6 +100,8 @@ class Releases:
         if order.parameters == "pull" or version in self._shelf.claimed(ahead(order.worker)):
             self._shelf.release(ahead(order.worker))
         if order.parameters == "pull":
+            if order.version > self._versions.newest:
+                self._news.awaits_version(order.worker, order.version)
             self._pulls.lend(order.worker, order.version)
 
     def after(self, worker: int, do: Callable[[], None]) -> None:
@@ -142,7 +144,8 @@ class Releases:
         for owner in (step_of(worker), look_of(worker), shown(worker)):
             self._shelf.release(owner)
 
-    def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]]) -> None:
+    def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]], *, took: bool = False) -> None:
+        """`took`: whether the worker has just taken the item, a version."""
         if not self._seats[order.worker].trains:
             return
         area = self._pushes.lay(order.worker, order.step)
@@ -150,7 +153,7 @@ class Releases:
             self._news.awaits_place(order.worker)
             self._pushes.when_free(order.worker, lambda: self._compute(order, item, lacking))
             return
-        self._news.computes(order.worker, self._now())
+        self._news.computes(order.worker, self._now(), took=took)
         place = self._shelf.place(item)
         self._send(order.worker, messages.Compute(order.step, order.version, place, area, lacking))
         for do in self._unsent.pop(order.worker, ()):

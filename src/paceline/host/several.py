@@ -107,6 +107,8 @@ class SeveralHosts:
         """By version that is not made: the hosts that were told an order about it."""
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
+        self._pulled: dict[int, int] = {}
+        """By worker of another host that is to compute once it has taken a version: which one."""
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.makes: Callable[[str], None] = lambda host: None
@@ -191,15 +193,17 @@ class SeveralHosts:
                 if (fetched := self._fetched.get((name, version))) is not None:
                     began = max(fetched.began, self._made_at.get(version, fetched.began))
                     self._news.brought(worker, min(began, fetched.ended), fetched.ended)
+                if self._pulled.get(worker) == version:
+                    del self._pulled[worker]
+                    self._news.computes(worker, self._now(), took=True)
                 self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
             case between.StandsIn(offer=offer):
                 self._standing_in[name] = offer
                 self.gathered()
             case between.Begun():
                 self._head.begun(name)
-            case between.AwaitsVersion(worker=worker, version=version):
-                self._news.awaits_version(worker, version)
             case between.AwaitsPlace(worker=worker):
+                self._pulled.pop(worker, None)
                 self._news.awaits_place(worker)
             case between.Fetched():
                 self._has_fetched(message.heard(name, self._now()))
@@ -232,7 +236,7 @@ class SeveralHosts:
                 assert self.replicas is not None
                 self.replicas.brought(number)
             case between.Computes(worker=worker):
-                self._news.computes(worker, self._now())
+                self._news.computes(worker, self._now(), took=False)
 
     def lost(self, name: str, why: str) -> None:
         """That host takes no part any more: its workers have ended, or will."""
@@ -437,6 +441,10 @@ class SeveralHosts:
             case Release() | StartPull():
                 other = self._by_worker.get(order.worker)
                 if other is not None and order.worker not in other.away:
+                    if isinstance(order, Release):
+                        self._pulled.pop(order.worker, None)
+                        if order.parameters == "pull":
+                            self._pulled[order.worker] = order.version
                     self._needs(other, order.version)
                     other.tell(between.CarryOut.of(order))
             case StartPush() | DropUpdate():
@@ -567,9 +575,10 @@ class SeveralHosts:
             other.tell_of(worker, message)
 
     def _needs(self, other: Other, version: int) -> None:
-        """That host is about to be told an order about that version. It knows by then what is made."""
-        other.made(min(version, self._head.newest))
-        if version > self._head.newest:
+        """That host is about to be told an order about that version. It hears that it is made, now or once it is."""
+        if version <= self._head.newest:
+            other.made(version)
+        else:
             self._awaited.setdefault(version, {})[other.name] = other
 
     def _has_fetched(self, fetch: Fetch) -> None:

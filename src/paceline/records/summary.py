@@ -254,10 +254,13 @@ class Tally:
 
     def fetched(self, fetch: Fetch) -> None:
         """A host has fetched an item from another one."""
-        there = self.exchanges.setdefault(fetch.host, Exchange())
+        for host in (fetch.host, fetch.source):
+            if host not in self.exchanges:
+                self.exchanges[host] = Exchange()
+        there = self.exchanges[fetch.host]
         there.bytes_in += fetch.bytes
         there.fetching.add(fetch.began, fetch.ended)
-        self.exchanges.setdefault(fetch.source, Exchange()).bytes_out += fetch.bytes
+        self.exchanges[fetch.source].bytes_out += fetch.bytes
 
     def moved(self, cpu_seconds: Mapping[str, float]) -> None:
         """By host: moving bytes between hosts has taken so much more time of processors."""

@@ -519,16 +519,16 @@ class _Agent:
         self._link.send(between.Taken(fact.worker, fact.version))
 
     def awaits_version(self, worker: int, version: int) -> None:
-        """See `WorkersNews`."""
-        self._link.send(between.AwaitsVersion(worker, version))
+        """See `WorkersNews`. The head knows by itself: it has ordered both."""
 
     def awaits_place(self, worker: int) -> None:
         """See `WorkersNews`."""
         self._link.send(between.AwaitsPlace(worker))
 
-    def computes(self, worker: int, at: float) -> None:
+    def computes(self, worker: int, at: float, *, took: bool) -> None:
         """See `WorkersNews`."""
-        self._link.send(between.Computes(worker))
+        if not took:
+            self._link.send(between.Computes(worker))
 
     def not_finite(self, parameter: str, worker: int) -> None:
         """See `SumsNews`."""

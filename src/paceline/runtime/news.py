@@ -60,7 +60,7 @@ class News:
         """See `contract.News`."""
         self._rooms.members[worker].wait("the store still needs its last updates")
 
-    def computes(self, worker: int, at: float) -> None:
+    def computes(self, worker: int, at: float, *, took: bool) -> None:
         """See `contract.News`."""
         member = self._rooms.members[worker]
         member.wait(None)
