@@ -30,6 +30,8 @@ class Loop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._watched: dict[int, selectors.SelectorKey] = {}
+        """By descriptor. The selector's own map looks for a source in ways that take longer."""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._soon: deque[Callable[[], None]] = deque()
@@ -44,17 +46,18 @@ class Loop:
 
     def watch(self, source: Any, call: Callable[[], object]) -> None:
         """Call whenever there is something to read (or its end)."""
-        self._selector.register(source, selectors.EVENT_READ, (call, None))
+        key = self._selector.register(source, selectors.EVENT_READ, (call, None))
+        self._watched[key.fd] = key
 
     def await_room(self, source: Any, call: Callable[[], object] | None) -> None:
         """For a watched source: call also whenever there is room to write; None: no more."""
         key = self._selector.get_key(source)
         events = selectors.EVENT_READ | (0 if call is None else selectors.EVENT_WRITE)
-        self._selector.modify(source, events, (key.data[0], call))
+        self._watched[key.fd] = self._selector.modify(source, events, (key.data[0], call))
 
     def unwatch(self, source: Any) -> None:
         """Stop watching. Call this before the source is closed."""
-        self._selector.unregister(source)
+        del self._watched[self._selector.unregister(source).fd]
 
     def watches(self, source: Any) -> bool:
         """Whether the source is watched."""
@@ -78,9 +81,12 @@ class Loop:
         if most is not None:
             timeout = most if timeout is None else min(most, timeout)
         for key, events in self._selector.select(timeout):
-            for event, call in zip((selectors.EVENT_READ, selectors.EVENT_WRITE), key.data, strict=True):
-                if events & event and call is not None and self._selector.get_map().get(key.fd) is key:
-                    call()  # unless an earlier call has stopped watching it, or awaits something else of it now
+            heard, room = key.data
+            # unless an earlier call has stopped watching it, or awaits something else of it now
+            if events & selectors.EVENT_READ and self._watched.get(key.fd) is key:
+                heard()
+            if events & selectors.EVENT_WRITE and room is not None and self._watched.get(key.fd) is key:
+                room()
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()

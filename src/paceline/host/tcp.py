@@ -26,6 +26,8 @@ LOOPBACK: Address = ("127.0.0.1", 0)
 """Where hosts listen unless they are told otherwise. The kernel chooses the port."""
 AT_ONCE = 1 << 20
 """Bytes that one connection may write or read before others have their turn."""
+RECORD = 1 << 14
+"""Bytes of the largest TLS record. What was written at once comes in records of this size, up to the last one."""
 ACCEPTS = 16
 """Connections that are accepted before others have their turn."""
 NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -115,9 +117,10 @@ class Stream:
 
     def receive(self, most: int) -> bytes:
         """Return what has come, so many bytes at most. Nothing: see `closed` for whether the connection has gone."""
-        data = self._received(partial(self._end.recv, most), b"")
-        while 0 < len(data) < most and (more := self._rest(partial(self._end.recv, most - len(data)), b"")):
-            data += more
+        data = last = self._received(partial(self._end.recv, most), b"")
+        while len(last) == RECORD and len(data) < most:
+            last = self._rest(partial(self._end.recv, most - len(data)), b"")
+            data += last
         return data
 
     def receive_into(self, memory: memoryview) -> int:
