@@ -18,6 +18,7 @@ from support.runs import ended
 
 ENGINES = {"slurm.sh": slurm_at, "jobset.yaml": jobset_at, "pytorchjob.yaml": pytorchjob_at}
 """By file: the engine that starts its command on each host."""
+LONG = ("jobset.yaml",)  # torchrun is started as by a PyTorchJob
 RAY = "ray.sh"
 """Its command is started once, as the entrypoint of a Ray job: see `runtime/test_on_ray.py`, which has a cluster."""
 
@@ -26,7 +27,9 @@ def test_every_file_is_tried() -> None:
     assert {path.name for path in CLUSTERS.iterdir()} == {*ENGINES, RAY}
 
 
-@pytest.mark.parametrize("file", ENGINES)
+@pytest.mark.parametrize(
+    "file", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in ENGINES]
+)
 def test_its_command_trains_on_two_hosts(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = small(command(file))
     environ = ENGINES[file](free_port())

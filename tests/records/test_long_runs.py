@@ -53,7 +53,8 @@ def peak(read: Callable[[RecordedRun], None], folder: Path) -> int:
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("protocol", ["ripples", pytest.param("ssp:bound=2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("protocol", ["ripples", "ssp:bound=2"])
 def test_a_longer_run_takes_no_more_memory(tmp_path: Path, protocol: str) -> None:
     """What is kept of every step would take 1,000 bytes of each. Some are kept before the first ones are forgotten."""
     short, long = (

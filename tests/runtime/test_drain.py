@@ -141,7 +141,11 @@ def agrees(run: Run, gone: set[int]) -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "optimizer", "name", "by"),
-    [("bsp", SGD, "b", "head"), ("asp", ADAMW, "c", "b"), ("ps-plus", SGD, "b", "head")],
+    [
+        ("bsp", SGD, "b", "head"),
+        ("asp", ADAMW, "c", "b"),
+        pytest.param("ps-plus", SGD, "b", "head", marks=pytest.mark.long),
+    ],
 )
 def test_a_host_that_gets_sigterm_leaves_its_range_to_the_one_beside_it_and_nothing_is_undone(
     protocol: str, optimizer: str, name: str, by: str, launch: Launch
@@ -202,6 +206,7 @@ def test_a_host_that_gets_sigterm_twice_leaves_at_once(launch: Launch) -> None:
     company.ended().completed()
 
 
+@pytest.mark.long
 def test_a_host_that_is_killed_while_it_leaves_ends_the_run_as_any_that_makes_a_range(launch: Launch) -> None:
     company = Company(launch, script(), "-p", "bsp")
     company.train()

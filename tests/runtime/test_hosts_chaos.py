@@ -41,12 +41,15 @@ def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothin
 @pytest.mark.parametrize(
     "fault",
     [
-        ("worker 1", "begin", 1, "stop itself", 0.1),
-        ("node-1", "Open", 1, "cut control", 0.0),
-        ("node-1", "fetch", 1, "cut data", 0.0),
-        ("head", "Heard", 1, "cut control", 0.0),
-        ("store", "commit", 1, "stop itself", 0.1),
-        ("store of node-1", "commit", 1, "drain agent", 0.0),
+        pytest.param(one, marks=[] if one[1] in ("Heard", "commit") else [pytest.mark.long])
+        for one in (
+            ("worker 1", "begin", 1, "stop itself", 0.1),
+            ("node-1", "Open", 1, "cut control", 0.0),
+            ("node-1", "fetch", 1, "cut data", 0.0),
+            ("head", "Heard", 1, "cut control", 0.0),
+            ("store", "commit", 1, "stop itself", 0.1),
+            ("store of node-1", "commit", 1, "drain agent", 0.0),
+        )
     ],
     ids=lambda fault: f"{fault[0]}, {fault[1]}",
 )

@@ -37,7 +37,7 @@ from support.runs import Launcher, Run, ended, replayed
 from support.shards import script as sharded
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
+LONG = ("bsp", "dssp", "hsp", "ssp")  # others of their kind are tried by default
 SCRIPT = """
 import os, signal, time
 from pathlib import Path

@@ -97,6 +97,7 @@ def test_nodes_of_a_cluster_take_part_each_with_an_agent(launch: Launch, ray_clu
     until(lambda: not ray_cluster.agents())
 
 
+@pytest.mark.long
 def test_a_program_runs_on_a_cluster_too(launch: Launch, ray_cluster: RayCluster) -> None:
     (launch.tmp_path / "train.py").write_text(script())
     program = f"""
@@ -157,6 +158,7 @@ def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
     until(lambda: not ray_cluster.agents())
 
 
+@pytest.mark.long
 def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
     launch: Launch, ray_cluster: RayCluster
 ) -> None:

@@ -17,6 +17,8 @@ from support.recorded import checked
 from support.runs import Run, ended, replayed
 
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
+WITHOUT_RIPPLES = [pytest.param(one, marks=[pytest.mark.long] if one == "ripples" else []) for one in IN_GROUPS]
+"""Where its groups, which are as AD-PSGD's, are tried in the longer suite only."""
 SCRIPT = """
 import os, signal, time
 from pathlib import Path
@@ -134,7 +136,7 @@ def test_what_replicas_on_other_hosts_begin_with_comes_with_its_buffers(protocol
 FILLS = "torch.nn.init.constant_(model[1].weight, 0.25)"
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
+@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
 def test_what_scripts_change_before_their_first_step_is_what_replicas_on_all_hosts_begin_with(
     protocol: str, launch: Launch
 ) -> None:
@@ -153,7 +155,7 @@ if made == 3 and paceline.worker() == 2 and not (THERE / "dies").exists():
 """In its third step worker 2 kills the agent of its host, if nobody has."""
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
+@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
 def test_the_others_go_on_without_a_host_that_is_killed(protocol: str, launch: Launch) -> None:
     run = launch.run(script(each_step=DIES), *HOSTS, "-p", protocol, "--on-loss", "continue").completed()
     assert "host node-1 is lost" in run.err
@@ -169,7 +171,7 @@ time.sleep(0.02)
 """
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
+@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
 def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protocol: str, launch: Launch) -> None:
     run = launch.run(script(each_step=STOPS_ONCE), *HOSTS, "-p", protocol, "--restart", "1").completed()
     joined = run.rows("SELECT worker FROM facts WHERE kind = 'WorkerJoined'")
@@ -178,7 +180,7 @@ def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protoco
     sound(run)
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
+@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
 def test_a_host_that_leaves_in_good_order_leaves_what_its_workers_have_come_to(protocol: str, launch: Launch) -> None:
     leaves = """
 if paceline.worker() == 2 and epoch == 1 and not (THERE / "asked").exists():

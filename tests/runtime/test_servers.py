@@ -226,7 +226,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TOKEN_FILE", "")
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@pytest.mark.parametrize("protocol", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
 def test_a_machine_without_workers_joins_and_makes_a_part_of_each_version(protocol: str, launch: Launch) -> None:
     prints = "print('here is', paceline.worker(), flush=True)"
     company = Company(launch, script(before=prints), "-p", protocol, "--tee", "all")

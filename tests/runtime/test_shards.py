@@ -136,7 +136,7 @@ def test_a_nan_in_a_sum_is_named_with_its_worker(where: tuple[str, ...], launch:
     assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 3', run.out)
 
 
-@pytest.mark.parametrize("named", ["node-1", "node-1,node-2"])
+@pytest.mark.parametrize("named", [pytest.param("node-1", marks=pytest.mark.long), "node-1,node-2"])
 def test_hosts_besides_the_head_make_all_of_each_version(named: str, launch: Launch) -> None:
     run = launch.run(script(), *HOSTS[:-1], named, "-p", "bsp").completed()
     assert run.rows("SELECT DISTINCT source FROM fetches WHERE kind = 'version' AND number > 0 ORDER BY 1") == [
@@ -160,6 +160,7 @@ optimizer.step()
 """Before `prepare` the optimizer has stepped, by other gradients in each worker."""
 
 
+@pytest.mark.long
 def test_what_the_lowest_workers_optimizer_has_done_before_counts_in_all_ranges(launch: Launch) -> None:
     text = script(ADAMW, before="torch.manual_seed(paceline.worker())\n" + PRIOR)
     several = launch.run(text, *HOSTS, "-p", "bsp").completed().final()

@@ -97,6 +97,7 @@ def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) 
     assert (found := checked(run)).ok, found.wrong
 
 
+@pytest.mark.long
 def test_a_rendezvous_without_an_identity_begins_a_run_in_each_job(torchruns: Torchruns) -> None:
     words = "-p", "bsp", *FLAGS, "train.py"
     well(torchruns.run((), *words, static=True))
@@ -106,7 +107,8 @@ def test_a_rendezvous_without_an_identity_begins_a_run_in_each_job(torchruns: To
         assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 1)
 
 
-@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("host", [0, 1])
 def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: int, torchruns: Torchruns) -> None:
     words = "-p", "bsp", *FLAGS, "--checkpoint", "4", "--host-timeout", "3", "train.py", "slow"
     torchruns.start([*C10D, "--max-restarts", "1"], *words)
