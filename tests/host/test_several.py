@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from paceline.core.items import Blob, Version
-from paceline.core.orders import StartPull
+from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable
 from paceline.host import between, messages
@@ -114,6 +114,39 @@ def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it
     several.hosts.delivered("node-1", between.Taken(2, 3))
     several.hosts.delivered("node-1", between.Taken(2, 7))
     assert [call.args for call in brought.call_args_list][2:] == [(2, 3.5, 4.0)]
+
+
+def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awaits_a_place() -> None:
+    several = Several()
+    several.hosts.begin([0, 1, 2, 3])
+    told = several.news.computes
+
+    def released(worker: int) -> None:
+        several.hosts.carry_out(Release(worker=worker, step=0, version=3), 0.0)
+
+    several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
+    several.say(between.Taken(2, 3))
+    told.assert_not_called()
+    released(2)
+    several.say(between.Taken(2, 3))
+    told.assert_called_once_with(2, 0.0, took=True)
+    released(3)
+    several.say(between.AwaitsPlace(3), between.Taken(3, 3))
+    told.assert_called_once()
+    several.say(between.Computes(3))
+    assert told.call_args.args == (3, 0.0)
+    assert not told.call_args.kwargs["took"]
+
+
+def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to() -> None:
+    several = Several()
+    several.hosts.begin([0, 1, 2, 3])
+    several.hosts.carry_out(Release(worker=2, step=0, version=3), 0.0)
+    several.hosts.left(2, True)
+    several.hosts.join(2, [0, 1, 3])
+    several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
+    several.say(between.Taken(2, 3))
+    several.news.computes.assert_not_called()
 
 
 def test_only_the_last_fetches_are_remembered() -> None:

@@ -273,7 +273,7 @@ IN_STORE = ("kill itself", "stop itself", "kill launcher", "interrupt", "termina
 
 SCRIPTS = {"begin": 1, "prepare": 1, "batch": 12, "step": 12, "stepped": 12, "epoch": 2, "evaluate": 2, "end": 1}
 AGENTS = {"Open": 1, "Train": 1, "CarryOut": 60, "Made": 30, "Say": 20, "Left": 2, "SeenOff": 2, "Close": 1}
-HEADS = {"Heard": 100, "Begun": 2, "Taken": 30, "Computes": 30, "Gone": 2}
+HEADS = {"Heard": 100, "Begun": 2, "Taken": 30, "Fetched": 30, "Gone": 2}
 FETCHES = {"fetch": 20}
 COMMITS = {"commit": 24}
 SHARES = {"commit": 24, "share": 3}

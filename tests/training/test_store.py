@@ -198,6 +198,11 @@ def test_a_version_that_is_made_at_once_is_told_of_by_its_end_alone(monkeypatch:
         push(store, worker, [torch.ones(entry.shape) for entry in store.layout.moving])
     store.commit(0, 1, [(0, 1.0)], made=lambda begin, end: told.append((begin, end)))
     assert told == []
+    (model, optimizer), places = small(), store.places
+    range_ = Store.of(model, optimizer, places, within=(0, cuts_of(places.layout, optimizer)[2]))
+    range_.commit(0, 1, [(0, 1.0)], made=lambda begin, end: told.append((begin, end)))
+    assert told == [range_.within], "the rest is made elsewhere, and may take longer"
+    told.clear()
     monkeypatch.setattr(store_module, "TELLS", 16)
     store.commit(1, 2, [(1, 1.0)], made=lambda begin, end: told.append((begin, end)))
     begins, ends = zip(*sorted(told), strict=True)

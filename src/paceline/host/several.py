@@ -108,7 +108,7 @@ class SeveralHosts:
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
         self._pulled: dict[int, int] = {}
-        """By worker of another host that is to compute once it has taken a version: which one."""
+        """By worker of another host that is to compute once it has taken a version: which one. It takes one at a time."""
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.makes: Callable[[str], None] = lambda host: None
@@ -466,6 +466,7 @@ class SeveralHosts:
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
         self._left.add(worker)
+        self._pulled.pop(worker, None)
         self._head.left(worker, died)
         self._tell(worker, between.Left(worker, died))
 

@@ -375,7 +375,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 f'the buffer "{name}" shares the memory of the parameter "{owner}", which moves in prepare(); '
                 "make it in the forward, or keep a copy"
             )
-        strides = buffer.stride() if buffer.layout == torch.strided else ()
+        strides = buffer.stride() if buffer.layout == torch.strided and buffer.numel() else ()
         if any(stride == 0 and size > 1 for stride, size in zip(strides, buffer.shape, strict=False)):
             raise ConfigError(
                 f'elements of the buffer "{name}" share memory, as expand() leaves them; '

@@ -206,14 +206,14 @@ class Store:
 
         Gradients are summed in the order given. A weight of 1 multiplies nothing. With several threads the bits
         are the same. If `look`, gradients and parameters are searched for a NaN or an infinity. `made(begin, end)` is
-        called as bytes of the version are made, by any of the threads, if there are many. `summed`: workers' areas, of
-        which there is a sum among the contributions. Their buffers count, too.
+        called as bytes of the version are made, by any of the threads, unless all are made here and they are few.
+        `summed`: workers' areas, of which there is a sum among the contributions. Their buffers count, too.
         """
         self._to_pass_on = None
         pushed = [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
-        if self.within[1] - self.within[0] <= TELLS:  # all of it is made at once, and that is what the caller returns
+        if self._makes_all and self.within[1] <= TELLS:  # its end is all that is to be told, and it is whole then
             made = None
         run = partial(self._commit, start, stop, pushed, whole, look, made)
         first, *others = self._lanes_for(threads)
