@@ -127,6 +127,30 @@ def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_w
     assert checked(stopped.folder).ok
 
 
+IN_VAIN = """
+import pathlib, time
+if (pathlib.Path(__file__).parent / "again").exists():
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_goes_on(launch: Launch) -> None:
+    """Its ledger ends at the snapshot, where workers still train."""
+    text = KINDS["momentum"].replace("import paceline\n", f"import paceline\n{IN_VAIN}", 1)
+    process = launch.start(text, "-n", "2", "-p", "asp", "--checkpoint", "4")
+    while not (process.folder / "snapshots").exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    folder = ended(process).folder
+    (launch.tmp_path / "again").touch()
+    assert launch.resume(folder).code == 130
+    assert (found := checked(folder)).ok, found.wrong
+    (launch.tmp_path / "again").unlink()
+    assert launch.resume(folder).completed().summary["samples"] == 288
+    assert (found := checked(folder)).ok, found.wrong
+
+
 LONG = ("dssp", "hsp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
 
 

@@ -108,7 +108,7 @@ class SeveralHosts:
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
         self._pulled: dict[int, int] = {}
-        """By worker of another host that is to compute once it has taken a version: which one. It takes one at a time."""
+        """By worker of another host that computes once it has taken a version: which one. Only one is on its way."""
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.makes: Callable[[str], None] = lambda host: None

@@ -206,10 +206,13 @@ def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Seque
 
 
 def _all_must_have_left(checking: Checking) -> bool:
-    """Where a simulation has a script's gradients, and in a replay, an interrupt may cut off everything."""
+    """Where a simulation has a script's gradients, and in a replay, an interrupt may cut off everything.
+
+    So it does before a resumed run has come to train: those who left at the end of the segment before are undone.
+    """
     if checking.completed:
         return True
-    cut_off = checking.run.simulated and checking.trained
+    cut_off = (checking.run.simulated and checking.trained) or checking.resumed_in_vain
     return checking.end is not None and checking.end.get("outcome") in ("interrupted", "diverged") and not cut_off
 
 
