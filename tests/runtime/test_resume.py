@@ -127,6 +127,16 @@ def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_w
     assert checked(stopped.folder).ok
 
 
+def killed_after_a_snapshot(launch: Launch, text: str, *flags: str) -> Run:
+    """A run whose launcher is killed once a snapshot is whole."""
+    process = launch.start(text, "-n", "2", "--checkpoint", "4", *flags)
+    snapshots = process.folder / "snapshots"  # type: ignore[union-attr]
+    while not snapshots.exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    return ended(process)
+
+
 IN_VAIN = """
 import pathlib, time
 if (pathlib.Path(__file__).parent / "again").exists():
@@ -138,11 +148,7 @@ if (pathlib.Path(__file__).parent / "again").exists():
 def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_goes_on(launch: Launch) -> None:
     """Its ledger ends at the snapshot, where workers still train."""
     text = KINDS["momentum"].replace("import paceline\n", f"import paceline\n{IN_VAIN}", 1)
-    process = launch.start(text, "-n", "2", "-p", "asp", "--checkpoint", "4")
-    while not (process.folder / "snapshots").exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    folder = ended(process).folder
+    folder = killed_after_a_snapshot(launch, text, "-p", "asp").folder
     (launch.tmp_path / "again").touch()
     assert launch.resume(folder).code == 130
     assert (found := checked(folder)).ok, found.wrong
@@ -178,12 +184,7 @@ def test_what_is_in_a_replica_is_used_up_where_scripts_go_on(protocol: str, laun
 
 
 def test_a_killed_launcher_loses_what_came_after_the_newest_snapshot_and_no_more(launch: Launch) -> None:
-    process = launch.start(script(), "-n", "2", "--checkpoint", "4")
-    snapshots = process.folder / "snapshots"  # type: ignore[union-attr]
-    while not snapshots.exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    killed = ended(process)
+    killed = killed_after_a_snapshot(launch, script())
     resumed = launch.resume(killed.folder).completed()
     assert resumed.summary["samples"] == 288
     assert resumed.summary["undone"]["versions"] >= 0

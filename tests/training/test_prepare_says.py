@@ -138,3 +138,14 @@ def test_a_model_without_memory_is_refused_for_its_device() -> None:
     model = nn.Linear(2, 2, device="meta")
     with pytest.raises(ConfigError, match="are on the device meta, which no worker can train on"):
         prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_buffer_that_repeats_itself_is_refused_and_one_without_elements_has_nothing_to_repeat() -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("empty", torch.ones(1, 0).expand(6, 0))
+    model.register_buffer("one", torch.ones(1).expand(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepare(model, optimizer)
+    model.register_buffer("rows", torch.arange(3).expand(2, 3))
+    with pytest.raises(ConfigError, match='elements of the buffer "rows" share memory'):
+        prepare(model, optimizer)

@@ -98,7 +98,7 @@ class Channel:
             packet, beside = b"", []
         except BlockingIOError:
             return None
-        descriptors = [descriptor for *_, rights in beside for descriptor in _descriptors(rights)]
+        descriptors = _descriptors(beside)
         if not packet:
             raise PeerLost(f"{self.peer} has gone")
         try:
@@ -144,9 +144,13 @@ class Channel:
         return True
 
 
-def _descriptors(rights: bytes) -> array[int]:
-    whole = len(rights) - len(rights) % array("i").itemsize
-    return array("i", rights[:whole])
+def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors in what came along with a packet."""
+    found = array("i")
+    for level, kind, rights in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(rights[: len(rights) - len(rights) % found.itemsize])
+    return list(found)
 
 
 def _long(descriptors: list[int]) -> bytes:

@@ -441,10 +441,8 @@ class SeveralHosts:
             case Release() | StartPull():
                 other = self._by_worker.get(order.worker)
                 if other is not None and order.worker not in other.away:
-                    if isinstance(order, Release):
-                        self._pulled.pop(order.worker, None)
-                        if order.parameters == "pull":
-                            self._pulled[order.worker] = order.version
+                    if isinstance(order, Release) and order.parameters == "pull":
+                        self._pulled[order.worker] = order.version
                     self._needs(other, order.version)
                     other.tell(between.CarryOut.of(order))
             case StartPush() | DropUpdate():

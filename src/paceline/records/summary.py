@@ -10,7 +10,7 @@ import json
 import math
 import operator
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,7 +183,7 @@ class Tally:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     distances: list[tuple[int, float, float]] = field(default_factory=list)
     """(version, at, distance), as told to `consensus`."""
-    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    exchanges: defaultdict[str, Exchange] = field(default_factory=lambda: defaultdict(Exchange))
     """By host; none in a run on one host."""
     switches: list[Switch] = field(default_factory=list)
     left_undone: frozenset[tuple[int, int]] = frozenset()
@@ -254,9 +254,6 @@ class Tally:
 
     def fetched(self, fetch: Fetch) -> None:
         """A host has fetched an item from another one."""
-        for host in (fetch.host, fetch.source):
-            if host not in self.exchanges:
-                self.exchanges[host] = Exchange()
         there = self.exchanges[fetch.host]
         there.bytes_in += fetch.bytes
         there.fetching.add(fetch.began, fetch.ended)

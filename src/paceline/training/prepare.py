@@ -330,6 +330,12 @@ def workers() -> int:
     return run.workers if run else 1
 
 
+def _repeats(buffer: Tensor) -> bool:
+    """Whether elements of it share memory, as `expand()` leaves them."""
+    sizes = zip(buffer.stride(), buffer.shape, strict=True)
+    return buffer.numel() > 0 and any(stride == 0 and size > 1 for stride, size in sizes)
+
+
 def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, shards: str | None) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -375,8 +381,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 f'the buffer "{name}" shares the memory of the parameter "{owner}", which moves in prepare(); '
                 "make it in the forward, or keep a copy"
             )
-        strides = buffer.stride() if buffer.layout == torch.strided and buffer.numel() else ()
-        if any(stride == 0 and size > 1 for stride, size in zip(strides, buffer.shape, strict=False)):
+        if _repeats(buffer):
             raise ConfigError(
                 f'elements of the buffer "{name}" share memory, as expand() leaves them; '
                 "give it memory of its own by clone()"
