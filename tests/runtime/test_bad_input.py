@@ -268,6 +268,16 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         'elements of the buffer "scale" share memory, as expand() leaves them; give it memory of its own by clone()',
     ),
+    "a buffer that is sparse": (
+        training(before="model.register_buffer('graph', torch.eye(4).to_sparse())"),
+        ("-n", "2"),
+        'the buffer "graph" is sparse_coo, not dense; replace it by its to_dense()',
+    ),
+    "a parameter that is sparse": (
+        training(before="model.graph = nn.Parameter(torch.eye(4).to_sparse())"),
+        ("-n", "2"),
+        'the parameter "graph" is sparse_coo, not dense; replace it by its to_dense()',
+    ),
     "a model that changes its type between prepare and the first step": (
         training("if step == 0: model.double(); x, y = x.double(), y.double()"),
         ("-n", "2"),

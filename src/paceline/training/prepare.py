@@ -336,6 +336,12 @@ def _repeats(buffer: Tensor) -> bool:
     return buffer.numel() > 0 and any(stride == 0 and size > 1 for stride, size in sizes)
 
 
+def _check_layout(what: str, name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.").lstrip("_")
+        raise ConfigError(f'the {what} "{name}" is {kind}, not dense; replace it by its to_dense()')
+
+
 def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, shards: str | None) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -360,6 +366,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
     for parameter, name in names.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ConfigError(f'the parameter "{name}" has no shape yet; run one batch through the model first')
+        _check_layout("parameter", name, parameter)
         if parameter.numel() and taken.setdefault(parameter.data_ptr(), name) != name:
             raise ConfigError(
                 f'the parameters "{taken[parameter.data_ptr()]}" and "{name}" share memory; '
@@ -376,6 +383,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
     if not any(parameter.requires_grad for parameter in optimized):
         raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
     for name, buffer in model.named_buffers():
+        _check_layout("buffer", name, buffer)
         if buffer.numel() and (owner := stored.get(buffer.untyped_storage().data_ptr())):
             raise ConfigError(
                 f'the buffer "{name}" shares the memory of the parameter "{owner}", which moves in prepare(); '
