@@ -1,9 +1,34 @@
-"""What holds for every process of the suite, before any of them has imported torch."""
+"""What holds for every process of the suite. It is read before any of them has imported torch."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from paceline.fabric import memory
 
 # By default OpenMP's threads spin while they wait for each other. Beside the other half of the suite that is most of
 # what a run on two threads costs, and nothing is computed by it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+@pytest.fixture(autouse=True)
+def _shared_memory_is_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the shared memory that a test has made here as it ends, as a process's end would.
+
+    Otherwise that comes whenever garbage is collected: amid another test, which counts descriptors, or after there are
+    more than `select` takes.
+    """
+    closes: list[Callable[[], object]] = []
+    closed_with = memory._closed_with
+
+    def noted(owner: object, descriptor: int) -> Callable[[], object]:
+        closes.append(closed_with(owner, descriptor))
+        return closes[-1]
+
+    monkeypatch.setattr(memory, "_closed_with", noted)
+    yield
+    for close in closes:
+        close()

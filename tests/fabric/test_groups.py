@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.layout import Layout, Places, PushArea
+from support.leftovers import Watch
 from support.rounding import apart
 
 WORKERS = 4
@@ -194,7 +195,7 @@ class Workers:
         """Hear every member; then commit, if all have done their part, and look at every replica."""
         awaited = [member for member in group.members if member in self.ends and member != group.given_up_by]
         while awaited:
-            ready, _, _ = select.select([self.ends[member] for member in awaited], [], [], PATIENCE)
+            ready = wait([self.ends[member] for member in awaited], PATIENCE)
             assert ready, f"nothing for {PATIENCE} s of {awaited}"
             for worker in list(awaited):
                 if self.ends[worker] in ready:
@@ -245,7 +246,7 @@ class Workers:
 
     def _show(self, worker: int, area: int) -> list[Any]:
         self._send(worker, {"show": area})
-        ready, _, _ = select.select([self.ends[worker]], [], [], PATIENCE)
+        ready = wait([self.ends[worker]], PATIENCE)
         assert ready, f"worker {worker} shows nothing"
         said = json.loads(self.ends[worker].recv(1 << 22))
         return said["values"]
@@ -268,11 +269,9 @@ class Workers:
             end.close()
         codes = {}
         for worker, process in self.processes.items():
-            watch = os.pidfd_open(process)
-            ended = select.select([watch], [], [], PATIENCE)[0]
-            os.close(watch)
-            if not ended:
-                os.kill(process, signal.SIGKILL)
+            with Watch(process) as watch:
+                if not watch.ends(PATIENCE):
+                    os.kill(process, signal.SIGKILL)
             codes[worker] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         assert codes == {worker: 0 if worker in self.ends else -signal.SIGKILL for worker in self.processes}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,18 @@ def fork(body: object) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def descriptors() -> set[int]:
+    """Those of regions, and of what windows look at."""
+    gc.collect()
+    found = set()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # that of the listing itself
+            file = os.readlink(f"/proc/self/fd/{number}")
+            if file.startswith("/memfd:paceline ") or file.endswith("/pagemap"):
+                found.add(number)
+    return found
+
+
 def test_a_new_region_is_zero_and_as_large_as_asked() -> None:
     region = Region.create(SIZE)
     assert region.size == len(region.memory) == SIZE
@@ -45,6 +59,40 @@ def test_what_a_forked_process_writes_is_seen_here_and_the_other_way() -> None:
 
     assert fork(body) == 0
     assert region.memory[SIZE - 6 :] == b"theirs"
+
+
+def test_its_descriptor_is_closed_once_nothing_refers_to_it_or_it_is_freed() -> None:
+    before = descriptors()
+    region = Region.create(SIZE)
+    window = Window(region, SIZE)
+    window.show(0)
+    window.written()
+    kept, freed = region.span(0, 10), Region.create(SIZE)
+    freed.free()
+    del window
+    assert descriptors() - before == {region.descriptor}
+    del region
+    assert kept.file is not None, "bytes that others can be handed keep it open"
+    assert descriptors() - before == {kept.file.descriptor}
+    del kept
+    assert descriptors() == before
+
+
+def test_a_forked_process_closes_no_file_that_has_come_to_have_the_number_of_its_parent_s_region() -> None:
+    region = Region.create(SIZE)
+
+    def body() -> int:
+        nonlocal region
+        number = region.descriptor
+        os.close(number)
+        other = os.open("/dev/null", os.O_RDONLY)
+        assert other == number
+        del region
+        os.fstat(other)
+        return 0
+
+    assert fork(body) == 0
+    os.fstat(region.descriptor)
 
 
 def test_nothing_of_it_lies_in_dev_shm() -> None:

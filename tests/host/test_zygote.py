@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from paceline.host import zygote as zygotes
 from paceline.host.processes import NoProcess, adopt_orphans, children, exit_phrase, fork_child
 from paceline.host.zygote import Become, Zygote
 from support.events import LONG, await_stop
+from support.leftovers import Watch
 
 
 @pytest.fixture
@@ -197,15 +198,11 @@ def test_a_launcher_that_is_killed_takes_the_zygote_and_all_that_it_has_forked_a
 
     process = fork_child(launcher)
     os.close(tells)
-    with open(heard) as said:
-        watches = [os.pidfd_open(number) for number in json.loads(said.readline())]
+    with open(heard) as said, ExitStack() as kept:
+        watches = [kept.enter_context(Watch(number)) for number in json.loads(said.readline())]
         os.kill(process, signal.SIGKILL)
         assert how_it_ended(process) == "killed by SIGKILL"
-        for watch in watches:
-            poll = select.poll()
-            poll.register(watch, select.POLLIN)
-            assert poll.poll(LONG * 1000)
-            os.close(watch)
+        assert all(watch.ends(LONG) for watch in watches)
 
 
 def test_of_processes_that_are_forked_together_there_are_all_or_none(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import tomli_w
 
 from support.events import LONG, said
 from support.launch import Launch
+from support.leftovers import Watch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
 
@@ -202,12 +203,11 @@ def test_a_host_that_nobody_awaits_ends_when_it_goes_on(launch: Launch) -> None:
     process = launch.start(script(waits), *HOSTS, "-p", "asp", "--host-timeout", "2")
     go_on = stop_host(launch)
     agent, worker = map(int, (launch.tmp_path / "pids-2").read_text().split())
-    watches = [os.pidfd_open(one) for one in (agent, worker)]
-    said(process, "host node-1 is lost: silent for")
-    go_on()
-    for watch in watches:
-        assert select.select([watch], [], [], LONG)[0]
-        os.close(watch)
+    with Watch(agent) as its_agent, Watch(worker) as its_worker:
+        said(process, "host node-1 is lost: silent for")
+        go_on()
+        assert its_agent.ends(LONG)
+        assert its_worker.ends(LONG)
     (launch.tmp_path / "ended").touch()
     (launch.tmp_path / "back").touch()
     run = ended(process).completed()
@@ -233,11 +233,10 @@ def test_agents_end_with_a_head_that_is_stopped_and_leave_nothing(restart: str, 
         await_file(launch.tmp_path / f"pids-{worker}")
     pids = [[int(one) for one in (launch.tmp_path / f"pids-{worker}").read_text().split()] for worker in range(4)]
     assert pids[0][0] == process.pid
-    watches = [os.pidfd_open(number) for number in {one for two in pids[2:] for one in two}]
-    os.kill(process.pid, signal.SIGSTOP)
-    for watch in watches:
-        assert select.select([watch], [], [], LONG)[0]
-        os.close(watch)
+    with ExitStack() as kept:
+        watches = [kept.enter_context(Watch(number)) for number in {one for two in pids[2:] for one in two}]
+        os.kill(process.pid, signal.SIGSTOP)
+        assert all(watch.ends(LONG) for watch in watches)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     launch.assert_nothing_left()

@@ -7,13 +7,13 @@ import json
 import os
 import random
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from subprocess import PIPE
@@ -23,7 +23,7 @@ import pytest
 import paceline
 from support.events import LONG, await_stop, said
 from support.launch import Launch
-from support.leftovers import Traces
+from support.leftovers import Traces, Watch
 from support.processes import children, zygote_of
 from support.runs import Launcher, Run, ended
 from support.scripts import ENDLESS, training
@@ -62,16 +62,8 @@ def reasons(run: Run) -> list[str]:
 
 
 def await_end(process: int, within: float = LONG) -> None:
-    try:
-        watch = os.pidfd_open(process)
-    except ProcessLookupError:
-        return
-    poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    try:
-        assert poll.poll(within * 1000), f"process {process} has not ended in {within} s"
-    finally:
-        os.close(watch)
+    with suppress(ProcessLookupError), Watch(process) as watch:
+        assert watch.ends(within), f"process {process} has not ended in {within} s"
 
 
 # --- what the tests below rest upon

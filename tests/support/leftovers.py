@@ -80,20 +80,29 @@ class Traces:
 def _await_ends(processes: list[int], deadline: float) -> None:
     """Until all of them have ended, or the deadline."""
     for process in processes:
-        with suppress(ProcessLookupError), _watch(process) as watch:
-            poll = select.poll()
-            poll.register(watch, select.POLLIN)
-            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        with suppress(ProcessLookupError), Watch(process) as watch:
+            watch.ends(deadline - time.monotonic())
 
 
-class _watch:
-    """A descriptor that becomes readable when the process has ended."""
+class Watch:
+    """Tells a process's end, also once another process has its number.
+
+    It polls: `select` refuses descriptors from 1024 on, and one process of the suite may come to have so many.
+    """
 
     def __init__(self, process: int) -> None:
+        """Raises ProcessLookupError if there is no such process any more."""
+        self.process = process
         self._descriptor = os.pidfd_open(process)
 
-    def __enter__(self) -> int:
-        return self._descriptor
+    def ends(self, within: float) -> bool:
+        """Whether it has ended, after that many seconds at most."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, within) * 1000))
+
+    def __enter__(self) -> Watch:
+        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)

@@ -37,11 +37,13 @@ class Region:
     """Memory that processes share by passing its descriptor on.
 
     Tensors are laid over its bytes with `torch.frombuffer`, which keeps no mapping alive. So a mapping lasts
-    as long as the process.
+    as long as the process. The descriptor is closed once nothing refers to the region.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
+        """The descriptor is the region's from here on."""
         self.descriptor = descriptor
+        self._close = _closed_with(self, descriptor)
         self.size = size
         self.address = _reserve(size)
         _map(self.address, size, mmap.MAP_SHARED, descriptor, 0)
@@ -67,7 +69,7 @@ class Region:
     def free(self) -> None:
         """Give all pages back, for all processes. Whoever still reads them finds zeros."""
         _libc.madvise(self.address, self.size, REMOVE)
-        os.close(self.descriptor)
+        self._close()
 
     def discard(self, start: int, stop: int) -> None:
         """Give these pages back, for all processes: zeros are there. The bytes are whole pages."""
@@ -94,7 +96,7 @@ class OpenFile:
     def __init__(self, descriptor: int) -> None:
         """The descriptor may be closed then. The file is not empty."""
         self.descriptor = os.dup(descriptor)
-        weakref.finalize(self, os.close, self.descriptor)
+        _closed_with(self, self.descriptor)
 
     def span(self, *, writable: bool = False) -> Span:
         """Return its bytes."""
@@ -170,6 +172,7 @@ class Window:
         """
         if self._pages < 0:
             self._pages = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            _closed_with(self, self._pages)
         entries = os.pread(self._pages, self.size // PAGE * 8, self.address // PAGE * 8)
         import numpy  # imported late, when the launcher has seen to it that numpy's BLAS starts no thread
 
@@ -181,6 +184,19 @@ class Window:
             return []
         edges = numpy.flatnonzero(numpy.diff(own.astype(numpy.int8), prepend=0, append=0))
         return [(int(first) * PAGE, int(last) * PAGE) for first, last in edges.reshape(-1, 2)]
+
+
+def _closed_with(owner: object, descriptor: int) -> weakref.finalize[..., object]:
+    """Close the descriptor when its owner goes. A process that inherits both may use the number for another file."""
+    process = os.getpid()
+
+    def close() -> None:
+        if os.getpid() == process:
+            os.close(descriptor)
+
+    closes = weakref.finalize(owner, close)
+    closes.atexit = False  # the process's end closes it
+    return closes
 
 
 def _reserve(size: int) -> int:

@@ -35,6 +35,8 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._soon: deque[Callable[[], None]] = deque()
+        self._ends: set[int] = set()
+        """Descriptors of the processes whose end is awaited."""
 
     def now(self) -> float:
         """Return the time in seconds: the clock that timers go by, and the workers' steps."""
@@ -122,14 +124,18 @@ class Loop:
 
         def ended() -> None:
             self.unwatch(watch)
+            self._ends.discard(watch)
             os.close(watch)
             call()
 
         self.watch(watch, ended)
+        self._ends.add(watch)
 
     def close(self) -> None:
         """Watch nothing any more."""
         self._selector.close()
+        while self._ends:
+            os.close(self._ends.pop())
 
 
 class Alarm:

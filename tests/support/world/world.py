@@ -6,7 +6,6 @@ are clocks, sockets and processes. `support.world.histories` tries many.
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 from collections import Counter
@@ -430,5 +429,4 @@ def _regions_unmapped() -> Iterator[None]:
             yield
         finally:
             for region in made:
-                os.close(region.descriptor)
                 memory._libc.munmap(region.address, region.size)
