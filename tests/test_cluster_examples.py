@@ -15,6 +15,7 @@ from support.engines import free_port, jobset_at, pytorchjob_at, slurm_at
 from support.leftovers import Traces
 from support.nursery import Process
 from support.runs import ended
+from support.suites import each
 
 ENGINES = {"slurm.sh": slurm_at, "jobset.yaml": jobset_at, "pytorchjob.yaml": pytorchjob_at}
 """By file: the engine that starts its command on each host."""
@@ -27,9 +28,7 @@ def test_every_file_is_tried() -> None:
     assert {path.name for path in CLUSTERS.iterdir()} == {*ENGINES, RAY}
 
 
-@pytest.mark.parametrize(
-    "file", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in ENGINES]
-)
+@pytest.mark.parametrize("file", each(ENGINES, long=LONG))
 def test_its_command_trains_on_two_hosts(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = small(command(file))
     environ = ENGINES[file](free_port())

@@ -15,6 +15,7 @@ from paceline.protocols import registry
 from paceline.records import broken
 from support.launch import Launch
 from support.runs import Run
+from support.suites import each
 
 SCRIPT = """
 import sys
@@ -73,9 +74,7 @@ def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 
     return launch.run(SCRIPT, "--threads", "1", "--seed", "4", *flags, args=args).completed()
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
-)
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
 def test_two_workers_that_look_at_the_loader_train_every_sample_once(protocol: str, launch: Launch) -> None:
     looks = "inside" if protocol in INSIDE else "one"
     ended = look(launch, looks, "-n", "2", "-p", protocol)

@@ -19,6 +19,7 @@ from paceline.training import orders as orders_module
 from paceline.training.orders import Orders, in_blocks
 from paceline.training.seeding import epoch_order, order_digest
 from support.launch import Launch
+from support.suites import each
 
 HUGE = """
 import sys
@@ -58,10 +59,7 @@ LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
 
 @pytest.mark.parametrize(
     "protocol",
-    [
-        pytest.param(one, marks=[pytest.mark.long] if one in LONG else [])
-        for one in sorted(set(registry()) - {"sync-switch"})
-    ],
+    each(sorted(set(registry()) - {"sync-switch"}), long=LONG),
 )
 def test_ten_thousand_million_samples_train_from_the_first_block_on(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--threads", "1", "--max-steps", "40")

@@ -43,6 +43,7 @@ from paceline.runs.replay import replay
 from paceline.sim.calibration import read
 from support.recorded import as_of_schema, checked, edited, wrong
 from support.resumed_runs import leased_and_resumed, resumed
+from support.suites import each
 
 POINTS = (60, 100)
 
@@ -69,9 +70,7 @@ def run(made: Path, tmp_path: Path) -> Path:
 LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in registry()]
-)
+@pytest.mark.parametrize("protocol", each(registry(), long=LONG))
 def test_a_run_of_several_segments_is_checked_as_one(tmp_path: Path, protocol: str) -> None:
     found = checked(resumed(tmp_path / "run", protocol, points=POINTS, beyond=20, steps=120))
     assert found.wrong is None

@@ -35,6 +35,7 @@ from support.launch import Launch
 from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
 from support.shards import script as sharded
+from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 LONG = ("bsp", "dssp", "hsp", "ssp")  # others of their kind are tried by default
@@ -127,9 +128,7 @@ def await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in STORED]
-)
+@pytest.mark.parametrize("protocol", each(STORED, long=LONG))
 def test_a_run_with_a_host_that_joins_is_checked_and_replayed_to_the_same_bits(protocol: str, launch: Launch) -> None:
     head = begun(launch, script(), "-p", protocol)
     joiner = ended(joined(launch, head, "b", 2))

@@ -18,6 +18,7 @@ from support.fake_device import DIES as DIES_IN_A_COPY
 from support.replays import broken_replay
 from support.runs import Run, longer, run, side_by_side
 from support.scripts import that_draws
+from support.suites import each
 
 ON_DEVICE = f"""
 import sys
@@ -47,9 +48,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield futures
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
-)
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
 def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: str, runs: Runs) -> None:
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 

@@ -21,6 +21,7 @@ from support import nursery
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended
+from support.suites import each
 
 SCRIPT = """
 import os, signal, time
@@ -161,9 +162,7 @@ TWICE = (killed(1, 3), killed(2, 4), killed(1, 6), killed(2, 8))
 LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
-)
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
 def test_workers_that_die_twice_come_back_twice_and_the_run_is_whole(protocol: str, launch: Launch) -> None:
     """Nobody makes a step while one is away, however long it takes to come back."""
     (launch.tmp_path / "here").mkdir()

@@ -25,6 +25,7 @@ from paceline.records.reading import open_run
 from support import nursery
 from support.runs import Run, longer, run, side_by_side
 from support.scripts import that_draws
+from support.suites import each
 
 SCRIPT = that_draws()
 
@@ -79,9 +80,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield futures  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in PROTOCOLS]
-)
+@pytest.mark.parametrize("protocol", each(PROTOCOLS, long=LONG))
 def test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again(protocol: str, runs: Runs) -> None:
     recorded, again = runs[protocol].result()
     assert any(

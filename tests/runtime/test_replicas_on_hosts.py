@@ -15,9 +15,10 @@ from paceline.records.snapshots import newest, whole
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
+from support.suites import each
 
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
-WITHOUT_RIPPLES = [pytest.param(one, marks=[pytest.mark.long] if one == "ripples" else []) for one in IN_GROUPS]
+WITHOUT_RIPPLES = each(IN_GROUPS, long=("ripples",))
 """Where its groups, which are as AD-PSGD's, are tried in the longer suite only."""
 SCRIPT = """
 import os, signal, time

@@ -17,6 +17,7 @@ from support.events import TELL
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
+from support.suites import each
 
 SCRIPT = """
 import os, signal, sys
@@ -86,7 +87,7 @@ def same_bits(one: Run, other: Run) -> bool:
 ALIKE = ("momentum", "per step", "per epoch, range")  # each of what they are made of is in another kind, too
 
 
-@pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.long] if one in ALIKE else []) for one in KINDS])
+@pytest.mark.parametrize("kind", each(KINDS, long=ALIKE))
 def test_bsp_stopped_at_any_step_and_resumed_ends_on_the_bits_of_a_run_that_was_not(kind: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", "bsp", "--checkpoint", "3")
     whole_run = launch.run(KINDS[kind], *flags).completed()
@@ -160,9 +161,7 @@ def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_g
 LONG = ("dssp", "hsp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
-)
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
 def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2")
     stopped = launch.run(KINDS["per epoch"], *flags, "--max-steps", "31").completed()

@@ -18,6 +18,7 @@ from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
 from support.shards import ADAMW, SGD, script
+from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 DEFAULT = ("bsp", "asp", "ps-plus")
@@ -42,9 +43,7 @@ def tables(tmp_path: Path) -> tuple[str, ...]:
     return "--scenario", str(tmp_path / "hosts.toml"), "--threads", "1"
 
 
-@pytest.mark.parametrize(
-    "protocol", [one if one in DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in STORED]
-)
+@pytest.mark.parametrize("protocol", each(STORED, long=set(STORED) - set(DEFAULT)))
 def test_a_run_with_a_host_that_only_makes_versions_is_checked_and_replayed_to_the_same_bits(
     protocol: str, launch: Launch, tables: tuple[str, ...]
 ) -> None:

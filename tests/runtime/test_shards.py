@@ -12,6 +12,7 @@ from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, replayed
 from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
+from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 DEFAULT = ("bsp", "asp", "ps-plus")
@@ -24,9 +25,7 @@ def shards(run: Run) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize(
-    "protocol", [one if one in DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in STORED]
-)
+@pytest.mark.parametrize("protocol", each(STORED, long=set(STORED) - set(DEFAULT)))
 def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_same_bits(
     protocol: str, launch: Launch
 ) -> None:

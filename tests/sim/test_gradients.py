@@ -21,6 +21,7 @@ from support.recorded import checked
 from support.runs import Run, longer, run, side_by_side
 from support.runs import ended as ended_run
 from support.scripts import functions_of
+from support.suites import each
 
 SEED = 7
 EPOCHS, SAMPLES = 3, 90
@@ -82,7 +83,7 @@ RETURNS = ("asp", "ad-psgd")
 PROTOCOLS = ("asp", "hsp", "ps-plus", "ad-psgd", "ripples")
 LONG = ("hsp", "ripples")
 """Others with a store and with replicas are tried by default."""
-EACH = [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in PROTOCOLS]
+EACH = each(PROTOCOLS, long=LONG)
 ROUNDS = ("bsp", "all-reduce")
 Runs = dict[str, Future[Run]]
 

@@ -21,6 +21,7 @@ from paceline.training.seeding import epoch_order, seed_step
 from support.rounding import apart
 from support.runs import Run, longer, run, side_by_side
 from support.scripts import functions_of
+from support.suites import each
 
 SEED = 5
 FLAGS = ("--threads", "1", "--seed", str(SEED), "--record", "0", "--tee", "none")
@@ -114,9 +115,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield futures
 
 
-@pytest.mark.parametrize(
-    ("protocol", "recipe"), [pytest.param(*case, marks=[pytest.mark.long] if case in LONG else []) for case in CASES]
-)
+@pytest.mark.parametrize(("protocol", "recipe"), each(CASES, long=LONG))
 def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
     protocol: str, recipe: str, runs: Runs
 ) -> None:
