@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from paceline.training.link import Finished, Go, Keep, Offer, Resumed, Started, 
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from paceline.training.snapshots import unpack
+from support.suites import each
 
 SEED, EPOCHS, BATCHES = 3, 4, 5
 
@@ -288,9 +292,12 @@ def _alone_again() -> Iterator[None]:
 # --- bits
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", ["window", "own-step", "replica"])
+CASES = list(product(["window", "own-step", "replica"], OPTIMIZERS, LOOPS))
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "loop"), each(CASES, long=[one for number, one in enumerate(CASES) if number % 5])
+)
 def test_a_script_that_goes_on_from_any_snapshot_ends_as_one_that_was_not_interrupted(
     kind: HolderKind, optimizer: str, loop: str, tmp_path: Path
 ) -> None:
@@ -317,6 +324,19 @@ def test_loader_processes_go_on_too(persistent: bool, tmp_path: Path) -> None:
     assert same(script.run(OneWorker(tmp_path, resume=snapshot, takes=False)), expected)
 
 
+def test_processes_of_a_loader_end_as_the_script_is_done_with_it(tmp_path: Path) -> None:
+    """Without a look for garbage, at which torch would lose the means to tell them."""
+    gc.collect()
+    before = set(active_children())
+    gc.disable()
+    try:
+        Script(processes=1, persistent=True).run(OneWorker(tmp_path, takes=False))
+        assert set(active_children()) <= before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.long
 def test_per_epoch_code_catches_up_in_past_loops_where_nothing_is_kept(tmp_path: Path) -> None:
     whole = OneWorker(tmp_path)
     expected = Script(keeps=False, loop="range").run(whole)

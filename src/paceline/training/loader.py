@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -257,7 +258,9 @@ class _Leased:
     """The batch sampler of the rebuilt loader: takes a lease whenever a batch is asked for."""
 
     def __init__(self, loader: PacedLoader) -> None:
-        self._loader = loader
+        # The loader refers to this. If both were garbage of one cycle, torch would lose the queues of processes that
+        # persist before it can tell them to end, and then wait 5 s for each.
+        self._loader: PacedLoader = weakref.proxy(loader)
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self._loader.leases()
