@@ -19,7 +19,7 @@ from support.suites import each
 
 ENGINES = {"slurm.sh": slurm_at, "jobset.yaml": jobset_at, "pytorchjob.yaml": pytorchjob_at}
 """By file: the engine that starts its command on each host."""
-LONG = ("jobset.yaml",)  # torchrun is started as by a PyTorchJob
+LONG = ("jobset.yaml", "pytorchjob.yaml")  # torchrun itself is started in `runtime/test_torchrun.py`
 RAY = "ray.sh"
 """Its command is started once, as the entrypoint of a Ray job: see `runtime/test_on_ray.py`, which has a cluster."""
 

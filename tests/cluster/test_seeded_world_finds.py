@@ -45,6 +45,7 @@ from paceline.runtime.agent import _Agent
 from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others
 from support.seeded_network import Blocked, Killed, Slow
+from support.suites import each
 from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn, grouped
 from support.world.world import run
 
@@ -834,7 +835,9 @@ def first_found(ours: Callable[[Patch], None]) -> tuple[int, str] | None:
     return None
 
 
-@pytest.mark.parametrize("ours", OURS, ids=lambda ours: ours.__name__)
+@pytest.mark.parametrize(
+    "ours", each(OURS, long=[one for number, one in enumerate(OURS) if number % 3]), ids=lambda ours: ours.__name__
+)
 def test_the_world_finds(ours: Callable[[Patch], None], monkeypatch: Patch) -> None:
     ours(monkeypatch)
     assert first_found(ours) is not None

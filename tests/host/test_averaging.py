@@ -265,7 +265,7 @@ def test_the_mean_is_that_of_all_members_whichever_hosts_they_are_on(
     assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(together, apart, strict=True))
 
 
-@each_seed(range(4))
+@each_seed(range(2))
 def test_a_death_at_any_moment_ends_in_a_mean_everywhere_or_in_nothing_written_any_more(
     hosts: Mapping[str, tuple[int, ...]], seed: int
 ) -> None:

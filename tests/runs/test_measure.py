@@ -149,6 +149,7 @@ def test_a_bandwidth_is_what_a_link_lets_through_each_way(doctors: Doctors, thro
     assert head.returncode == 0
 
 
+@pytest.mark.long
 def test_a_link_so_slow_that_a_block_takes_seconds_is_measured_to_the_end(
     doctors: Doctors, throttle: Callable[..., Throttle]
 ) -> None:
@@ -270,6 +271,7 @@ def test_a_second_joiner_is_told_that_the_first_one_is_measured_with(
     assert result(joiner) == result(head)
 
 
+@pytest.mark.long
 def test_a_link_that_stalls_ends_the_joiner_and_the_head_waits_for_another(
     doctors: Doctors, throttle: Callable[..., Throttle]
 ) -> None:

@@ -155,6 +155,7 @@ BACK = """
 """
 
 
+@pytest.mark.long
 def test_a_host_whose_link_was_cut_for_too_long_comes_back_as_a_new_incarnation(
     links: Links, link: Link, launch: Launch
 ) -> None:

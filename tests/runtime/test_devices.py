@@ -90,6 +90,7 @@ def test_workers_of_several_hosts_are_numbered_through_and_each_host_deals_out_i
     assert [host["devices"] for host in hosts.values()] == [2, 2]
 
 
+@pytest.mark.long
 def test_workers_under_ddp_have_their_devices_too(launch: Launch) -> None:
     run = launch.run(script(), "-n", "2", "-p", "ddp", "--threads", "1", "--devices", "cpu,1")
     assert run.code == 0, run.err

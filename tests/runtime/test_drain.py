@@ -16,6 +16,7 @@ from support.events import await_stop, said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
+from support.suites import each
 
 SCRIPT = """
 import os, signal, time
@@ -142,7 +143,7 @@ def agrees(run: Run, gone: set[int]) -> None:
 @pytest.mark.parametrize(
     ("protocol", "optimizer", "name", "by"),
     [
-        ("bsp", SGD, "b", "head"),
+        pytest.param("bsp", SGD, "b", "head", marks=pytest.mark.long),
         ("asp", ADAMW, "c", "b"),
         pytest.param("ps-plus", SGD, "b", "head", marks=pytest.mark.long),
     ],
@@ -163,6 +164,7 @@ def test_a_host_that_gets_sigterm_leaves_its_range_to_the_one_beside_it_and_noth
     assert shards.keys() == {"head", "b", "c"} - {name}
 
 
+@pytest.mark.long
 def test_two_hosts_that_leave_at_once_leave_all_to_the_head(launch: Launch) -> None:
     company = Company(launch, script(ADAMW), "-p", "bsp")
     company.train()
@@ -174,6 +176,7 @@ def test_two_hosts_that_leave_at_once_leave_all_to_the_head(launch: Launch) -> N
     assert [list(shards) for _, shards in moves(run)][-1] == ["head"]
 
 
+@pytest.mark.long
 def test_a_host_without_a_range_leaves_once_its_workers_have(launch: Launch) -> None:
     company = Company(launch, script(), "-p", "ssp:bound=30", "--shards-on", "head")  # nobody waits for who waits
     company.train()
@@ -185,6 +188,7 @@ def test_a_host_without_a_range_leaves_once_its_workers_have(launch: Launch) -> 
     assert not moves(run)
 
 
+@pytest.mark.long
 def test_a_host_whose_optimizer_looks_across_elements_leaves_the_whole_store_to_the_head(launch: Launch) -> None:
     own = "type('Own', (torch.optim.SGD,), {})(model.parameters(), lr=0.05, momentum=0.9)"
     company = Company(launch, script(own), "-p", "bsp", "--shards-on", "b")
@@ -217,6 +221,7 @@ def test_a_host_that_is_killed_while_it_leaves_ends_the_run_as_any_that_makes_a_
     assert "failed: host b made a part of every version, and it is lost" in run.out
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_a_snapshot_that_was_taken_after_a_range_had_moved(launch: Launch) -> None:
     company = Company(launch, script(ADAMW), "-p", "bsp", "--checkpoint", "2", "--max-steps", "40")
     company.train()
@@ -252,7 +257,7 @@ class Emulated:
         return ended(self.process)
 
 
-@pytest.mark.parametrize(("protocol", "shards_on"), [("bsp", "all"), ("asp", "head")])
+@pytest.mark.parametrize(("protocol", "shards_on"), each([("bsp", "all"), ("asp", "head")], long=[("asp", "head")]))
 def test_an_emulated_host_whose_process_gets_sigterm_leaves_in_good_order(
     protocol: str, shards_on: str, launch: Launch
 ) -> None:
@@ -278,7 +283,9 @@ def test_an_emulated_host_says_which_process_a_signal_takes_out(launch: Launch) 
     assert f"paceline: host node-1 is process {agent}\n" in run.err
 
 
-@pytest.mark.parametrize("hangs", ["stopped", "its script does not come to its step"])
+@pytest.mark.parametrize(
+    "hangs", ["stopped", pytest.param("its script does not come to its step", marks=pytest.mark.long)]
+)
 def test_a_host_leaves_without_a_worker_that_hangs_and_the_run_goes_on(hangs: str, launch: Launch) -> None:
     hosts = Emulated(launch, script(), "-p", "bsp", "--shards-on", "all", "--drain", "1")
     if hangs == "stopped":

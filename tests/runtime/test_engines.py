@@ -134,6 +134,7 @@ def test_a_run_that_is_complete_is_not_begun_anew(launch: Launch) -> None:
     assert [path.name for path in Path("runs").iterdir()] == [run.name]
 
 
+@pytest.mark.long
 def test_a_run_without_a_snapshot_is_put_aside(launch: Launch) -> None:
     port, words = free_port(), (*WORDS, "--checkpoint", "0", "train.py")
     well(both(launch, pytorchjob_at(port), *words[:-1], "--max-steps", "2", "train.py"))

@@ -12,6 +12,7 @@ from paceline.records.reading import open_run
 from support.replays import broken_replay
 from support.runs import run
 from support.scripts import that_draws
+from support.suites import each
 
 DIES = """
 import os, signal
@@ -34,7 +35,7 @@ Replica.step_replica = dying
 
 @pytest.mark.parametrize("first", ["pass", "step(self, order)"], ids=["before", "after"])
 @pytest.mark.parametrize("at", [3, *(pytest.param(at, marks=pytest.mark.long) for at in (1, 2, 4, 5))])
-@pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd", "ripples"])
+@pytest.mark.parametrize("protocol", each(["all-reduce", "ad-psgd", "ripples"], long=["ad-psgd"]))
 def test_a_run_whose_worker_dies_in_its_replica_s_step_keeps_the_rules_and_is_made_again(
     protocol: str, at: int, first: str, tmp_path: Path
 ) -> None:

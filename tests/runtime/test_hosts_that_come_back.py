@@ -130,6 +130,7 @@ def test_a_worker_that_comes_back_gets_what_one_of_another_host_keeps(launch: La
     is_sound(run)
 
 
+@pytest.mark.long
 def test_a_scenario_says_when_a_killed_worker_of_another_host_comes_back(launch: Launch) -> None:
     scenario = launch.tmp_path / "scenario.toml"
     event = {"worker": 2, "at_step": 3, "kill": True, "rejoin_after": "10ms"}
@@ -251,6 +252,7 @@ if me in (2, 3) and not (THERE / f"pids-{me}").exists():
 """
 
 
+@pytest.mark.long
 def test_a_run_awaits_a_host_that_was_stopped_before_training_began(launch: Launch) -> None:
     text = script("pass").replace("torch.manual_seed(3)", FIRST_LIVES_WAIT + "torch.manual_seed(3)", 1)
     process = launch.start(text, *HOSTS, "-p", "bsp", "--restart", "1", "--host-timeout", "2")

@@ -16,6 +16,7 @@ from support.events import said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
+from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
@@ -116,7 +117,7 @@ def test_a_host_that_comes_while_others_train_takes_part(protocol: str, launch: 
     is_sound(run)
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
+@pytest.mark.parametrize("protocol", each(IN_GROUPS, long=("ad-psgd", "all-reduce")))
 def test_a_host_that_comes_while_others_average_takes_part(protocol: str, launch: Launch) -> None:
     """It fetches the replica that its worker shows before that has joined."""
     head, address = begun(launch, script(), "-p", protocol)
@@ -131,6 +132,7 @@ def test_a_host_that_comes_while_others_average_takes_part(protocol: str, launch
     is_sound(run)
 
 
+@pytest.mark.long
 def test_a_host_with_several_workers_that_comes_while_others_train_adds_up_their_updates(launch: Launch) -> None:
     head, address = begun(launch, script("(0, 1)", "3"), "-p", "bsp", hosts="1:2", workers=2)
     other = joined(launch, address, "b", 2)
@@ -143,6 +145,7 @@ def test_a_host_with_several_workers_that_comes_while_others_train_adds_up_their
     is_sound(run)
 
 
+@pytest.mark.long
 def test_a_host_that_never_comes_is_missed_by_nobody(launch: Launch) -> None:
     head, address = begun(launch, script(first="()"), "-p", "bsp", hosts="2:4")
     other = joined(launch, address, "b")
@@ -189,6 +192,7 @@ def test_one_host_too_many_and_one_with_too_many_workers_are_refused(launch: Lau
     assert [ended(other).code for other in others] == [0, 0]
 
 
+@pytest.mark.long
 def test_a_host_that_leaves_again_is_lost_as_any_other(launch: Launch) -> None:
     stays = script().replace(
         "optimizer.zero_grad()", "if me == 2 and batches == 2: wait('never')\n        optimizer.zero_grad()"

@@ -38,7 +38,7 @@ from support.shards import script as sharded
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-LONG = ("bsp", "dssp", "hsp", "ssp")  # others of their kind are tried by default
+LONG = ("bsp", "dssp", "hsp", "ps-plus", "ssp")  # others of their kind are tried by default
 SCRIPT = """
 import os, signal, time
 from pathlib import Path

@@ -24,6 +24,7 @@ def test_a_worker_that_is_killed_while_its_last_push_is_awaited_ends_nobody_but_
     assert run.summary["samples"] == 16
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_in_finish_ends_nobody_but_itself(launch: Launch) -> None:
     """The others have two seconds of work left."""
     (launch.tmp_path / "padded.toml").write_text('[cluster]\ncompute = "100ms"\n')

@@ -135,6 +135,7 @@ def test_the_last_words_of_a_worker_of_another_host_are_told(launch: Launch, fir
     assert run.err.splitlines()[-1] == "  | ValueError: the last word"
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_a_snapshot_on_several_hosts(launch: Launch, first: str) -> None:
     flags = ("-p", "bsp", "--checkpoint", "2")
     stopped = launch.run(script(), *HOSTS, *flags, "--max-steps", "30", first=first).completed()

@@ -113,6 +113,7 @@ print(run.status, len(run.summary["per_host"]))
     until(lambda: not ray_cluster.agents())
 
 
+@pytest.mark.long
 def test_the_command_of_the_example_of_a_ray_job_trains_on_three_nodes(
     launch: Launch, ray_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_the_command_of_the_example_of_a_ray_job_trains_on_three_nodes(
     until(lambda: not ray_cluster.agents())
 
 
+@pytest.mark.long
 def test_a_signal_to_the_head_ends_the_agents(launch: Launch, ray_cluster: RayCluster) -> None:
     process = launch.start(script(WAITS), *on(ray_cluster))
     await_workers(launch, 0, 1, 2)
@@ -141,6 +143,7 @@ def test_a_signal_to_the_head_ends_the_agents(launch: Launch, ray_cluster: RayCl
     until(lambda: not ray_cluster.agents())
 
 
+@pytest.mark.long
 def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
     launch: Launch, ray_cluster: RayCluster
 ) -> None:

@@ -159,7 +159,7 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 
 TWICE = (killed(1, 3), killed(2, 4), killed(1, 6), killed(2, 8))
-LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
+LONG = ("asp", "dssp", "hsp", "ripples", "ssp")  # others of their kind are tried by default
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
@@ -361,6 +361,7 @@ Loop.wait = late
 """The launcher hears late, as on a loaded machine: of a worker's last words and of its death at once."""
 
 
+@pytest.mark.long
 def test_a_run_whose_workers_all_died_after_the_last_step_is_completed_by_one_that_comes_back(launch: Launch) -> None:
     flags = ("-n", "1", "-p", "asp", "--restart", "1", "--threads", "1")
     run = launch.run(DIES_AT_THE_END.replace("192", "24"), *flags).completed()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-from collections.abc import Collection, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from support import nursery
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended
+from support.suites import each
 
 SCRIPT = """
 import torch
@@ -69,12 +68,7 @@ def same(recorded: Run, again: Run, query: str) -> bool:
     return recorded.rows(query) == again.rows(query)
 
 
-def some(short: Collection[str], protocols: Iterable[str]) -> list[Any]:
-    """These protocols; all but some are longer tests."""
-    return [pytest.param(one, marks=[] if one in short else pytest.mark.long) for one in protocols]
-
-
-@pytest.mark.parametrize("protocol", some(("bsp", "ripples", "ps-plus"), sorted(registry())))
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=set(registry()) - {"ripples", "ps-plus"}))
 def test_a_run_of_three_segments_ends_on_the_same_bits_again(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2", "--threads", "1")
     stopped = launch.run(SCRIPT, *flags, "--max-steps", "31").completed()
@@ -95,7 +89,10 @@ def test_a_run_of_three_segments_ends_on_the_same_bits_again(protocol: str, laun
     assert checked(again.folder).ok
 
 
-@pytest.mark.parametrize("protocol", some(("asp",), ["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"]))
+@pytest.mark.parametrize(
+    "protocol",
+    each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], long=("bsp", "all-reduce", "ad-psgd", "ps-plus")),
+)
 def test_a_run_that_was_killed_and_resumed_ends_on_the_same_bits_again(protocol: str, launch: Launch) -> None:
     process = launch.start(SCRIPT, "-n", "2", "-p", protocol, "--checkpoint", "4", "--threads", "1")
     folder: Path = process.folder  # type: ignore[union-attr, assignment]

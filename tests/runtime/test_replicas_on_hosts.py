@@ -18,7 +18,8 @@ from support.runs import Run, ended, replayed
 from support.suites import each
 
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
-WITHOUT_RIPPLES = each(IN_GROUPS, long=("ripples",))
+ALL_REDUCE = each(IN_GROUPS, long=("ad-psgd", "ripples"))
+AD_PSGD = each(IN_GROUPS, long=("all-reduce", "ripples"))
 """Where its groups, which are as AD-PSGD's, are tried in the longer suite only."""
 SCRIPT = """
 import os, signal, time
@@ -75,8 +76,16 @@ def sound(run: Run) -> None:
     assert "the same bits" in again.out
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
-@pytest.mark.parametrize("hosts", [HOSTS, ("--emulate-hosts", "3", "-n", "1", "--threads", "1")])
+THREE = ("--emulate-hosts", "3", "-n", "1", "--threads", "1")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "protocol"),
+    each(
+        [(hosts, protocol) for hosts in (HOSTS, THREE) for protocol in IN_GROUPS],
+        long=[(HOSTS, "ad-psgd"), (THREE, "all-reduce"), (THREE, "ripples")],
+    ),
+)
 def test_replicas_on_several_hosts_are_averaged_and_a_replay_on_one_ends_on_the_same_bits(
     protocol: str, hosts: tuple[str, ...], launch: Launch
 ) -> None:
@@ -91,7 +100,7 @@ def test_replicas_on_several_hosts_are_averaged_and_a_replay_on_one_ends_on_the_
     sound(run)
 
 
-@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples"])
+@pytest.mark.parametrize("protocol", ["ad-psgd", pytest.param("ripples", marks=pytest.mark.long)])
 def test_a_replica_elsewhere_begins_with_the_buffers_that_all_begin_with(protocol: str, launch: Launch) -> None:
     """It is averaged before its worker has made a step, and so has any."""
     late = "if paceline.worker() == 3 and not (THERE / 'late').exists(): (THERE / 'late').touch(); time.sleep(0.5)"
@@ -118,6 +127,7 @@ def test_all_reduce_over_hosts_ends_on_the_bits_of_rounds_with_a_store_over_the_
     assert same_bits(launch.run(text, *HOSTS, "-p", "all-reduce").completed(), rounds)
 
 
+@pytest.mark.long
 def test_all_reduce_over_hosts_comes_to_what_it_comes_to_on_one(launch: Launch) -> None:
     """Sums are made in another order, so the last bits may differ."""
     text = script(before_prepare="model.double(); data.tensors = (data.tensors[0].double(), data.tensors[1])")
@@ -126,7 +136,7 @@ def test_all_reduce_over_hosts_comes_to_what_it_comes_to_on_one(launch: Launch) 
     assert all(torch.allclose(several[name].double(), one[name].double(), rtol=1e-9) for name in one)
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
+@pytest.mark.parametrize("protocol", AD_PSGD)
 def test_what_replicas_on_other_hosts_begin_with_comes_with_its_buffers(protocol: str, launch: Launch) -> None:
     """A group may average them before their workers have made a step, which brings the scripts' own buffers."""
     run = launch.run(script(), *HOSTS, "-p", protocol, "--max-steps", "8").completed()
@@ -137,7 +147,7 @@ def test_what_replicas_on_other_hosts_begin_with_comes_with_its_buffers(protocol
 FILLS = "torch.nn.init.constant_(model[1].weight, 0.25)"
 
 
-@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
+@pytest.mark.parametrize("protocol", AD_PSGD)
 def test_what_scripts_change_before_their_first_step_is_what_replicas_on_all_hosts_begin_with(
     protocol: str, launch: Launch
 ) -> None:
@@ -156,7 +166,7 @@ if made == 3 and paceline.worker() == 2 and not (THERE / "dies").exists():
 """In its third step worker 2 kills the agent of its host, if nobody has."""
 
 
-@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
+@pytest.mark.parametrize("protocol", ALL_REDUCE)
 def test_the_others_go_on_without_a_host_that_is_killed(protocol: str, launch: Launch) -> None:
     run = launch.run(script(each_step=DIES), *HOSTS, "-p", protocol, "--on-loss", "continue").completed()
     assert "host node-1 is lost" in run.err
@@ -172,7 +182,7 @@ time.sleep(0.02)
 """
 
 
-@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
+@pytest.mark.parametrize("protocol", AD_PSGD)
 def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protocol: str, launch: Launch) -> None:
     run = launch.run(script(each_step=STOPS_ONCE), *HOSTS, "-p", protocol, "--restart", "1").completed()
     joined = run.rows("SELECT worker FROM facts WHERE kind = 'WorkerJoined'")
@@ -181,7 +191,7 @@ def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protoco
     sound(run)
 
 
-@pytest.mark.parametrize("protocol", WITHOUT_RIPPLES)
+@pytest.mark.parametrize("protocol", ALL_REDUCE)
 def test_a_host_that_leaves_in_good_order_leaves_what_its_workers_have_come_to(protocol: str, launch: Launch) -> None:
     leaves = """
 if paceline.worker() == 2 and epoch == 1 and not (THERE / "asked").exists():
@@ -199,6 +209,7 @@ time.sleep(0.02)
     sound(run)
 
 
+@pytest.mark.long
 def test_all_reduce_that_is_killed_on_several_hosts_and_resumed_ends_on_the_bits_of_one_run(launch: Launch) -> None:
     whole_run = launch.run(script(), *HOSTS, "-p", "all-reduce").completed()
     flags = (*HOSTS, "-p", "all-reduce", "--checkpoint", "3")

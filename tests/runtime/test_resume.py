@@ -158,10 +158,10 @@ def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_g
     assert (found := checked(folder)).ok, found.wrong
 
 
-LONG = ("dssp", "hsp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
+DEFAULT = ("bsp", "ps-plus", "ripples")  # others of their kind run in the longer suites
 
 
-@pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=set(registry()) - set(DEFAULT)))
 def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2")
     stopped = launch.run(KINDS["per epoch"], *flags, "--max-steps", "31").completed()
@@ -174,7 +174,7 @@ def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str,
     assert times == [(1,)] * 288
 
 
-@pytest.mark.parametrize("protocol", ["ad-psgd", "all-reduce"])
+@pytest.mark.parametrize("protocol", ["ad-psgd", pytest.param("all-reduce", marks=pytest.mark.long)])
 def test_what_is_in_a_replica_is_used_up_where_scripts_go_on(protocol: str, launch: Launch) -> None:
     flags = ("-n", "1", "-p", protocol)
     whole_run = launch.run(KINDS["per epoch, range"], *flags).completed()
@@ -421,7 +421,7 @@ def test_code_below_the_script_that_has_changed_is_named_and_nothing_is_lost(lau
     assert launch.resume(stopped.folder).completed().summary["samples"] == 288
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_run_whose_scripts_fail_before_they_train_on_is_checked_and_goes_on_later(
     workers: int, launch: Launch
 ) -> None:

@@ -21,7 +21,7 @@ from support.shards import ADAMW, SGD, script
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-DEFAULT = ("bsp", "asp", "ps-plus")
+DEFAULT = ("bsp",)
 """One of each kind: rounds, none, and versions that workers lack steps of."""
 TABLES = """
 [[host]]
@@ -62,6 +62,7 @@ def test_a_run_with_a_host_that_only_makes_versions_is_checked_and_replayed_to_t
     assert "the same bits" in replayed(run.folder).completed().out
 
 
+@pytest.mark.long
 def test_rounds_end_on_the_bits_of_rounds_without_a_host_that_only_makes_versions(launch: Launch) -> None:
     one_each = launch.tmp_path / "one_each.toml"
     one_each.write_text(TABLES.replace("workers = 2", "workers = 1"))
@@ -72,6 +73,7 @@ def test_rounds_end_on_the_bits_of_rounds_without_a_host_that_only_makes_version
     assert all(torch.equal(with_server[name], without[name]) for name in without)
 
 
+@pytest.mark.long
 def test_rounds_in_which_a_host_adds_up_its_updates_end_on_the_result_of_one_host(
     launch: Launch, tables: tuple[str, ...]
 ) -> None:
@@ -98,6 +100,7 @@ if paceline.worker() == 0: torch.save(optimizer.state_dict(), THERE / "state")
 """
 
 
+@pytest.mark.long
 def test_its_part_of_the_optimizers_state_is_gathered_and_an_adopted_one_goes_there(launch: Launch) -> None:
     """One run saves its optimizer's state, and others begin with that: after `prepare`."""
     one_each = launch.tmp_path / "one_each.toml"
@@ -148,6 +151,7 @@ def test_a_host_whose_script_brings_another_model_ends_the_run_before_training(
     assert "host server differs from worker 0: it has" in run.err
 
 
+@pytest.mark.long
 def test_a_model_of_one_piece_leaves_nothing_to_do_for_it_and_the_host_is_let_go(
     launch: Launch, tables: tuple[str, ...]
 ) -> None:
@@ -189,6 +193,7 @@ def test_a_lost_host_that_only_made_versions_ends_the_run_which_goes_on_from_its
     assert (found := checked(run.folder)).ok, found.wrong
 
 
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_with_a_host_that_only_makes_versions(launch: Launch, tables: tuple[str, ...]) -> None:
     each_step = KILLED.strip().replace("\n", "\n        ")
     flags = (*tables, "-p", "bsp", "--restart", "1", "--shards-on", "all")
@@ -259,7 +264,7 @@ while epoch and not (THERE / "go-on").exists(): time.sleep(0.02)
 """The second epoch waits until all may go on."""
 
 
-@pytest.mark.parametrize(("protocol", "optimizer"), [("bsp", SGD), ("asp", ADAMW)])
+@pytest.mark.parametrize(("protocol", "optimizer"), [pytest.param("bsp", SGD, marks=pytest.mark.long), ("asp", ADAMW)])
 def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothing_is_undone(
     protocol: str, optimizer: str, launch: Launch
 ) -> None:
@@ -283,6 +288,7 @@ def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothin
     assert "the same bits" in replayed(run.folder).completed().out
 
 
+@pytest.mark.long
 def test_a_run_that_a_machine_without_workers_has_joined_goes_on_on_one_machine_with_such_a_host(
     launch: Launch,
 ) -> None:

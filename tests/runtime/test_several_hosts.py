@@ -16,6 +16,7 @@ from support.events import said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import ended, replayed
+from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 SCRIPT = """
@@ -60,7 +61,7 @@ def script(before: str = "", each_step: str = "pass", after: str = "") -> str:
     return SCRIPT.replace("BEFORE", before).replace("EACH_STEP", each_step).replace("AFTER", after)
 
 
-@pytest.mark.parametrize("protocol", STORED)
+@pytest.mark.parametrize("protocol", each(STORED, long=("dssp", "hsp", "ssp")))
 def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(protocol: str, launch: Launch) -> None:
     run = launch.run(script(AGENTS), *HOSTS, "-p", protocol).completed()
     assert run.summary["workers"] == 4
@@ -79,7 +80,7 @@ def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(prot
     assert "the same bits" in again.out
 
 
-@pytest.mark.parametrize(("hosts", "each"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(("hosts", "each"), [pytest.param(4, 1, marks=pytest.mark.long), (2, 2)])
 def test_rounds_on_several_hosts_end_where_rounds_on_one_do(hosts: int, each: int, launch: Launch) -> None:
     """On the same bits, where no host adds up its own workers' updates first."""
     where = ("--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1")
@@ -190,7 +191,7 @@ if paceline.worker() == 3 and epoch == 1:
 """
 
 
-@pytest.mark.parametrize("tee", ["none", "all"])
+@pytest.mark.parametrize("tee", ["none", pytest.param("all", marks=pytest.mark.long)])
 def test_all_that_a_worker_of_another_host_had_printed_is_in_its_log_before_its_death_is_told(
     tee: str, launch: Launch
 ) -> None:
@@ -276,7 +277,7 @@ SeveralHosts.look, SeveralHosts._made = late, in_the_end
 """
 
 
-@pytest.mark.parametrize("protocol", ["asp", "ps-plus"])
+@pytest.mark.parametrize("protocol", ["asp", pytest.param("ps-plus", marks=pytest.mark.long)])
 def test_versions_may_be_made_before_a_host_has_what_training_begins_with(protocol: str, launch: Launch) -> None:
     run = launch.run(script(), *HOSTS, "-p", protocol, first=IS_THERE_LATE).completed()
     assert run.err == ""
@@ -290,7 +291,7 @@ Branch.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("protocol", ["asp", "bsp"])
+@pytest.mark.parametrize("protocol", ["asp", pytest.param("bsp", marks=pytest.mark.long)])
 def test_a_host_that_dies_as_training_begins_is_named_and_the_others_go_on(protocol: str, launch: Launch) -> None:
     run = launch.run(script(), *HOSTS, "-p", protocol, first=DIES_AT_THE_BEGINNING).completed()
     assert "host node-1 is lost" in run.err

@@ -156,6 +156,7 @@ Carrier.fetch = late
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "first"), [pytest.param(FILLS_WHAT_NEVER_MOVES, "", marks=pytest.mark.long), (FILLS, BEGINS_LATE)]
 )

@@ -15,7 +15,7 @@ from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-DEFAULT = ("bsp", "asp", "ps-plus")
+DEFAULT = ("bsp", "asp")
 """One of each kind: rounds, none, and versions that workers lack steps of."""
 
 
@@ -75,6 +75,7 @@ def test_a_round_moves_one_sum_a_host_to_the_result_of_one_host_and_to_the_bits_
 ON_HEAD = (*TWO_EACH[:-1], "head")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [SGD, pytest.param(ADAMW, marks=pytest.mark.long)])
 def test_with_the_store_on_the_head_one_sum_of_each_other_host_crosses_its_link(optimizer: str, launch: Launch) -> None:
     run = launch.run(exact(optimizer), *ON_HEAD, "-p", "bsp").completed()
@@ -105,6 +106,7 @@ BranchArithmetic.sum_up = dies
 """
 
 
+@pytest.mark.long
 def test_without_the_process_that_adds_up_a_host_s_updates_come_one_by_one(launch: Launch) -> None:
     run = launch.run(script(), *ON_HEAD, "-p", "bsp", first=LOSES_THE_PROCESS).completed()
     found = re.search(r"host (node-\d) adds up its workers' updates no more, .* the process that adds up died", run.err)
@@ -116,7 +118,7 @@ def test_without_the_process_that_adds_up_a_host_s_updates_come_one_by_one(launc
     assert "the same bits" in replayed(run.folder).completed().out
 
 
-@pytest.mark.parametrize("where", [TWO_EACH, ON_HEAD], ids=["all", "head"])
+@pytest.mark.parametrize("where", [TWO_EACH, pytest.param(ON_HEAD, marks=pytest.mark.long)], ids=["all", "head"])
 def test_a_worker_that_dies_is_in_no_later_sum(where: tuple[str, ...], launch: Launch) -> None:
     dies = "if epoch == 1 and paceline.worker() == 3: os.kill(os.getpid(), signal.SIGKILL)"
     run = launch.run(script(each_step=dies), *where, "-p", "bsp", "--on-loss", "continue").completed()
@@ -135,6 +137,7 @@ def test_a_nan_in_a_sum_is_named_with_its_worker(where: tuple[str, ...], launch:
     assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 3', run.out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", [pytest.param("node-1", marks=pytest.mark.long), "node-1,node-2"])
 def test_hosts_besides_the_head_make_all_of_each_version(named: str, launch: Launch) -> None:
     run = launch.run(script(), *HOSTS[:-1], named, "-p", "bsp").completed()
@@ -145,6 +148,7 @@ def test_hosts_besides_the_head_make_all_of_each_version(named: str, launch: Lau
     assert "the same bits" in replayed(run.folder).completed().out
 
 
+@pytest.mark.long
 def test_rounds_end_on_the_bits_of_rounds_on_one_host(launch: Launch) -> None:
     several = launch.run(script(ADAMW), *HOSTS, "-p", "bsp").completed().final()
     one = launch.run(script(ADAMW), "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
@@ -208,7 +212,7 @@ if not kept and epoch == 1: time.sleep(0.1)
     launch.resume(run.folder).completed()
 
 
-@pytest.mark.parametrize("victim", ["os.getpid()", "os.getppid()"])
+@pytest.mark.parametrize("victim", ["os.getpid()", pytest.param("os.getppid()", marks=pytest.mark.long)])
 def test_a_host_without_a_worker_in_prepare_makes_no_range(victim: str, launch: Launch) -> None:
     dies = f"if paceline.worker() == 1: os.kill({victim}, signal.SIGKILL)"
     run = launch.run(script(before=dies), *HOSTS, "-p", "asp").completed()
@@ -270,6 +274,7 @@ KILLS_ITS_AGENT = """
 """Twice, once there is a snapshot to go on from."""
 
 
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_from_its_snapshot_to_the_bits_of_one_that_lost_no_host(launch: Launch) -> None:
     flags = (*HOSTS, "-p", "bsp", "--restart", "2")
     run = launch.run(script(ADAMW, each_step=KILLS_ITS_AGENT, epochs=6), *flags).completed()
@@ -280,6 +285,7 @@ def test_a_run_goes_on_by_itself_from_its_snapshot_to_the_bits_of_one_that_lost_
     assert (found := checked(run.folder)).ok, found.wrong
 
 
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_no_more_often_than_it_may(launch: Launch) -> None:
     run = launch.run(script(each_step=KILLS_ITS_AGENT, epochs=6), *HOSTS, "-p", "bsp", "--restart", "1")
     assert run.code == 3
@@ -355,7 +361,7 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("change", each(CHANGED, long=("clipped", "past autograd")))
 def test_gradients_that_a_script_changes_after_its_backward_are_those_of_the_versions(
     change: str, launch: Launch
 ) -> None:

@@ -19,6 +19,7 @@ from paceline.training.seeding import epoch_order
 from support.rounding import apart
 from support.runs import Run, longer, run, side_by_side
 from support.scripts import functions_of, training
+from support.suites import each
 
 SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
 SCRIPT = training(samples=SAMPLES, epochs=EPOCHS)
@@ -156,7 +157,10 @@ def test_under_bursts_no_worker_of_dssp_leads_by_more_than_its_upper_bound_and_o
 # --- HSP --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["hsp", pytest.param("hsp guarded", marks=pytest.mark.long), "hsp like bsp"])
+@pytest.mark.parametrize(
+    "name",
+    each(["hsp", "hsp guarded", "hsp like bsp"], long=("hsp guarded", "hsp like bsp")),
+)
 def test_hsp_never_transfers_two_gradients_at_a_time(name: str, runs: Runs) -> None:
     pushes = runs[name].result().rows("SELECT began, ended FROM transfers WHERE direction = 'push' ORDER BY began")
     assert len(pushes) == SAMPLES * EPOCHS / 4
@@ -184,7 +188,7 @@ def test_hsp_without_idle_work_makes_bsp_s_weights_bit_for_bit(runs: Runs) -> No
 # --- PS+ --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ps-plus", "ps-plus gated"])
+@pytest.mark.parametrize("name", ["ps-plus", pytest.param("ps-plus gated", marks=pytest.mark.long)])
 def test_a_worker_of_ps_plus_has_one_exchange_in_flight_at_most(name: str, runs: Runs) -> None:
     rows = runs[name].result().completed().rows("SELECT worker, began, ended FROM transfers ORDER BY worker, began")
     for (worker, _, ended), (other, began, _) in pairwise(rows):

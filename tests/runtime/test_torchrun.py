@@ -156,6 +156,7 @@ def test_a_host_that_waits_hears_in_one_line_that_torchrun_has_ended_on_the_firs
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_where_torchrun_is_killed_nothing_goes_on_without_it(torchruns: Torchruns) -> None:
     torchruns.start(C10D, "-p", "bsp", *FLAGS, "--host-timeout", "3", "--checkpoint", "4", "train.py", "slow")
     await_snapshot(torchruns.folder / RUN, torchruns.processes)

@@ -961,6 +961,7 @@ def _the_line(ended: Run) -> str:
 # --- parameters changed in place ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_parameters_changed_in_place_before_the_first_step_are_adopted(loops: Twins) -> None:
     loops.same("filled")
     loops.same("filled_and_never_trained")
@@ -970,6 +971,7 @@ def test_a_model_s_state_loaded_between_prepare_and_the_first_step_is_adopted(lo
     loops.same("loaded")
 
 
+@pytest.mark.long
 def test_what_two_workers_alike_changed_in_place_before_the_first_step_is_adopted(runs: Runs, folder: Path) -> None:
     final = runs["pair"].result().completed().final()
     assert torch.equal(final["filled.weight"], torch.full((2, 4), 0.75 - 12 * 0.125))
