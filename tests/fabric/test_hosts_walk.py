@@ -74,12 +74,12 @@ def pending(network: Network, head: JudgingHead) -> list[str]:
 
 
 def test_every_host_that_lives_takes_part_in_the_end_and_none_is_given_up_while_its_workers_run() -> None:
-    all_tried(range(300), FAULTS, history)
+    all_tried(range(150), FAULTS, history)
 
 
 @pytest.mark.long
 def test_every_host_that_lives_takes_part_in_the_end_in_many_more_histories() -> None:
-    all_tried(range(300, 5_000), FAULTS, history)
+    all_tried(range(150, 5_000), FAULTS, history)
 
 
 # --- faults of ours, which the walk must find ---------------------------------------------------------

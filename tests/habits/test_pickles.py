@@ -142,8 +142,8 @@ assert "paceline" not in sys.modules
 ).replace("BOUND", repr(BOUND))
 
 
-SOME = [("bsp", "own"), ("ps-plus", "adam"), ("all-reduce", "adam")]
-OTHERS = [("bsp", "adam"), ("ps-plus", "own"), ("all-reduce", "own")]
+SOME = [("bsp", "own"), ("all-reduce", "adam")]
+OTHERS = [("bsp", "adam"), ("ps-plus", "adam"), ("ps-plus", "own"), ("all-reduce", "own")]
 
 
 @pytest.mark.parametrize("pairs", [SOME, pytest.param(OTHERS, marks=pytest.mark.long)], ids=["some", "others"])

@@ -150,12 +150,12 @@ def left_over(network: Network) -> list[str]:
 
 
 def test_every_claim_is_answered_once_with_the_owners_bytes_and_nothing_is_left_over() -> None:
-    all_tried(range(200), FAULTS, history)
+    all_tried(range(100), FAULTS, history)
 
 
 @pytest.mark.long
 def test_every_claim_is_answered_once_in_many_more_histories() -> None:
-    all_tried(range(200, 5_000), FAULTS, history)
+    all_tried(range(100, 5_000), FAULTS, history)
 
 
 # --- faults of ours, which the walk must find ---------------------------------------------------------

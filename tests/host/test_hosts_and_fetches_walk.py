@@ -220,12 +220,12 @@ def left_over(network: Network, head: Head) -> list[str]:
 
 
 def test_hosts_that_come_and_go_fetch_from_each_other_and_leave_nothing_over() -> None:
-    all_tried(range(100), FAULTS, history)
+    all_tried(range(50), FAULTS, history)
 
 
 @pytest.mark.long
 def test_hosts_that_come_and_go_fetch_from_each_other_in_many_more_histories() -> None:
-    all_tried(range(100, 20_000), FAULTS, history)
+    all_tried(range(50, 20_000), FAULTS, history)
 
 
 # --- faults of ours, which the walk must find ---------------------------------------------------------

@@ -71,7 +71,7 @@ def test_those_runs_switch_there_and_back_and_versions_go_on() -> None:
 @pytest.mark.parametrize(
     ("policy", "first", "workers", "joins"),
     [
-        ("greedy", "bsp", 3, 0),
+        pytest.param("greedy", "bsp", 3, 0, marks=pytest.mark.long),
         pytest.param("greedy", "bsp", 2, 1, marks=pytest.mark.long),
         ("elastic", "bsp", 3, 0),
         ("elastic", "bsp", 2, 1),

@@ -78,7 +78,7 @@ def taken_away(kind: str, **which: str) -> Callable[[Rows], None]:
 
 
 @pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("kind", ["partial", "mean"])
+@pytest.mark.parametrize("kind", ["partial", pytest.param("mean", marks=pytest.mark.long)])
 def test_a_slice_that_no_row_says_was_fetched_is_caught(real: Callable[[str], Path], name: str, kind: str) -> None:
     found = wrong(forged(real(name), taken_away(kind)))
     assert found.table == "facts"

@@ -269,6 +269,7 @@ def test_an_emulated_host_whose_process_gets_sigterm_leaves_in_good_order(
     assert bool(moves(run)) == (shards_on == "all")
 
 
+@pytest.mark.long
 def test_an_emulated_host_whose_process_gets_sigterm_twice_is_lost_at_once(launch: Launch) -> None:
     hosts = Emulated(launch, script(), "-p", "asp", "--shards-on", "head", "--on-loss", "continue")
     assert "was asked to leave" in hosts.ask(1)

@@ -119,6 +119,7 @@ def test_a_worker_of_another_host_comes_back(protocol: str, launch: Launch) -> N
     is_sound(run)
 
 
+@pytest.mark.long
 def test_a_worker_that_comes_back_gets_what_one_of_another_host_keeps(launch: Launch) -> None:
     """That is the worker with the most steps: worker 0 waits in its second."""
     behind = DIES.replace("DIES", "1") + "\nif me == 0 and batches == 2:\n    wait('back')"

@@ -367,6 +367,7 @@ def mover_of(host: int) -> int:
     return int(mover)
 
 
+@pytest.mark.long
 def test_a_run_with_joiners_goes_on_with_others(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp", "--max-steps", "20")
     assert ended(joined(launch, head, "b", 2)).code == 0
@@ -460,6 +461,7 @@ def test_a_host_with_another_torch_is_refused_and_the_head_waits_on(launch: Laun
     assert ended(joiner).code == 0
 
 
+@pytest.mark.long
 def test_a_machine_that_is_lost_may_come_back_as_another_process(launch: Launch) -> None:
     flags = "-p", "asp", "--restart", "1", "--host-timeout", "3"
     head = begun(launch, script(each_step=AT_STEP), *flags)

@@ -14,6 +14,7 @@ if me == 1:
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_while_its_last_push_is_awaited_ends_nobody_but_itself(launch: Launch) -> None:
     """Its script has ended, and the push takes half a second and more."""
     (launch.tmp_path / "slow.toml").write_text('[network]\nbandwidth = "10MB/s"\nmessage = "5MB"\n')

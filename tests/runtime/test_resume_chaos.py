@@ -10,7 +10,7 @@ import pytest
 from support.launch import Launch
 from support.stops import Broken, Schedule, broken_promises, carry_out
 
-SCHEDULES, SHORT = 200, 3
+SCHEDULES, SHORT = 200, 2
 
 
 @pytest.mark.parametrize(

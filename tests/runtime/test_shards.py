@@ -15,7 +15,7 @@ from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-DEFAULT = ("bsp", "asp")
+DEFAULT = ("asp",)
 """One of each kind: rounds, none, and versions that workers lack steps of."""
 
 

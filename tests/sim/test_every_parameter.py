@@ -11,6 +11,7 @@ from paceline.protocols import registry
 from support import nursery
 from support.runs import Run, ended
 from support.settings import covering, every
+from support.suites import each
 
 SCRIPT = """
 import torch
@@ -84,7 +85,7 @@ def comes_to_its_end_and_is_made_again(
     assert again.summary["final_parameters_sha256"] == trained.summary["final_parameters_sha256"]
 
 
-@pytest.mark.parametrize("protocol", [*FEW, *AHEAD])
+@pytest.mark.parametrize("protocol", each([*FEW, *AHEAD], long=FEW[::2]))
 def test_every_value_of_every_parameter_trains_in_virtual_time_and_replays(protocol: str, tmp_path: Path) -> None:
     comes_to_its_end_and_is_made_again(protocol, tmp_path, workers=3, nodes=1)
 
