@@ -20,6 +20,7 @@ the release with the version in place. Under bsp the release counts from the las
     data        of the process that moves data on the head
     machine     of everything, as a share of all cores: above 90 % waits are the machine's, not the head's
     facts/s     what the machine of the protocol was told, and what is in the ledger
+    told        from what a release follows from, as the head hears of it, until the release is on its way
     wait        for a release; *batch*: for a batch
 
 All hosts share the cores. Run as root, the head goes before the other hosts, as if it had a core of its own, and all of
@@ -42,7 +43,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -51,15 +52,21 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import patch
 
 from step import Failed, machine, print_table
 
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import choose
+from paceline.core.drive import drive
+from paceline.core.facts import Fact
+from paceline.core.machine import Machine
+from paceline.core.orders import Order, Release
 from paceline.core.placement import HEAD as ON_HEAD
 from paceline.fabric.memory import Region
 from paceline.fabric.token import Token
 from paceline.host import messages
+from paceline.host.control_link import HeadLink
 from paceline.host.loop import Loop
 from paceline.host.movers import InLoop
 from paceline.host.opening import Keys
@@ -130,8 +137,10 @@ class Measurement:
     data: float
     machine: float
     """A share of all cores."""
+    tells: list[float]
+    """The head's own part of a wait for a release: the median, the 95th and the 99th percentile, and the longest."""
     waits: list[float]
-    """For a release: the median, the 95th and the 99th percentile, and the longest."""
+    """For a release, alike."""
     batches: list[float]
     """For a batch, alike."""
 
@@ -360,6 +369,44 @@ def _show(line: str) -> None:
 # --- the head ---------------------------------------------------------------------------------------
 
 
+class Tells:
+    """Notes when the head hears of what releases follow from, and when they have been written for other hosts."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float, float]] = []
+        """By release: when it was written and its fact was handled, in this process's clock, and the fact's time."""
+        self._handled, self._at = 0.0, 0.0
+        self._ordered: list[tuple[float, float]] = []
+
+    def drive(
+        self,
+        machine: Machine,
+        facts: Iterable[Fact],
+        carry_out: Callable[[Order], None],
+        record: Callable[[Fact, tuple[Order, ...]], None],
+    ) -> None:
+        """See `core.drive`."""
+
+        def noted() -> Iterator[Fact]:
+            for fact in facts:
+                self._handled, self._at = time.monotonic(), fact.at
+                yield fact
+
+        def carried_out(order: Order) -> None:
+            if isinstance(order, Release):
+                self._ordered.append((self._handled, self._at))
+            carry_out(order)
+
+        drive(machine, noted(), carried_out, record)
+
+    def written(self, write: Callable[[HeadLink], None], link: HeadLink) -> None:
+        """All that was ordered is on its way then."""
+        write(link)
+        now = time.monotonic()
+        self.seen += [(now, *ordered) for ordered in self._ordered]
+        self._ordered.clear()
+
+
 def head(setup: Setup, folder: Path) -> int:
     """Make the run in this process."""
     with suppress(OSError):
@@ -438,9 +485,15 @@ def head(setup: Setup, folder: Path) -> int:
             room=None,
             launch=launch,
         )
-    from paceline.runtime.run import run
+    from paceline.runtime import run
 
-    summary = run(settings, interrupts, listening=listening)
+    tells, write = Tells(), HeadLink._write
+    with (
+        patch.object(run, "drive", tells.drive),
+        patch.object(HeadLink, "_write", lambda link: tells.written(write, link)),
+    ):
+        summary = run.run(settings, interrupts, listening=listening)
+    (folder / "tells.json").write_text(json.dumps(tells.seen))
     return 0 if summary["outcome"] == "interrupted" else 1
 
 
@@ -552,6 +605,7 @@ def measure(setup: Setup, timeout: float, profile: Path | None = None) -> Measur
             head=head,
             data=data,
             machine=busy / len(os.sched_getaffinity(0)),
+            tells=_spread(_tells(folder, begin, end)),
             waits=_spread(waits),
             batches=_spread(batches),
         )
@@ -590,6 +644,13 @@ def _waits(folder: Path, begin: float, end: float, rounds: bool) -> tuple[list[f
     return waits, [batch for *_, batch in steps]
 
 
+def _tells(folder: Path, begin: float, end: float) -> list[float]:
+    """How long the head took to tell of releases, of those that it wrote in that time."""
+    seen = json.loads((folder / "tells.json").read_text())
+    began = min((handled - at for _, handled, at in seen), default=0.0)  # some fact is handled at once
+    return [written - began - at for written, _, at in seen if begin <= written <= end]
+
+
 def _spread(values: Sequence[float]) -> list[float]:
     if not values:
         return []
@@ -600,7 +661,7 @@ def _spread(values: Sequence[float]) -> list[float]:
 def rows_of(measurements: Sequence[Measurement]) -> list[list[str]]:
     """One row for each setup: medians over the repeats."""
     rows = [["protocol", "hosts", "workers", "steps/s", "facts/s", "head, cores", "min–max", "data, cores", "machine"]]
-    rows[0] += ["wait, ms", "95th", "99th", "longest", "batch, ms", "99th"]
+    rows[0] += ["told, ms", "longest", "wait, ms", "95th", "99th", "longest", "batch, ms", "99th"]
     for key in dict.fromkeys(replace(one.setup, repeat=0) for one in measurements):
         same = [one for one in measurements if replace(one.setup, repeat=0) == key]
         heads = [one.head for one in same]
@@ -615,6 +676,7 @@ def rows_of(measurements: Sequence[Measurement]) -> list[list[str]]:
                 f"{min(heads):.2f}–{max(heads):.2f}",
                 f"{median(one.data for one in same):.2f}",
                 f"{median(one.machine for one in same):.0%}",
+                *(_middle([one.tells[place] for one in same if one.tells]) for place in (0, 3)),
                 *(_middle([one.waits[place] for one in same if one.waits]) for place in range(4)),
                 *(_middle([one.batches[place] for one in same if one.batches]) for place in (0, 2)),
             ]
@@ -711,6 +773,8 @@ def main() -> int:
         profile.dump_stats(args.profile)
         return code
 
+    if args.processes < 1:
+        parser.error("--processes is the number of processes that agents share: 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
     about, measurements, failures = machine(), list[Measurement](), list[str]()
     repeats = args.repeats or (1 if args.quick else 3)

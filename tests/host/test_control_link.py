@@ -14,7 +14,7 @@ import pytest
 from paceline.fabric import control
 from paceline.fabric.control import HostEnd
 from paceline.host import tcp
-from paceline.host.control_link import PURPOSE, HeadLink, HostLink
+from paceline.host.control_link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Opening, dials
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
@@ -53,7 +53,9 @@ def test_messages_go_both_ways_once_and_in_order(cluster: Cluster) -> None:
     assert not cluster.head.lines
 
 
-def test_what_is_sent_before_the_loop_waits_is_one_write(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sent_before_the_loop_waits_is_written_together_but_not_kept_until_hundreds_are_there(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host, at_host = cluster.host()
     cluster.until(lambda: at_host.incarnation)
     writes, write = list[int](), tcp.Stream.write
@@ -63,9 +65,14 @@ def test_what_is_sent_before_the_loop_waits_is_one_write(cluster: Cluster, monke
         write(self, data)
 
     monkeypatch.setattr(tcp.Stream, "write", counted)
-    for value in range(100):
+    for value in range(AT_ONCE // 2):
         host.send(Told(value))
+    assert not writes
+    for value in range(AT_ONCE // 2, 100):
+        host.send(Told(value))
+    assert len(writes) == 1
     cluster.until(lambda: len(cluster.head.values) == 100)
+    assert cluster.head.values == list(range(100))
     assert writes[0] > 100
     assert len(writes) < 10, "and what acknowledges"
 

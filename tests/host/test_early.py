@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import ANY, Mock, patch
 
 import msgspec
 import pytest
@@ -82,6 +82,21 @@ def test_an_update_has_not_arrived_before_it_is_pushed_though_all_of_it_is_here(
     assert case.arrived() == [0]
     ((fetch,),) = case.company.news.told("fetched")
     assert (fetch.kind, fetch.worker, fetch.number) == ("update", 0, 0)
+
+
+def test_an_update_is_asked_for_once_its_worker_computes() -> None:
+    """Not as it is released: where hundreds are, asking would keep most of them waiting."""
+    case = Case()
+    case.writes(7)
+    company = case.company
+    company.computed(0, 0)
+    case.pushes()
+    company.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    company.carry_out(Release(worker=0, step=1, version=1, parameters="pull"))
+    assert not company.head.shelf.has(Update(0, 1))
+    company.make()
+    assert company.told[-1] == (0, messages.Compute(1, 1, ANY, ANY, []))
+    assert company.head.shelf.has(Update(0, 1))
 
 
 def test_what_was_told_is_not_brought_once_more() -> None:

@@ -47,6 +47,9 @@ READ = 64 << 10
 """Bytes that are read of one connection before others have their turn."""
 MOST_WAITING = MOST_KEPT + (4 << 20)
 """Bytes that may wait for one connection: all that is not acknowledged, and beats and acknowledgements beside it."""
+AT_ONCE = 64
+"""Messages that are written together at most. Where a round releases 512 workers, that takes the head 30 to 70 ms, and
+the first hosts need not wait for the last."""
 
 
 class HeadNews(Protocol):
@@ -108,6 +111,8 @@ class _Link(ABC):
         self._outcome: deque[Any] = deque()
         self._unwritten: dict[int, list[bytes]] = {}
         """By connection: what is written before the loop waits. One write costs more than many messages in it."""
+        self._messages = 0
+        """How many that is."""
         self._handling = False
         self._closed = False
         self._alarm = Alarm(loop, self._tick)
@@ -160,6 +165,9 @@ class _Link(ABC):
                 if not self._unwritten:
                     self._loop.soon(self._write)
                 self._unwritten.setdefault(connection, []).append(data)
+                self._messages += 1
+                if self._messages >= AT_ONCE:
+                    self._write()
             case Close(connection, why):
                 self._write()
                 if (one := self._streams.pop(connection, None)) is not None:
@@ -172,7 +180,7 @@ class _Link(ABC):
                 self._happened(one)
 
     def _write(self) -> None:
-        unwritten, self._unwritten = self._unwritten, {}
+        unwritten, self._unwritten, self._messages = self._unwritten, {}, 0
         for connection, data in unwritten.items():
             if isinstance(stream := self._streams.get(connection), Stream):
                 stream.write(b"".join(data))

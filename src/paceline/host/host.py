@@ -421,7 +421,8 @@ class LocalHost:
                     if self.together is not None and self._seats[worker].trains:
                         self.together.released(worker)
                     self.releases.carry_out(order)
-                    self._begins_step(self._seats[worker], step)
+                    if not self._seats[worker].elsewhere:
+                        self.begins_step(worker, step)
                 case StartPull():
                     self.pulls.carry_out(order)
                 case StartPush():
@@ -806,8 +807,9 @@ class LocalHost:
         elif self._early is not None:
             self._early.rests = False
 
-    def _begins_step(self, seat: Seat, step: int) -> None:
-        """The worker is released for that step: others may bring what there is of its update."""
+    def begins_step(self, worker: int, step: int) -> None:
+        """The worker computes that step, or is about to: others may bring what there is of its update."""
+        seat = self._seats[worker]
         if self._early is None or not seat.trains or (self.together is not None and self.together.adds_up(seat.worker)):
             return
         if seat.elsewhere or self.shards:

@@ -109,6 +109,8 @@ class SeveralHosts:
         """By host and version: the last fetches."""
         self._pulled: dict[int, int] = {}
         """By worker of another host that computes once it has taken a version: which one. Only one is on its way."""
+        self._released: dict[int, int] = {}
+        """By worker of another host that is not known to compute yet: the step that it was released for."""
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.makes: Callable[[str], None] = lambda host: None
@@ -195,7 +197,7 @@ class SeveralHosts:
                     self._news.brought(worker, min(began, fetched.ended), fetched.ended)
                 if self._pulled.get(worker) == version:
                     del self._pulled[worker]
-                    self._news.computes(worker, self._now(), took=True)
+                    self._computes(worker, took=True)
                 self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
             case between.StandsIn(offer=offer):
                 self._standing_in[name] = offer
@@ -236,7 +238,7 @@ class SeveralHosts:
                 assert self.replicas is not None
                 self.replicas.brought(number)
             case between.Computes(worker=worker):
-                self._news.computes(worker, self._now(), took=False)
+                self._computes(worker, took=False)
 
     def lost(self, name: str, why: str) -> None:
         """That host takes no part any more: its workers have ended, or will."""
@@ -441,8 +443,10 @@ class SeveralHosts:
             case Release() | StartPull():
                 other = self._by_worker.get(order.worker)
                 if other is not None and order.worker not in other.away:
-                    if isinstance(order, Release) and order.parameters == "pull":
-                        self._pulled[order.worker] = order.version
+                    if isinstance(order, Release):
+                        self._released[order.worker] = order.step
+                        if order.parameters == "pull":
+                            self._pulled[order.worker] = order.version
                     self._needs(other, order.version)
                     other.tell(between.CarryOut.of(order))
             case StartPush() | DropUpdate():
@@ -465,6 +469,7 @@ class SeveralHosts:
         """See `contract.Host`."""
         self._left.add(worker)
         self._pulled.pop(worker, None)
+        self._released.pop(worker, None)
         self._head.left(worker, died)
         self._tell(worker, between.Left(worker, died))
 
@@ -572,6 +577,15 @@ class SeveralHosts:
         """Tell the worker's host, if that is not the head's."""
         if (other := self._by_worker.get(worker)) is not None:
             other.tell_of(worker, message)
+
+    def _computes(self, worker: int, *, took: bool) -> None:
+        """That worker of another host computes.
+
+        Its update is asked for only now. A round releases hundreds of workers, and asking took longer than releasing.
+        """
+        self._news.computes(worker, self._now(), took=took)
+        if (step := self._released.pop(worker, None)) is not None:
+            self._head.begins_step(worker, step)
 
     def _needs(self, other: Other, version: int) -> None:
         """That host is about to be told an order about that version. It hears that it is made, now or once it is."""
