@@ -393,9 +393,9 @@ class Tells:
                 yield fact
 
         def carried_out(order: Order) -> None:
+            carry_out(order)
             if isinstance(order, Release):
                 self._ordered.append((self._handled, self._at))
-            carry_out(order)
 
         drive(machine, noted(), carried_out, record)
 

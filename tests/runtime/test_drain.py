@@ -221,7 +221,6 @@ def test_a_host_that_is_killed_while_it_leaves_ends_the_run_as_any_that_makes_a_
     assert "failed: host b made a part of every version, and it is lost" in run.out
 
 
-@pytest.mark.long
 def test_a_run_goes_on_from_a_snapshot_that_was_taken_after_a_range_had_moved(launch: Launch) -> None:
     company = Company(launch, script(ADAMW), "-p", "bsp", "--checkpoint", "2", "--max-steps", "40")
     company.train()

@@ -21,8 +21,6 @@ from support.shards import ADAMW, SGD, script
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-DEFAULT = ("bsp",)
-"""One of each kind: rounds, none, and versions that workers lack steps of."""
 TABLES = """
 [[host]]
 name = "head"
@@ -43,7 +41,7 @@ def tables(tmp_path: Path) -> tuple[str, ...]:
     return "--scenario", str(tmp_path / "hosts.toml"), "--threads", "1"
 
 
-@pytest.mark.parametrize("protocol", each(STORED, long=set(STORED) - set(DEFAULT)))
+@pytest.mark.parametrize("protocol", each(STORED, long=set(STORED) - {"bsp"}))
 def test_a_run_with_a_host_that_only_makes_versions_is_checked_and_replayed_to_the_same_bits(
     protocol: str, launch: Launch, tables: tuple[str, ...]
 ) -> None:

@@ -15,8 +15,6 @@ from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-DEFAULT = ("asp",)
-"""One of each kind: rounds, none, and versions that workers lack steps of."""
 
 
 def shards(run: Run) -> int:
@@ -25,7 +23,7 @@ def shards(run: Run) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("protocol", each(STORED, long=set(STORED) - set(DEFAULT)))
+@pytest.mark.parametrize("protocol", each(STORED, long=set(STORED) - {"asp"}))
 def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_same_bits(
     protocol: str, launch: Launch
 ) -> None:
@@ -75,7 +73,6 @@ def test_a_round_moves_one_sum_a_host_to_the_result_of_one_host_and_to_the_bits_
 ON_HEAD = (*TWO_EACH[:-1], "head")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [SGD, pytest.param(ADAMW, marks=pytest.mark.long)])
 def test_with_the_store_on_the_head_one_sum_of_each_other_host_crosses_its_link(optimizer: str, launch: Launch) -> None:
     run = launch.run(exact(optimizer), *ON_HEAD, "-p", "bsp").completed()
@@ -106,7 +103,6 @@ BranchArithmetic.sum_up = dies
 """
 
 
-@pytest.mark.long
 def test_without_the_process_that_adds_up_a_host_s_updates_come_one_by_one(launch: Launch) -> None:
     run = launch.run(script(), *ON_HEAD, "-p", "bsp", first=LOSES_THE_PROCESS).completed()
     found = re.search(r"host (node-\d) adds up its workers' updates no more, .* the process that adds up died", run.err)

@@ -227,6 +227,8 @@ class Script:
     keeps: bool = True
     processes: int = 0
     persistent: bool = False
+    leaves: bool = False
+    """Whether it leaves each loop after a step."""
     before: Callable[[nn.Module, torch.optim.Optimizer], None] = lambda model, optimizer: None
     """What it does between `prepare` and its loop."""
     begun: list[int] = field(default_factory=list)
@@ -261,6 +263,8 @@ class Script:
                 if self.keeps:
                     each_step.step()
                 ema.update_parameters(model)
+                if self.leaves:
+                    break
             scheduler.step()
         paceline.finish()
         prepare_module.keep([])  # as the runtime does after the script's end
@@ -324,13 +328,14 @@ def test_loader_processes_go_on_too(persistent: bool, tmp_path: Path) -> None:
     assert same(script.run(OneWorker(tmp_path, resume=snapshot, takes=False)), expected)
 
 
-def test_processes_of_a_loader_end_as_the_script_is_done_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", [False, True], ids=["its loops end", "it leaves its loops"])
+def test_processes_of_a_loader_end_as_the_script_is_done_with_it(leaves: bool, tmp_path: Path) -> None:
     """Without a look for garbage, at which torch would lose the means to tell them."""
     gc.collect()
     before = set(active_children())
     gc.disable()
     try:
-        Script(processes=1, persistent=True).run(OneWorker(tmp_path, takes=False))
+        Script(processes=1, persistent=True, leaves=leaves).run(OneWorker(tmp_path, takes=False))
         assert set(active_children()) <= before
     finally:
         gc.enable()

@@ -48,8 +48,8 @@ READ = 64 << 10
 MOST_WAITING = MOST_KEPT + (4 << 20)
 """Bytes that may wait for one connection: all that is not acknowledged, and beats and acknowledgements beside it."""
 AT_ONCE = 64
-"""Messages that are written together at most. Where a round releases 512 workers, that takes the head 30 to 70 ms, and
-the first hosts need not wait for the last."""
+"""Messages that are written together at most. Where a round releases 512 workers, that takes the head 8 to 24 ms
+(docs/scale.md), and the first hosts need not wait for the last."""
 
 
 class HeadNews(Protocol):

@@ -444,7 +444,8 @@ class SeveralHosts:
                 other = self._by_worker.get(order.worker)
                 if other is not None and order.worker not in other.away:
                     if isinstance(order, Release):
-                        self._released[order.worker] = order.step
+                        if order.worker not in self._left:  # else the machine is about to hear of it
+                            self._released[order.worker] = order.step
                         if order.parameters == "pull":
                             self._pulled[order.worker] = order.version
                     self._needs(other, order.version)

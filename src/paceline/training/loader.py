@@ -192,19 +192,24 @@ class PacedLoader(_Paced):
 
     def leases(self) -> Iterator[list[Any]]:
         """Each next batch's tag and sample ids, to the end of this worker's part of the epoch."""
-        loop, session, link = self._loop, self._session, self._session.link
-        while session.go is not None or session.joins:
-            batch = link.lease(loop.epoch, self._orders)
-            if batch is None:
-                loop.ran_out = True
-                if session.here:  # the order to keep something may have come while a batch was asked for
-                    session.keep(link.heard_to_keep())
-                link.raise_if_interrupted()
-                return
-            loop.leased.append(batch)
-            if session.joins and session.here:
-                session.join()  # before the batch is fetched, as what draws randomness does so by its step
-            yield [_Tag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
+        return _leases(self._loop, self._session, self._orders)
+
+
+def _leases(loop: Loop, session: Session, orders: Orders) -> Iterator[list[Any]]:
+    """See `PacedLoader.leases`. An iterator that persists keeps this, so this keeps no loader."""
+    link = session.link
+    while session.go is not None or session.joins:
+        batch = link.lease(loop.epoch, orders)
+        if batch is None:
+            loop.ran_out = True
+            if session.here:  # the order to keep something may have come while a batch was asked for
+                session.keep(link.heard_to_keep())
+            link.raise_if_interrupted()
+            return
+        loop.leased.append(batch)
+        if session.joins and session.here:
+            session.join()  # before the batch is fetched, as what draws randomness does so by its step
+        yield [_Tag(link.seed, batch.epoch, batch.index), *orders.ids(batch)]
 
 
 class PacedStream(_Paced):
