@@ -14,6 +14,7 @@ from paceline.protocols import registry
 from support.events import TELL
 from support.launch import Launch
 from support.runs import ended
+from support.suites import each
 
 EXITS_EARLY = """
 import torch
@@ -45,7 +46,7 @@ print("tested", sum(len(x) for x, _ in test))
 torch.save(model.state_dict(), f"{folder}/exported-{{paceline.worker()}}.pt")
 """
 EVERYDAY = {"bsp", "asp", "ripples"}
-ALL = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.long) for name in registry()]
+ALL = each(registry(), default=EVERYDAY)
 
 
 def training(launch: Launch) -> str:

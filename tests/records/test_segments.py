@@ -106,14 +106,14 @@ def test_a_network_s_transfers_are_those_of_all_segments(tmp_path: Path, protoco
 
 
 @pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=0", "ssp:bound=2"])
-@pytest.mark.parametrize("fact", [1, 61, *(pytest.param(fact, marks=pytest.mark.long) for fact in (2, 30))])
+@pytest.mark.parametrize("fact", each([1, 61, 2, 30], default=(1, 61)))
 def test_each_sample_is_used_once_over_all_segments(tmp_path: Path, protocol: str, fact: int) -> None:
     found = checked(leased_and_resumed(tmp_path / "run", protocol, seed=fact, fact=fact))
     assert found.wrong is None
     assert (found.counts["samples"], found.counts["samples_used"]) == (100, 100)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", each(range(6), default=(0, 1)))
 def test_a_worker_may_be_leased_a_batch_again_that_it_had_when_the_run_was_interrupted(
     tmp_path: Path, seed: int
 ) -> None:
@@ -127,9 +127,7 @@ def test_a_run_that_was_stopped_and_resumed_is_judged_by_its_last_end(tmp_path: 
     assert json.loads(notes)["end"]["outcome"] == "interrupted"
 
 
-@pytest.mark.parametrize(
-    "fact", [pytest.param(fact, marks=[] if fact % 3 == 1 else [pytest.mark.long]) for fact in range(2, 90, 7)]
-)
+@pytest.mark.parametrize("fact", each(range(2, 90, 7), default=range(1, 90, 3)))
 def test_a_run_that_was_cut_and_not_resumed_yet_is_one_that_crashed_there(tmp_path: Path, fact: int) -> None:
     found = checked(resumed(tmp_path / "run", "ripples", points=(fact,), steps=90, ends=False))
     assert found.wrong is None

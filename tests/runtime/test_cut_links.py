@@ -14,6 +14,7 @@ from support.events import said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
+from support.suites import each
 
 SCRIPT = """
 import os, signal, time
@@ -84,9 +85,7 @@ def went_on(run: Run) -> None:
     assert "the same bits" in replayed(run.folder).completed().out
 
 
-@pytest.mark.parametrize(
-    "protocol", ["sync-switch", *(pytest.param(name, marks=pytest.mark.long) for name in ("bsp", "ps-plus"))]
-)
+@pytest.mark.parametrize("protocol", each(["sync-switch", "bsp", "ps-plus"], default=("sync-switch",)))
 def test_connections_that_are_cut_amid_any_message_lose_and_double_nothing(
     protocol: str, links: Links, link: Link, launch: Launch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from support.host_faults import Fault, Schedule, carry_out
 from support.launch import Launch
+from support.suites import each
 
 SCHEDULES = {"any": 150, "shards": 300, "groups": 150}
 SHORT = {"any": (15, 21), "shards": (5, 7), "groups": (0,)}
@@ -22,11 +23,10 @@ DRAWN = {"any": Schedule.of, "shards": Schedule.with_shards, "groups": Schedule.
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [
-        pytest.param(kind, seed, marks=[] if seed in SHORT[kind] else pytest.mark.long, id=f"{kind}-{seed}")
-        for kind, schedules in SCHEDULES.items()
-        for seed in range(schedules)
-    ],
+    each(
+        [(kind, seed) for kind, schedules in SCHEDULES.items() for seed in range(schedules)],
+        default=[(kind, seed) for kind, seeds in SHORT.items() for seed in seeds],
+    ),
 )
 def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothing(
     kind: str, seed: int, launch: Launch, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from support import nursery
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run
+from support.suites import each
 
 SCRIPT = """
 import torch
@@ -126,9 +127,7 @@ TAKES = 0.01 + 1e6 / 25e6
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 
 
-@pytest.mark.parametrize(
-    "protocol", [pytest.param(name, marks=[] if name == "hsp" else pytest.mark.long) for name in STORED]
-)
+@pytest.mark.parametrize("protocol", each(STORED, default=("hsp",)))
 def test_what_moves_between_hosts_takes_what_their_links_say_or_longer(protocol: str, launch: Launch) -> None:
     file = written(launch.tmp_path, LINKED)
     run = launch.run(ONE_EPOCH, "--scenario", str(file), "--threads", "1", "-p", protocol).completed()

@@ -19,6 +19,7 @@ from support.launch import Launch
 from support.leftovers import Watch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
+from support.suites import each
 
 SCRIPT = """
 import os, signal, time
@@ -108,9 +109,7 @@ if me != DIES and batches >= 5:
 """
 
 
-@pytest.mark.parametrize(
-    "protocol", ["bsp", *(pytest.param(name, marks=pytest.mark.long) for name in ("ps-plus", "sync-switch"))]
-)
+@pytest.mark.parametrize("protocol", each(["bsp", "ps-plus", "sync-switch"], default=("bsp",)))
 def test_a_worker_of_another_host_comes_back(protocol: str, launch: Launch) -> None:
     run = launch.run(script(DIES.replace("DIES", "3")), *HOSTS, "-p", protocol, "--restart", "1").completed()
     assert facts(run, "WorkerJoined") == [("WorkerJoined", 3)]

@@ -96,9 +96,7 @@ def is_sound(run: Run) -> None:
     assert "the same bits" in replayed(run.folder).completed().out
 
 
-@pytest.mark.parametrize(
-    "protocol", [name if name == "bsp" else pytest.param(name, marks=pytest.mark.long) for name in STORED]
-)
+@pytest.mark.parametrize("protocol", each(STORED, default=("bsp",)))
 def test_a_host_that_comes_while_others_train_takes_part(protocol: str, launch: Launch) -> None:
     head, address = begun(launch, script(), "-p", protocol)
     others = [joined(launch, address, "b")]

@@ -59,9 +59,7 @@ IN_A_COPY = [
 SHORT = {("bring_bytes", "all-reduce")}
 
 
-@pytest.mark.parametrize(
-    ("way", "protocol"), [pytest.param(*one, marks=[] if one in SHORT else [pytest.mark.long]) for one in IN_A_COPY]
-)
+@pytest.mark.parametrize(("way", "protocol"), each(IN_A_COPY, default=SHORT))
 def test_a_death_in_the_middle_of_a_copy_costs_that_worker_and_no_bits(way: str, protocol: str, tmp_path: Path) -> None:
     first = ON_DEVICE.format(seed=3) + DIES_IN_A_COPY.format(way=way, copies=4)
     flags = ("-n", "3", "-p", protocol, "--threads", "1", "--shards", "static")  # so that each has steps to make

@@ -11,13 +11,14 @@ import pytest
 
 from support.launch import Launch
 from support.returns import Broken, Schedule, broken_promises, carry_out
+from support.suites import each
 
 SCHEDULES, SHORT = 100, (27,)
 
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(seed, marks=[] if seed in SHORT else pytest.mark.long, id=str(seed)) for seed in range(SCHEDULES)],
+    each(range(SCHEDULES), default=SHORT),
 )
 def test_a_run_whose_workers_come_back_is_checked_and_replayed_to_the_same_bits(
     seed: int, launch: Launch, tmp_path: Path

@@ -68,7 +68,7 @@ def same(recorded: Run, again: Run, query: str) -> bool:
     return recorded.rows(query) == again.rows(query)
 
 
-@pytest.mark.parametrize("protocol", each(sorted(registry()), long=set(registry()) - {"ripples", "ps-plus"}))
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("ripples", "ps-plus")))
 def test_a_run_of_three_segments_ends_on_the_same_bits_again(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2", "--threads", "1")
     stopped = launch.run(SCRIPT, *flags, "--max-steps", "31").completed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sqlite3
 from contextlib import closing
 
@@ -11,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.protocols import registry
-from paceline.records.snapshots import newest, whole
+from paceline.records.snapshots import newest
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run, ended, replayed
+from support.runs import Run, killed_once_kept, replayed
 from support.suites import each
 
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
@@ -213,11 +212,7 @@ time.sleep(0.02)
 def test_all_reduce_that_is_killed_on_several_hosts_and_resumed_ends_on_the_bits_of_one_run(launch: Launch) -> None:
     whole_run = launch.run(script(), *HOSTS, "-p", "all-reduce").completed()
     flags = (*HOSTS, "-p", "all-reduce", "--checkpoint", "3")
-    process = launch.start(script(each_step="time.sleep(0.02)"), *flags)
-    while len(list(whole(process.folder))) < 2:  # type: ignore[union-attr]
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    stopped = ended(process)
+    stopped = killed_once_kept(launch.start(script(each_step="time.sleep(0.02)"), *flags), snapshots=2)
     assert newest(stopped.folder)[0] is not None
     resumed = launch.resume(stopped.folder).completed()
     assert resumed.summary["segments"] == 2

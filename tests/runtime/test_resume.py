@@ -16,7 +16,7 @@ from paceline.records.snapshots import whole
 from support.events import TELL
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run, ended, replayed
+from support.runs import Run, ended, killed_once_kept, replayed
 from support.suites import each
 
 SCRIPT = """
@@ -130,12 +130,7 @@ def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_w
 
 def killed_after_a_snapshot(launch: Launch, text: str, *flags: str) -> Run:
     """A run whose launcher is killed once a snapshot is whole."""
-    process = launch.start(text, "-n", "2", "--checkpoint", "4", *flags)
-    snapshots = process.folder / "snapshots"  # type: ignore[union-attr]
-    while not snapshots.exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    return ended(process)
+    return killed_once_kept(launch.start(text, "-n", "2", "--checkpoint", "4", *flags))
 
 
 IN_VAIN = """
@@ -161,7 +156,7 @@ def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_g
 DEFAULT = ("bsp", "ps-plus", "ripples")  # others of their kind run in the longer suites
 
 
-@pytest.mark.parametrize("protocol", each(sorted(registry()), long=set(registry()) - set(DEFAULT)))
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=DEFAULT))
 def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2")
     stopped = launch.run(KINDS["per epoch"], *flags, "--max-steps", "31").completed()

@@ -9,13 +9,14 @@ import pytest
 
 from support.launch import Launch
 from support.stops import Broken, Schedule, broken_promises, carry_out
+from support.suites import each
 
 SCHEDULES, SHORT = 200, 2
 
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(seed, marks=[] if seed < SHORT else pytest.mark.long, id=str(seed)) for seed in range(SCHEDULES)],
+    each(range(SCHEDULES), default=range(SHORT)),
 )
 def test_a_run_that_is_stopped_anyhow_goes_on_from_a_whole_snapshot_to_its_end(seed: int, launch: Launch) -> None:
     schedule = Schedule.of(seed)

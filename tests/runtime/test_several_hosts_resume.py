@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 import torch
 
 from paceline.records.snapshots import newest, read, whole
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run, ended, replayed
+from support.runs import Run, killed_once_kept, replayed
+from support.suites import each
 
 SCRIPT = """
 import os, signal, time
@@ -75,16 +74,10 @@ def stopped_by(how: str, launch: Launch) -> Run:
         run = launch.run(script(each_step=stops), *flags)
         assert run.code == 130, run.err
         return run
-    process = launch.start(script(each_step="time.sleep(0.02)"), *flags)
-    while len(list(whole(process.folder))) < 2:  # type: ignore[union-attr]
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    return ended(process)
+    return killed_once_kept(launch.start(script(each_step="time.sleep(0.02)"), *flags), snapshots=2)
 
 
-@pytest.mark.parametrize(
-    "how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.long) for how in ("SIGTERM", "--max-steps"))]
-)
+@pytest.mark.parametrize("how", each(["SIGKILL", "SIGTERM", "--max-steps"], default=("SIGKILL",)))
 def test_rounds_on_several_hosts_that_are_stopped_and_resumed_end_on_the_bits_of_one_run(
     how: str, launch: Launch
 ) -> None:

@@ -92,7 +92,6 @@ class Watch:
 
     def __init__(self, process: int) -> None:
         """Raises ProcessLookupError if there is no such process any more."""
-        self.process = process
         self._descriptor = os.pidfd_open(process)
 
     def ends(self, within: float) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.records.ledger import connect
+from paceline.records.snapshots import whole
 from support import nursery
 
 if TYPE_CHECKING:
@@ -166,6 +167,14 @@ def ended(process: Launcher, timeout: float = 120) -> Run:
         out, err = process.communicate()
         raise AssertionError(f"not over after {timeout} s\n--- standard output\n{out}\n--- error\n{err}") from None
     return Run(code=process.returncode, out=out, err=err, folder=process.folder)  # type: ignore[union-attr]
+
+
+def killed_once_kept(process: Launcher, snapshots: int = 1) -> Run:
+    """Kill a started run's launcher once so many snapshots are whole."""
+    while len(list(whole(process.folder))) < snapshots:  # type: ignore[union-attr]
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    return ended(process)
 
 
 def longer(request: pytest.FixtureRequest) -> bool:

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 
-def each(cases: Iterable[Any], *, long: Container[Any]) -> list[Any]:
-    """Parameters for these cases, tuples of which are several values. Those in `long` run with `-m long` only."""
+def each(cases: Iterable[Any], *, default: Container[Any] | None = None, long: Container[Any] = ()) -> list[Any]:
+    """Parameters for these cases, tuples of which are several values.
+
+    Those in `long` run with `-m long` only, and so do all but those in `default` if that is given.
+    """
+
+    def is_long(case: Any) -> bool:
+        return case in long or (default is not None and case not in default)
+
     return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.long] if case in long else [])
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.long] if is_long(case) else [])
         for case in cases
     ]

@@ -21,6 +21,7 @@ from paceline.training.parts import ELEMENTWISE, STATE, NotFinite, cuts_of
 from paceline.training.pushed import Pushed
 from paceline.training.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.training.store import Committed, Scalars, Store, scalars_of
+from support.suites import each
 
 SLOTS, WORKERS = 3, 2
 STEPS = 6
@@ -53,10 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {kind.__name__: kind for kind in ELEMENTWISE}
 OPTIMIZERS["Adafactor"] = torch.optim.Adafactor
 """It looks across a parameter, so ranges are cut where parameters begin."""
-NAMES = [
-    pytest.param(name, marks=[] if name in ("SGD", "AdamW", "Adafactor") else [pytest.mark.long])
-    for name in sorted(OPTIMIZERS)
-]
+NAMES = each(sorted(OPTIMIZERS), default=("SGD", "AdamW", "Adafactor"))
 ACROSS: dict[str, Callable[..., torch.optim.Optimizer]] = {"Counting": Counting}
 """Optimizers of which nobody knows that they don't look across parameters."""
 

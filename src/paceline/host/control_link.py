@@ -48,7 +48,7 @@ READ = 64 << 10
 MOST_WAITING = MOST_KEPT + (4 << 20)
 """Bytes that may wait for one connection: all that is not acknowledged, and beats and acknowledgements beside it."""
 AT_ONCE = 64
-"""Messages that are written together at most. Where a round releases 512 workers, that takes the head 8 to 24 ms
+"""Messages that are written together at most. Where a round releases 512 workers, that takes the head about 25 ms
 (docs/scale.md), and the first hosts need not wait for the last."""
 
 

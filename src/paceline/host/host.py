@@ -810,10 +810,10 @@ class LocalHost:
     def begins_step(self, worker: int, step: int) -> None:
         """The worker computes that step, or is about to: others may bring what there is of its update."""
         seat = self._seats[worker]
-        if self._early is None or not seat.trains or (self.together is not None and self.together.adds_up(seat.worker)):
+        if self._early is None or not seat.trains or (self.together is not None and self.together.adds_up(worker)):
             return
         if seat.elsewhere or self.shards:
-            self._early.released(seat.worker, step, elsewhere=seat.elsewhere)
+            self._early.released(worker, step, elsewhere=seat.elsewhere)
 
     def _computes(self, seat: Seat, message: messages.Accumulated | messages.Withdrawn) -> None:
         """The worker has told of the update that it computes, or takes that back."""

@@ -443,9 +443,10 @@ class SeveralHosts:
             case Release() | StartPull():
                 other = self._by_worker.get(order.worker)
                 if other is not None and order.worker not in other.away:
-                    if isinstance(order, Release):
-                        if order.worker not in self._left:  # else the machine is about to hear of it
-                            self._released[order.worker] = order.step
+                    if (
+                        isinstance(order, Release) and order.worker not in self._left
+                    ):  # else the machine is to hear of it
+                        self._released[order.worker] = order.step
                         if order.parameters == "pull":
                             self._pulled[order.worker] = order.version
                     self._needs(other, order.version)

@@ -336,7 +336,7 @@ def _repeats(buffer: Tensor) -> bool:
     return buffer.numel() > 0 and any(stride == 0 and size > 1 for stride, size in sizes)
 
 
-def _check_layout(what: str, name: str, tensor: torch.Tensor) -> None:
+def _check_layout(what: str, name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.").lstrip("_")
         raise ConfigError(f'the {what} "{name}" is {kind}, not dense; replace it by its to_dense()')
