@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-from collections.abc import Callable
 from typing import Any
 
 SPEAKS_OF_COMPILING = (b"compile", b"dynamo", b"checkpoint")
@@ -41,24 +39,10 @@ def import_torch(script: bytes) -> None:
 
 
 def _leave_dynamo_out(kind: Any) -> None:
-    """Let an optimizer be made without importing torch._dynamo, which takes a second (benchmarks/startup.py).
+    """Let an optimizer be made without importing torch._dynamo, which some of its methods are kept from."""
+    from paceline.training.uncompiled import await_compiler
 
-    Some of its methods are marked as not to be compiled. When they are first called, the mark imports the compiler.
-    While the compiler is not imported, nothing can be being compiled, and the method itself will do. torch
-    keeps the marked method in an attribute of the plain one. A torch that does not simply imports the compiler.
-    """
     for name in ("__init__", "add_param_group", "state_dict", "load_state_dict", "zero_grad"):
         plain = getattr(getattr(kind, name, None), "__wrapped__", None)
-        if plain is not None and not hasattr(plain, "__dynamo_disable"):
-            plain.__dynamo_disable = _until_dynamo_comes(plain, getattr(kind, name))
-
-
-def _until_dynamo_comes(plain: Any, marked: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:
-            return plain(*args, **kwargs)
-        if plain.__dict__.get("__dynamo_disable") is call:
-            del plain.__dict__["__dynamo_disable"]
-        return marked(*args, **kwargs)
-
-    return call
+        if plain is not None:
+            await_compiler(plain, getattr(kind, name))

@@ -11,6 +11,7 @@ from torch.autograd import profiler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from paceline.training.plain import plain_optimizer
+from paceline.training.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
@@ -32,6 +33,7 @@ class PacedOptimizer(_Base):
     paceline_session: Session
     paceline_made = True
 
+    @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradient, wait for the next release, install its version. Return the closure's value."""
         return self._step_watched(closure) if _watched(self) else self._step(closure)
@@ -52,11 +54,13 @@ class PacedOptimizer(_Base):
         self.paceline_session.step()
         return value
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Gradients that no step has used are gone, and their batches count as skipped."""
         self.paceline_session.thrown_away()
         super().zero_grad(set_to_none)
 
+    @uncompiled
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with the newest version's state, which the store has."""
         if self.paceline_session.changes.has_state:

@@ -31,6 +31,7 @@ from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install
 from paceline.training.store import Store, scalars_of, unfit_rate
+from paceline.training.uncompiled import uncompiled
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -301,6 +302,7 @@ def _evaluated(model: nn.Module, evaluate: Evaluate, seed: int, version: int, fi
     return metrics_of(evaluate, model)
 
 
+@uncompiled
 def log(**scalars: float) -> None:
     """Record values of the present step in the run's ledger, as in `paceline.log(loss=loss.item())`."""
     for name in scalars:

@@ -30,6 +30,7 @@ from paceline.training.loop import Loop
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, scalars_of, unfit_rate
+from paceline.training.uncompiled import uncompiled
 
 
 class Session:
@@ -419,6 +420,7 @@ class Session:
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """Return the function that autograd calls when this parameter has its gradient."""
 
+        @uncompiled
         def take(_: Tensor) -> None:
             if self._keeps and self.here:
                 self.send_kept()

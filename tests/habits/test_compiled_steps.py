@@ -1,0 +1,99 @@
+"""Scripts that compile a function with `optimizer.step()` in it train as they do alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.launch import Launch
+from support.suites import each
+
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.set_num_threads(1)
+x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def compiled(function):
+    return torch.compile(function, backend="eager")
+
+
+def whole_step(model, optimizer):
+    @compiled
+    def step(inputs, wanted):
+        optimizer.zero_grad()
+        loss = (model(inputs) - wanted).square().mean()
+        loss.backward()
+        paceline.log(loss=loss.item())
+        optimizer.step()
+
+    return step
+
+
+def closure(model, optimizer):
+    @compiled
+    def step(inputs, wanted):
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(inputs) - wanted).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return step
+
+
+def only_the_optimizer_s(model, optimizer):
+    optimizer_s = compiled(optimizer.step)
+
+    def step(inputs, wanted):
+        (model(inputs) - wanted).square().mean().backward()
+        optimizer_s()
+        optimizer.zero_grad()
+
+    return step
+
+
+def train(make_step, prepared):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(data, batch_size=8)
+    if prepared:
+        model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+    step = make_step(model, optimizer)
+    for epoch in range(2):
+        for inputs, wanted in loader:
+            step(inputs, wanted)
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+make_step = globals()[sys.argv[1]]
+alone = train(make_step, prepared=False)
+print("apart by", max((one - other).abs().max().item() for one, other in zip(alone, train(make_step, prepared=True))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("protocol", "what"),
+    each(
+        [
+            (protocol, what)
+            for protocol in ("all-reduce", "bsp", "asp", "ad-psgd", "ps-plus")
+            for what in ("whole_step", "closure", "only_the_optimizer_s")
+        ],
+        default=[("all-reduce", "whole_step")],
+    ),
+)
+def test_a_compiled_step_trains_as_alone(protocol: str, what: str, launch: Launch) -> None:
+    ended = launch.run(SCRIPT, "-n", "1", "-p", protocol, args=(what,)).completed()
+    assert float(ended.out.split("apart by")[1].split()[0]) < (1e-6 if protocol == "ps-plus" else 1e-12)
+    assert "paceline/training/" not in ended.out + ended.err, "the compiler has looked into Paceline"
