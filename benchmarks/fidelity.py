@@ -81,7 +81,7 @@ bandwidth = "25MB/s"
 latency = "1ms"
 """
 PROTOCOLS = (
-    *("bsp", "asp", "ssp:bound=3", "dssp", "hsp", "ps-plus", "sync-switch:switch_at=0.5"),
+    *("bsp", "asp", "ssp:bound=3", "dssp", "hsp:idle=none", "ps-plus", "sync-switch:switch_at=0.5"),
     *("all-reduce", "ad-psgd", "ripples"),
 )
 STANDARDS = ("bsp", "asp")

@@ -90,7 +90,7 @@ TABLES: dict[str, list[Case]] = {
         Case(protocol, LINK, 8, 160)
         for protocol in (
             "bsp",
-            *(f"hsp:idle={idle},broadcast=all" for idle in IDLE),
+            *(f"hsp:idle={idle},stale=next,broadcast=all" for idle in IDLE),
             "asp",
             "ps-plus",
             "ps-plus:pull=after-push",

@@ -32,7 +32,7 @@ PROTOCOLS = {
     "asp": "asp",
     "bsp": "bsp",
     "dssp": "dssp:lower=1,upper=4",
-    "hsp": "hsp:idle=guarded,broadcast=all",
+    "hsp": "hsp:idle=guarded,stale=next,broadcast=all",
     "ps-plus": "ps-plus",
     "ripples": "ripples",
     "ssp": "ssp:bound=1",

@@ -32,8 +32,8 @@ from paceline.cluster.scenario import Network, Scenario
 from paceline.records.ledger import connect
 from paceline.sim.world import Limit
 
-SEQUENTIAL, GUARDED, ALWAYS = (f"hsp:idle={idle},broadcast=all" for idle in ("none", "guarded", "always"))
-PIPELINED, ORDERED = (f"hsp:idle={idle},broadcast=order" for idle in ("none", "always"))
+SEQUENTIAL, GUARDED, ALWAYS = (f"hsp:idle={idle},stale=next,broadcast=all" for idle in ("none", "guarded", "always"))
+PIPELINED, ORDERED = (f"hsp:idle={idle},stale=next,broadcast=order" for idle in ("none", "always"))
 MESSAGE = 1_000_000
 """Bytes of a push or pull; only the bandwidth over it matters."""
 WARM, ROUNDS = 20, 60

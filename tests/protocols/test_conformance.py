@@ -19,9 +19,9 @@ VARIANTS = {
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
         "idle=none,order=rotate,broadcast=all",
-        "idle=guarded,broadcast=all",
+        "idle=guarded,stale=next,broadcast=all",
         "idle=none,order=shortest,broadcast=order",
-        "idle=always,order=rank,broadcast=all",
+        "idle=always,order=rank,stale=next,broadcast=all",
         "idle=always,order=rank,stale=accumulate,broadcast=all",
         "idle=always,order=rank,stale=discard,broadcast=all",
     ),
@@ -56,7 +56,7 @@ that is walked with two gates."""
 
 MANY = [
     "ad-psgd",
-    *(f"hsp:idle=always,order=rank,broadcast=all{stale}" for stale in ("", ",stale=accumulate", ",stale=discard")),
+    *(f"hsp:idle=always,order=rank,broadcast=all,stale={stale}" for stale in ("next", "accumulate", "discard")),
 ]
 MANY += ["ps-plus:gate=0", "ps-plus:pull=after-push,modulation=progress,gate=1"]
 MANY = [str(choose(text, registry())) for text in MANY]

@@ -345,7 +345,7 @@ def test_what_was_never_measured_allows_nothing() -> None:
 @pytest.mark.parametrize(("others", "allowed"), [(0.4, False), (1.79, False), (1.8, True), (1.81, True), (5.0, True)])
 def test_the_guard_allows_who_is_done_when_the_version_comes(others: float, allowed: bool) -> None:
     """Worker 0 computes for 1 s. Its wait: 0.2 s for a broadcast, after what worker 1 computes longer (or a push)."""
-    world = Timed.of("hsp:idle=guarded,broadcast=all", [1.0, others], transfer=0.1).play(rounds=6)
+    world = Timed.of("hsp:idle=guarded,stale=next,broadcast=all", [1.0, others], transfer=0.1).play(rounds=6)
     ahead = [one for one in world.releases if one.worker == 0 and one.parameters == "held"]
     assert bool(ahead) == allowed
     if allowed:
@@ -839,7 +839,7 @@ def test_periods_and_stale_shares_are_the_models(
     assert played("bsp").period() == pytest.approx(bsp, abs=1e-3)
     assert played("bsp", 0.6).period() == pytest.approx(incast, abs=1e-3)
     for text, period, old in (("idle=none", bsp, 0.0), ("idle=guarded", guarded, share), ("idle=always", always, 1.0)):
-        world = played(f"hsp:{text},broadcast=all", 0.6)  # one push at a time loses nothing
+        world = played(f"hsp:{text},stale=next,broadcast=all", 0.6)  # one push at a time loses nothing
         assert world.period() == pytest.approx(period, abs=2e-3), text
         assert world.stale_share() == old, text
         assert world.pushes == 1, text
@@ -852,7 +852,7 @@ def test_two_rounds_computed_ahead_take_one_computation_and_2_n_transfers_if_not
 ) -> None:
     """A worker's own cycle does, and the link."""
     transfer = 0.1
-    world = Timed.of("hsp:idle=always,broadcast=all", [compute] * n, transfer).play(rounds=41)
+    world = Timed.of("hsp:idle=always,stale=next,broadcast=all", [compute] * n, transfer).play(rounds=41)
     bound = max(compute + transfer, n * transfer, (compute + 2 * n * transfer) / 2)
     assert world.period() == pytest.approx(bound, abs=1e-6)
 

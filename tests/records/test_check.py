@@ -347,7 +347,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("asp", swaps_two_applies, "orders", broken.ARRIVED),
         ("asp", applies_once_more, "orders", broken.APPLIED_ONCE),
         ("asp", drops_what_was_applied, "orders", broken.NOT_BOTH),
-        ("hsp:idle=guarded,broadcast=all", drops_once_more, "orders", broken.DROPPED_ONCE),
+        ("hsp:idle=guarded,stale=next,broadcast=all", drops_once_more, "orders", broken.DROPPED_ONCE),
         ("bsp", follows_from_nothing, "orders", broken.BELONGS),
         ("bsp", removes_a_fact, "facts", broken.WITHOUT_GAP),
         ("bsp", removes_a_fact_alone, "orders", broken.WITHOUT_GAP),

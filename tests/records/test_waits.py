@@ -162,7 +162,7 @@ def test_a_wait_for_nobody_is_due_to_nobody_and_is_passed_on_to_nobody() -> None
 
 
 def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> None:
-    folder = simulated(tmp_path / "run", "hsp:idle=guarded,broadcast=all", steps=100)  # its pushes take turns
+    folder = simulated(tmp_path / "run", "hsp:idle=guarded,stale=next,broadcast=all", steps=100)  # its pushes take turns
     run = open_run(folder, registry())
     with closing(run.ledger):
         due = blame(waits(run.history()))
@@ -180,7 +180,7 @@ def test_blame_is_told_when_the_awaited_worker_waits_no_longer() -> None:
     assert list(judge.judge([second])) == [(first, {1: 1.0, 2: 4.0}), (second, {2: 5.0})]
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,broadcast=all", "ripples"])
+@pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,stale=next,broadcast=all", "ripples"])
 def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

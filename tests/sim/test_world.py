@@ -110,9 +110,9 @@ def test_the_parameter_servers_rows_of_hsps_page_are_met(n: int, compute: float,
     ahead = max(compute + transfer, n * transfer, in_step / 2)
     assert period("bsp", scenario, n) == pytest.approx(in_step, rel=1e-6)
     assert period("hsp:idle=none,broadcast=all", scenario, n) == pytest.approx(in_step, rel=1e-6)
-    assert period("hsp:idle=always,broadcast=all", scenario, n) == pytest.approx(ahead, rel=1e-6)
+    assert period("hsp:idle=always,stale=next,broadcast=all", scenario, n) == pytest.approx(ahead, rel=1e-6)
     assert period("asp", scenario, n) == pytest.approx(in_step, rel=1e-6), "all in step, a fair link"
-    guarded = period("hsp:idle=guarded,broadcast=all", scenario, n)
+    guarded = period("hsp:idle=guarded,stale=next,broadcast=all", scenario, n)
     assert guarded == pytest.approx(in_step if transfer == 0.05 else ahead, rel=1e-6)
 
 

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from decimal import Decimal
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -163,9 +163,10 @@ class Choice:
         return asdict(self.config)
 
     def to_plain(self) -> dict[str, Any]:
-        """As a run's `config.toml` has it: TOML has no null."""
+        """As a run's `config.toml` has it: TOML has no null, and parts are written with all of their parameters."""
         config = {name: "none" if value is None else value for name, value in self.parameters().items()}
-        return {"name": self.spec.name, "config": config}
+        parts = dict(zip(self.spec.parts, map(str, self.parts), strict=True))
+        return {"name": self.spec.name, "config": config | parts}
 
     @property
     def rounds(self) -> bool:
@@ -224,7 +225,9 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
             raise ConfigError(f"{name}: {key} is given twice; give it once")
         values[key] = parameters[key].read(name, value)
     config = spec.config(**values)
-    return Choice(spec, config, tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts))
+    parts = tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts)
+    named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
+    return Choice(spec, replace(config, **named_briefly), parts)
 
 
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ are cautiously allowed to compute with parameters that are out of date. All else
 the guard that stands for "cautiously", the bound of one version, what becomes of a stale gradient, and how a version
 goes out. So results of this protocol are a reconstruction's. `idle=none` makes the same versions as bsp.
 
-The defaults were the fastest to a target in `benchmarks/papers/learning.py`, by the rule of decision 0017. They
-leave out the abstract's idle work. Ask for it with `idle=guarded` or `idle=always`.
+The defaults are all three sentences of the abstract. `stale` and `broadcast`, of which it says nothing, are those that
+were first at a target beside `idle=guarded` in `benchmarks/papers/learning.py` (decision 0057).
 
 Counter convention: round k makes version k + 1, of a gradient of each worker, whatever its step's number. The age of
 a gradient is k minus the version that it was computed on: 0 (fresh), or 1 (stale), never more.
@@ -64,12 +64,12 @@ class Config:
         "the same beginning with another worker in each round, the worker that computes for the shortest time",
     )
     idle: Literal["none", "guarded", "always"] = parameter(
-        "none",
+        "guarded",
         "which workers compute on the version that they hold while they wait for the next one: none, "
         "those that are predicted to be done before it comes, all",
     )
     stale: Literal["next", "accumulate", "discard"] = parameter(
-        "next",
+        "discard",
         "what becomes of such a gradient: it is its worker's in the next round, it is there beside a fresh one, "
         "it is dropped if the fresh parameters come before its transfer begins",
     )
