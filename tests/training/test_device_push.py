@@ -16,6 +16,7 @@ from paceline.training.copier import Copier
 from paceline.training.device_push import CHANGED, DeviceGradients
 from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
+from paceline.training.structure import Followed
 from paceline.training.told import same_bits
 from support.fake_device import FakeDevice
 
@@ -48,7 +49,11 @@ class Case:
         self.link: Any = Mock(worker=0)
         parameters: list[Tensor] = list(self.model.parameters())
         joined = Joined(
-            link=self.link, places=self.places, model=self.model, optimizer=self.optimizer, parameters=parameters
+            link=self.link,
+            places=self.places,
+            followed=Followed(self.model),
+            optimizer=self.optimizer,
+            parameters=parameters,
         )
         self.device = FakeDevice(seed)
         self.push = DeviceGradients(joined, Copier(joined, self.device))

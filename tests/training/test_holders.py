@@ -28,6 +28,7 @@ from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Step
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
+from paceline.training.structure import Followed
 from paceline.training.told import ToldPush
 from support.fake_device import FakeDevice
 
@@ -107,7 +108,11 @@ class Case:
         self.places = Places(layout, Region.create(size), slots, WORKERS, areas)
         parameters: list[Tensor] = list(self.model.parameters())
         self.joined = Joined(
-            link=self.link, places=self.places, model=self.model, optimizer=self.optimizer, parameters=parameters
+            link=self.link,
+            places=self.places,
+            followed=Followed(self.model),
+            optimizer=self.optimizer,
+            parameters=parameters,
         )
         push = AreaPush(self.joined)
         self.holder: Holder = {
@@ -500,8 +505,8 @@ def test_the_newest_version_is_seen_and_given_back_even_if_its_reader_fails(case
     seen: dict[str, float] = {}
 
     def read() -> None:
-        with case.holder.newest() as parameters:
-            seen.update({name: value[0].item() for name, value in parameters.items()})
+        with case.holder.showing_newest():
+            seen.update({name: value[0].item() for name, value in case.model.named_parameters()})
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

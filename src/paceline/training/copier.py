@@ -128,9 +128,8 @@ class Copier:
         stream = self._accelerator.from_device
         stream.after(self._accelerator.computed())
         began = stream.mark()
-        buffers = dict(self._joined.model.named_buffers())  # afresh: a forward may put new tensors in their places
-        for name, view in area.buffers.items():
-            stream.copy(view, buffers[name])
+        for name, buffer in self._joined.followed.buffers().items():
+            stream.copy(area.buffers[name], buffer)
         self._from.append((began, stream.mark()))
 
     def captures(self) -> bool:

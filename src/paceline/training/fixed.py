@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.training.layout import Places
 from paceline.training.shown import Copied, Windowed
+from paceline.training.structure import Followed
 
 
 class Fixed:
     """Shows those parameters as they were offered, or as they were adopted if the script changed them since."""
 
-    def __init__(self, places: Places, model: nn.Module) -> None:
+    def __init__(self, places: Places, followed: Followed) -> None:
         self._places = places
-        self.buffers = dict(model.named_buffers())
-        """The model's own. Each worker's forward changes its own ones."""
-        named = dict(model.named_parameters())
-        self.entries = [entry for entry in places.layout.fixed if entry.name in named]
-        self.tensors: list[Tensor] = [named[entry.name] for entry in self.entries]
+        self._followed = followed
+        self.entries = [entry for entry in places.layout.fixed if entry.name in followed.parameters]
+        self.tensors: list[Tensor] = [followed.parameters[entry.name] for entry in self.entries]
         shown = list(zip(self.entries, self.tensors, strict=True))
         on_cpu = [(entry, tensor) for entry, tensor in shown if tensor.device.type == "cpu"]
         others = [(entry, tensor) for entry, tensor in shown if tensor.device.type != "cpu"]
@@ -30,9 +29,9 @@ class Fixed:
     @torch.no_grad()
     def begin(self) -> None:
         """Show the parameters as they were offered, and begin with the buffers that were."""
-        for name, value in self._places.fixed().items():
-            if name in self.buffers:
-                self.buffers[name].copy_(value)
+        offered = self._places.fixed()
+        for name, buffer in self._followed.buffers().items():  # each worker's forward changes its own ones
+            buffer.copy_(offered[name])
         self._show(adopted=False)
 
     def discard(self) -> None:

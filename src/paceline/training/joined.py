@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.training.layout import Entry, Places, PushArea
@@ -16,6 +16,7 @@ from paceline.training.link import Link
 from paceline.training.parts import State, own
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import own_attributes
+from paceline.training.structure import Followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class Joined:
 
     link: Link
     places: Places
-    model: nn.Module
+    followed: Followed
+    """The model's tensors."""
     optimizer: torch.optim.Optimizer
     parameters: list[Tensor]
     """The optimizer's, in its order: the order of `Layout.moving`."""
@@ -33,10 +35,9 @@ class Joined:
         """Copy the model's buffers into that area."""
         if not area.buffers:
             return
-        buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
         with torch.no_grad():
-            for name, view in area.buffers.items():
-                view.copy_(buffers[name])
+            for name, buffer in self.followed.buffers().items():
+                area.buffers[name].copy_(buffer)
 
     def optimizer_state(self) -> State:
         """The state in the script's own optimizer object, by the parameter's number."""

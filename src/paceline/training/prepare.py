@@ -27,10 +27,11 @@ from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_sa
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
 from paceline.training.parts import chunks_at, cuts_of
-from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install
+from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.store import Store, scalars_of, unfit_rate
+from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
 
 M = TypeVar("M", bound=nn.Module)
@@ -204,7 +205,7 @@ def prepare(
     session = _Process.session = Session(link, model, optimizer, layout, kept)
     session.loads, session.epochs = leased, epochs
     pace(optimizer, session)
-    hook_state_dict(model, _newest_version)
+    follow_state_dicts(lambda: _Process.session)
     session.begin(started)
     if checked_loader is None:
         return model, optimizer
@@ -249,9 +250,9 @@ def finish() -> None:
     session.done_computing()
     file = session.link.finish()
     if file is not None:
-        held = dict(session.model.named_buffers())
+        held = session.followed.buffers()
         if not session.holder.hold_newest():  # else its parameters are in memory, and need not be read from the file
-            held |= dict(session.model.named_parameters())
+            held |= session.followed.parameters
         with path_of(file) as path:
             install(held, path)
         session.live = False
@@ -283,7 +284,7 @@ def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
     session = _Process.session
     assert session is not None  # a worker that evaluates has prepared
     session.live = False
-    return _evaluated(session.model, evaluate, session.link.seed, version, file)
+    return _evaluated(session.followed, evaluate, session.link.seed, version, file)
 
 
 def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure | None:
@@ -293,13 +294,14 @@ def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure 
     """
     if evaluate is None or any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
-    return lambda version, file: _evaluated(model, evaluate, seed, version, file)
+    followed = Followed(model)
+    return lambda version, file: _evaluated(followed, evaluate, seed, version, file)
 
 
-def _evaluated(model: nn.Module, evaluate: Evaluate, seed: int, version: int, file: Path) -> dict[str, float]:
+def _evaluated(followed: Followed, evaluate: Evaluate, seed: int, version: int, file: Path) -> dict[str, float]:
     seed_all(mixed("evaluate", seed, version))
-    install({**dict(model.named_parameters()), **dict(model.named_buffers())}, file)
-    return metrics_of(evaluate, model)
+    install(followed.held(), file)
+    return metrics_of(evaluate, followed.model)
 
 
 @uncompiled
@@ -442,26 +444,3 @@ def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
     # Adam's largest second moments; RMSprop's mean gradient and momentum, beside its mean square
     three = any(g.get("amsgrad") or (g.get("centered") and g.get("momentum")) for g in optimizer.param_groups)
     return layout.slot_bytes * (0 if stateless else 1 if one else 3 if three else 2)
-
-
-def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-    """Put clones of the newest version, whole, in the place of this worker's parameters.
-
-    They are clones because the originals change with the next step. What the script has written into its parameters
-    stays: the best values, say, that it has put back when training is over.
-    """
-    session = _Process.session
-    if session is None or not session.live or model is not session.model:  # a copy has its own parameters
-        return
-    if not session.steps or session.holder.changed():
-        for name, value in state.items():
-            state[name] = value.clone() if isinstance(value, Tensor) else value
-        return
-    with session.holder.newest() as newest:
-        for name in newest.keys() | session.layout.aliases.keys():
-            if prefix + name in state:
-                there = newest[session.layout.aliases.get(name, name)]
-                state[prefix + name] = there.to(state[prefix + name].device, copy=True)
-    for name, value in state.items():
-        if name.startswith(prefix) and isinstance(value, Tensor) and name.removeprefix(prefix) in session.fixed.buffers:
-            state[name] = value.clone()

@@ -30,6 +30,7 @@ from paceline.training.loop import Loop
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, scalars_of, unfit_rate
+from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
 
 
@@ -93,21 +94,21 @@ class Session:
     def begin(self, started: Started) -> None:
         """Install what all workers begin with, and take the first step's release."""
         places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
-        named = dict(self.model.named_parameters())
-        self.parameters: list[Tensor] = [named[entry.name] for entry in self.layout.moving]
+        self.followed = Followed(self.model)
+        self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
         joined = self._joined = Joined(
-            link=self.link, places=places, model=self.model, optimizer=self.optimizer, parameters=self.parameters
+            link=self.link, places=places, followed=self.followed, optimizer=self.optimizer, parameters=self.parameters
         )
         self.holder = holder_of(started.holder, started.pushes, joined, tells=started.tells)
         self._place = started.place
         self.holder.show(started.place)
-        self.fixed = Fixed(places, self.model)
+        self.fixed = Fixed(places, self.followed)
         self.fixed.begin()
         self.resumed, self._took_up = started.resumed, started.resumed is None
         self.changes = Changes(joined, self.holder, self.fixed, resumed=started.resumed is not None)
         self.joins = started.joins
         if self.joins:
-            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            self._buffers = {name: buffer.clone() for name, buffer in self.followed.buffers().items()}
         else:
             self._take_up(kept=True)
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
@@ -209,7 +210,7 @@ class Session:
     def hand_over(self, order: HandOver) -> None:
         """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""
         state = self._joined.optimizer_kept() if self.holder.keeps_state else None
-        self.link.handed(order, self.kept.packing(state, dict(self.model.named_buffers())))
+        self.link.handed(order, self.kept.packing(state, self.followed.buffers()))
 
     def send_kept(self, epoch: int | None = None) -> None:
         """Pack what is to be kept, and send it. `epoch`: only what is to be kept within that epoch."""
@@ -331,6 +332,14 @@ class Session:
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.done_computing()
 
+    def shows(self, module: nn.Module) -> bool:
+        """Return whether the module's tensors, or some of them, show versions of the run's."""
+        return self.live and self.followed.has_some_of(module)
+
+    def is_its_own(self) -> bool:
+        """Return whether the parameters are the script's own: before its first step, or as it has written into them."""
+        return not self.steps or bool(self.holder.changed())
+
     @property
     def here(self) -> bool:
         """Whether this is the thread that called `prepare` and trains. Another thread only fetches ahead."""
@@ -378,7 +387,7 @@ class Session:
     @torch.no_grad()
     def _reset_buffers(self) -> None:
         """Discard what the script has made of its buffers since `prepare`, as in a step that counts for nothing."""
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self.followed.buffers().items():
             if name in self._buffers:
                 buffer.copy_(self._buffers[name])
         self._buffers.clear()
@@ -396,7 +405,7 @@ class Session:
         buffers = {} if there is None else there.buffers
         if area is not None:
             buffers = self._joined.places.push_area(area).buffers
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self.followed.buffers().items():
             if name in buffers:
                 buffer.copy_(buffers[name])
         if there is None:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from paceline.errors import RunFailed
 from paceline.training.joined import Joined
@@ -82,8 +81,8 @@ class Holder(ABC):
         """Show what the script has made of the parameters as the first version: all workers begin with it."""
 
     @abstractmethod
-    def newest(self) -> AbstractContextManager[dict[str, Tensor]]:
-        """Yield the newest version's parameters by name: views, valid only inside the block."""
+    def showing_newest(self) -> AbstractContextManager[None]:
+        """Show the newest version inside the block, and then what was shown before. The script has changed nothing."""
 
     @abstractmethod
     def let_go(self) -> None:

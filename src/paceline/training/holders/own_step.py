@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import compress
 
 import torch
@@ -30,6 +31,18 @@ class Steps(Stored):
         super().__init__(joined, push)
         self._values = values
         self._stepping = Stepping(joined)
+
+    @contextmanager
+    def showing(self, slot: int) -> Iterator[None]:
+        """See `Stored`. What is shown may have gone on from a version by updates that are gone: it is put aside."""
+        with torch.no_grad():
+            before = [value.clone() for value in self._values]
+            torch._foreach_copy_(self._values, self.joined.places.slot(slot))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._values, before)
 
     def take(self, number: int) -> None:
         """See `Holder`. The step uses the gradient where it is."""

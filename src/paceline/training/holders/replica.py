@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -91,11 +91,9 @@ class Replica(Holder):
         """See `Holder`."""
         self._shown.place_again()
 
-    @contextmanager
-    def newest(self) -> Iterator[dict[str, Tensor]]:
-        """See `Holder`. A worker's newest version is its own replica."""
-        shown = zip(self.joined.places.layout.moving, self.joined.parameters, strict=True)
-        yield {entry.name: parameter.detach() for entry, parameter in shown}
+    def showing_newest(self) -> AbstractContextManager[None]:
+        """See `Holder`. A worker's newest version is its own replica, which is shown."""
+        return nullcontext()
 
     def let_go(self) -> None:
         """See `Holder`."""

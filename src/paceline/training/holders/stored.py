@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import Tensor
 
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
@@ -32,14 +32,19 @@ class Stored(Holder):
             view.copy_(parameter)
 
     @contextmanager
-    def newest(self) -> Iterator[dict[str, Tensor]]:
+    def showing_newest(self) -> Iterator[None]:
         """See `Holder`."""
-        places, link = self.joined.places, self.joined.link
+        link = self.joined.link
         slot = link.snapshot()
         try:
-            yield {entry.name: view for entry, view in zip(places.layout.moving, places.slot(slot), strict=True)}
+            with self.showing(slot):
+                yield
         finally:
             link.snapshot_taken()
+
+    @abstractmethod
+    def showing(self, slot: int) -> AbstractContextManager[None]:
+        """Show that version inside the block, and then what was shown before."""
 
     def let_go(self) -> None:
         """See `Holder`. The store may still read the last push."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from paceline.training.holders.stored import Stored
 from paceline.training.joined import Joined
@@ -21,10 +22,25 @@ class Window(Stored):
         super().__init__(joined, push)
         layout = joined.places.layout
         self._shown = shown or Windowed(joined.places.region, layout.slot_bytes, layout.moving, joined.parameters)
+        self._place = 0
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. No version lacks an update that this worker could take off."""
+        self._place = place
         self._shown.show(self.joined.places.slot_start(place))
+
+    @contextmanager
+    def showing(self, slot: int) -> Iterator[None]:
+        """See `Stored`."""
+        before = self._place
+        if slot == before:
+            yield
+            return
+        self.show(slot)
+        try:
+            yield
+        finally:
+            self.show(before)
 
     def take(self, number: int) -> None:
         """See `Holder`. A large gradient is pushed while autograd goes on."""

@@ -1,0 +1,48 @@
+"""What `state_dict()` returns of a prepared model: clones of the newest version, as the model's own code names them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from paceline.training.session import Session
+
+
+def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
+    """Let `state_dict()` of each module that has a prepared tensor return the newest version's values.
+
+    The model computes its dictionary while its own tensors show that version. So ties, renamed parameters, hooks, a
+    prefix, and code of the user's own come out as they do in plain PyTorch. It is `nn.Module`'s method that is
+    replaced: a hook of the model's would miss its parts and modules around it, and scripted modules take no hooks.
+    """
+    plain = nn.Module.state_dict
+    within: int | None = None
+
+    @functools.wraps(plain)
+    def state_dict(module: nn.Module, *args: Any, **named: Any) -> Any:
+        nonlocal within
+        session = session_now()
+        keeps_variables = named.get("keep_vars") or args[2:3] == (True,)
+        if within == threading.get_ident() or keeps_variables or session is None or not session.shows(module):
+            return plain(module, *args, **named)
+        given = named.get("destination", args[0] if args else None)
+        before = dict(given) if isinstance(given, dict) else {}
+        within = threading.get_ident()
+        try:
+            with nullcontext() if session.is_its_own() else session.holder.showing_newest():
+                state = plain(module, *args, **named)
+                made = {key: value for key, value in state.items() if value is not before.get(key)}
+                tensors = {key: value.detach() for key, value in made.items() if isinstance(value, Tensor)}
+                state.update(copy.deepcopy(tensors))  # what shares memory shares it in the copies
+        finally:
+            within = None
+        return state
+
+    setattr(nn.Module, plain.__name__, state_dict)
