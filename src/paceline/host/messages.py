@@ -59,6 +59,8 @@ class Offered(Message):
     """The name of the GPU that the worker computes on; empty: on the CPU."""
     deterministic: bool = True
     """Whether it would compute the same bits once more, as far as torch was told to."""
+    shared_stream: str | None = None
+    """The name of the loader's class if every worker iterates all of the same stream, and uses each n-th item."""
 
     @property
     def averaged_at(self) -> list[int]:

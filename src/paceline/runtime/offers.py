@@ -185,7 +185,14 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             "each worker iterates an IterableDataset of its own, whose samples are neither shared out nor counted; the "
             "dataset decides which samples a worker sees (paceline.worker() tells it the worker)"
         )
-    if not offer.loads and not offer.streams and settings.workers > 1:
+    if offer.shared_stream is not None:
+        workers = settings.workers
+        yield (
+            f"the loader's class {offer.shared_stream} iterates in a way of its own (over an iterator that it holds, "
+            "say), so its batches can't be leased and its samples are not counted"
+            + (f": each of the {workers} workers loads all batches, and trains on one in {workers}" * (workers > 1))
+        )
+    if not offer.loads and not offer.streams and not offer.shared_stream and settings.workers > 1:
         yield (
             "no loader was given to prepare(): nothing is shared out, and each of the "
             f"{settings.workers} workers makes all of the script's steps (a loop of 50 makes {50 * settings.workers})"

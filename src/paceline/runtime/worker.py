@@ -204,6 +204,7 @@ class WorkerLink:
                 epoch_samples=offer.epoch_samples,
                 data=offer.data,
                 streams=offer.streams,
+                shared_stream=offer.shared_stream,
                 epochs=offer.epochs,
                 buffers=offer.buffers,
                 shards=offer.shards,

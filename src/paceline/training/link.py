@@ -47,6 +47,8 @@ class Offer:
     """It is called if this worker's process forks the store."""
     streams: bool
     """Whether the loader is each worker's own stream, of which no batch is leased."""
+    shared_stream: str | None = None
+    """The name of the loader's class if every worker iterates all of the same stream."""
     optimizer: str
     """The name of the optimizer's class."""
     scalars: Scalars

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
+from types import new_class
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
@@ -15,9 +17,22 @@ from paceline.errors import ConfigError
 from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loop import Loop
 from paceline.training.orders import Orders
-from paceline.training.seeding import seed_fetch, seed_stream
+from paceline.training.probe import can_be_leased
+from paceline.training.seeding import seed_fetch, seed_item, seed_stream
 from paceline.training.session import Session
 
+PROCESSES_HAVE = frozenset(
+    (
+        "collate_fn",
+        "num_workers",
+        "worker_init_fn",
+        "prefetch_factor",
+        "multiprocessing_context",
+        "pin_memory",
+        "timeout",
+    )
+)
+"""Attributes of a loader that its processes have from their start."""
 STREAM_BEGINS_ANEW = "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
 
 
@@ -39,6 +54,25 @@ def checked(loader: Any) -> DataLoader[Any]:
     return loader
 
 
+def is_leased(loader: DataLoader[Any]) -> bool:
+    """Return whether the loader's batches are leased; else each worker iterates all of it.
+
+    Raises ConfigError if its class iterates in a way of its own, and nothing says how long.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    if can_be_leased(loader):
+        return True
+    try:
+        len(loader)
+    except Exception as error:  # whatever a user's class raises
+        raise ConfigError(
+            f"prepare() got a {type(loader).__name__}, whose batches don't come of its batch sampler alone, and which "
+            "has no length, so it may never end: give the class a __len__, or prepare a DataLoader over the same data"
+        ) from error
+    return False
+
+
 def epoch_samples(loader: DataLoader[Any], seed: int) -> int | None:
     """Samples in the first epoch, as they will be drawn; None if its sampler does not say how many it has."""
     return Orders(loader.batch_sampler, seed).samples()
@@ -53,30 +87,21 @@ def length(loader: DataLoader[Any]) -> int | None:
 
 
 class _Paced:
-    """The user's loader in all but how it is iterated."""
+    """How a prepared loader is iterated. In all else it is the user's; see `as_prepared`."""
 
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
-        self._loader = loader
+        self.loader = loader
+        """The user's own, which iterates over all the data."""
         self._session = session
         self._epoch = -1
         self._trained = 0
         """Loops that came to their end and trained."""
 
-    def __len__(self) -> int:
-        return len(self._loader)
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DataLoader[Any]:
-        """A deep copy is a plain loader over all the data, as that of a prepared model is a plain model."""
-        return copy.deepcopy(self._loader, memo)
-
-    def __reduce__(self) -> tuple[Callable[[DataLoader[Any]], DataLoader[Any]], tuple[DataLoader[Any]]]:
-        """A pickle is a plain loader, too."""
-        return copy.copy, (self._loader,)
+    def was_set(self, name: str) -> None:
+        """The script has set this attribute of the loader."""
 
     def _skip_past(self) -> None:
         """Go to the epoch that the script goes on in, if it has asked Paceline for that."""
@@ -97,81 +122,139 @@ class _Paced:
 
 
 class PacedLoader(_Paced):
-    """Iterates over the batches that this worker is leased; in all else the user's loader.
+    """Iterates over the batches that this worker is leased. `len` is the whole epoch's batches.
 
-    `len` is the whole epoch's batches. It never waits for a protocol or another worker. Leaving a loop
-    early gives back what was fetched ahead. One loop trains at a time: inside it, another one may look at the data.
+    It never waits for a protocol or another worker. Leaving a loop early gives back what was fetched ahead. One loop
+    trains at a time: inside it, another one may look at the data.
+
+    The user's class iterates in its own way, over a view of its loader that has leased batches. A batch counts when
+    torch's own iterator hands it to the class. Each pass of torch's iterator is an epoch.
     """
 
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         super().__init__(loader, session)
         self._orders = Orders(loader.batch_sampler, session.link.seed)
-        self._loop = Loop(-1, over=True)
-        self._one_iterator = loader.persistent_workers and loader.num_workers > 0
-        """Whether all loops get their batches from the same processes, which serve one of them."""
-        self._paced = _rebuilt(loader, _Leased(self))
+        self.loop = Loop(-1, over=True)
+        self._iteration = _Iteration(self.loop)
+        self._leased = _leased(loader, self)
+        self.makes_iterator = False
+        """Whether torch's iterator that asks for leases now is one that counts batches."""
 
     def __iter__(self) -> Iterator[Any]:
+        session = self._session
         self._tell_if_over()
-        self._session.come_by()
+        session.come_by()
         self._skip_past()
-        loop = self._loop = self._begun()
-        steps = self._session.steps
-        if self._is_past():
-            self._session.past_loop()
-            inner: Iterator[Any] = iter(())  # without starting processes for it
-        else:
-            inner = iter(self._paced)
+        iteration = self._iteration = _Iteration(self._begun())
         try:
+            items = iter(self._leased)
             while True:
-                if self._loop is not loop:
-                    self._go_on_with(loop)
-                self._session.epoch = loop.epoch
-                self._session.come_by(loop.epoch)
-                asked = time.monotonic()
+                self._iteration = iteration  # another one may have begun inside it
                 try:
-                    data = next(inner)
-                except StopIteration:
-                    self._session.come_by(loop.epoch)  # the run may have been stopped, with batches left
+                    item = next(items)
+                except (StopIteration, _NothingLeft):
                     break
-                self._session.come_by()
-                batch = loop.leased.popleft()
-                self._session.handed_out(batch, time.monotonic() - asked)
-                loop.handed_out.append(batch)
-                yield data
+                if session.here and session.go is not None:
+                    session.go_on()
+                yield item
         finally:
-            loop.over = True
-            if self._loop is loop:
-                self._session.epoch = loop.epoch + 1
-            outer_goes_on = loop.within is not None and not loop.within.over
-            looked = outer_goes_on and self._session.untouched == loop.handed_out
-            if not looked:  # else nobody else is to have them before they go back to their epoch
-                self._give_back_fetched(loop)
+            looked = self._leave(iteration.loop)
+        self._end(iteration.loop, looked)
+
+    @property
+    def is_past(self) -> bool:
+        """Whether the present loop is of an epoch that was used up before the run went on. It gets no batches."""
+        return self._is_past()
+
+    def was_set(self, name: str) -> None:
+        """See `_Paced`."""
+        if self._leased._iterator is not None and name in PROCESSES_HAVE:
+            self._session.link.remark(
+                f"the script has set the loader's {name}, which has no effect: with persistent_workers=True the "
+                "loader's processes stay as they began; set it before the first loop, or leave persistent_workers out"
+            )
+
+    def begin_pass(self) -> Loop:
+        """Torch's iterator begins. Return the loop that it is of."""
+        iteration = self._iteration
+        if iteration.passes:  # the user's class chains them
+            self._end(iteration.loop, self._leave(iteration.loop))
+            if self._session.go is None and not self._session.joins:
+                raise _NothingLeft
+            iteration.loop = self._begun()
+        iteration.passes += 1
+        if self.is_past:
+            self._session.past_loop()
+        return iteration.loop
+
+    def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
+        """Return the loop's next batch, from torch's iterator."""
+        session = self._session
+        if loop.over:  # a thread of the user's class fetches ahead, and the script has left the loop
+            raise StopIteration
+        if self.loop is not loop:
+            self._go_on_with(loop)
+        session.epoch = loop.epoch
+        session.come_by(loop.epoch)
+        asked = time.monotonic()
+        try:
+            data = next(fetched)
+        except StopIteration:
+            session.come_by(loop.epoch)  # the run may have been stopped, with batches left
+            raise
+        session.come_by()
+        self._hand_out(loop, time.monotonic() - asked)
+        return data
+
+    def _hand_out(self, loop: Loop, seconds: float) -> None:
+        batch = loop.leased.popleft()
+        self._session.handed_out(batch, seconds)
+        loop.handed_out.append(batch)
+
+    def _leave(self, loop: Loop) -> bool:
+        """The loop is left, or at its end. Return whether it only looked at data of the loop around it."""
+        session = self._session
+        loop.over = True
+        if self.loop is loop:
+            session.epoch = loop.epoch + 1
+        outer_goes_on = loop.within is not None and not loop.within.over
+        looked = outer_goes_on and session.untouched == loop.handed_out
+        if not looked:  # else nobody else is to have them before they go back to their epoch
+            self._give_back_fetched(loop)
+        return looked
+
+    def _end(self, loop: Loop, looked: bool) -> None:
+        """The loop has come to its end."""
+        session = self._session
         if not looked:
-            self._session.loop_ended()
-        if self._session.steps > steps or not (loop.handed_out or looked):  # else it was for a look at all the data
+            session.loop_ended()
+        if session.steps > loop.steps or not (loop.handed_out or looked):  # else it was for a look at all the data
             self._trained += 1
-        epochs = self._session.epochs if self._session.here else None  # a thread ahead knows no last step
-        if epochs is not None and self._trained >= epochs and not self._session.fetched:
-            self._session.done_computing()
+        epochs = session.epochs if session.here else None  # a thread ahead knows no last step
+        if epochs is not None and self._trained >= epochs and not session.fetched:
+            session.done_computing()
 
     def _begun(self) -> Loop:
         """The loop that begins now, after the last one, or inside it."""
-        last, session = self._loop, self._session
-        if session.here and not last.over and not session.untouched and not self._one_iterator:
+        last, session, loader = self.loop, self._session, self.loader
+        within: Loop | None
+        if session.here and not last.over and not session.untouched and not _has_one_iterator(loader):
             self._epoch += 1
-            return Loop(self._epoch, within=last)  # which may go on
-        if session.loop_begins(last):
+            within = last  # which may go on
+        elif session.loop_begins(last):
             last.leased.clear()
-            return Loop(self._epoch, last.within)  # the last one was for a look at the data: its epoch begins anew
-        if session.here:
-            self._give_back_fetched(last)
-        self._epoch += 1
-        return Loop(self._epoch, None if last.handed_out else last.within)
+            within = last.within  # the last one was for a look at the data: its epoch begins anew
+        else:
+            if session.here:
+                self._give_back_fetched(last)
+            self._epoch += 1
+            within = None if last.handed_out else last.within
+        self.loop = Loop(self._epoch, session.steps, within)
+        return self.loop
 
     def _go_on_with(self, loop: Loop) -> None:
         """The script goes on with this loop after it has begun another one inside it: that one was for a look."""
-        inner, session = self._loop, self._session
+        inner, session = self.loop, self._session
         if not session.here or session.go is None:
             return
         if inner.within is not loop or not session.only_looked(inner):
@@ -181,7 +264,7 @@ class PacedLoader(_Paced):
                 "DataLoader of its own, which prepare() does not get"
             )
         inner.leased.clear()
-        self._epoch, self._loop = loop.epoch, loop
+        self._epoch, self.loop = loop.epoch, loop
 
     def _give_back_fetched(self, loop: Loop) -> None:
         """What was fetched for this loop and not handed out is leased again, to whoever asks."""
@@ -191,12 +274,25 @@ class PacedLoader(_Paced):
             loop.leased.clear()
 
     def leases(self) -> Iterator[list[Any]]:
-        """Each next batch's tag and sample ids, to the end of this worker's part of the epoch."""
-        return _leases(self._loop, self._session, self._orders)
+        """Each next batch's tag and sample ids, to the end of this worker's part of the epoch.
+
+        If the user's class fetches batches by itself, it gets the sample ids alone, and a batch counts at once.
+        """
+        if self.makes_iterator:
+            return _leases(self.loop, self._session, self._orders)
+        return self._ids()
+
+    def _ids(self) -> Iterator[list[Any]]:
+        loop = self.begin_pass()
+        if self.is_past:
+            return
+        for _, *ids in _leases(loop, self._session, self._orders):
+            self._hand_out(loop, 0.0)
+            yield ids
 
 
 def _leases(loop: Loop, session: Session, orders: Orders) -> Iterator[list[Any]]:
-    """See `PacedLoader.leases`. An iterator that persists keeps this, so this keeps no loader."""
+    """See `PacedLoader.leases`. Torch's iterator keeps this, so this keeps no loader."""
     link = session.link
     while session.go is not None or session.joins:
         batch = link.lease(loop.epoch, orders)
@@ -213,7 +309,7 @@ def _leases(loop: Loop, session: Session, orders: Orders) -> Iterator[list[Any]]
 
 
 class PacedStream(_Paced):
-    """Iterates over this worker's own stream; in all else the user's loader. An epoch ends with the stream.
+    """Iterates over this worker's own stream. An epoch ends with the stream.
 
     Nothing is leased: whether two workers' streams have samples in common is up to the dataset, which can
     ask `paceline.worker()`. What it draws differs from worker to worker, and from epoch to epoch.
@@ -238,10 +334,8 @@ class PacedStream(_Paced):
             self._trained += 1
             session.epoch += 1
             return
-        seed_stream(session.link.seed, session.link.worker, self._epoch)
-        inner = iter(self._loader)
         asked = time.monotonic()
-        for data in inner:
+        for data in self._items():
             session.come_by()
             if session.go is None and not session.joins:
                 return
@@ -258,20 +352,200 @@ class PacedStream(_Paced):
         ):
             session.done_computing()
 
+    def _items(self) -> Iterator[Any]:
+        """What this worker gets in an epoch."""
+        link = self._session.link
+        seed_stream(link.seed, link.worker, self._epoch)
+        return iter(self.loader)
 
-class _Leased:
-    """The batch sampler of the rebuilt loader: takes a lease whenever a batch is asked for."""
 
-    def __init__(self, loader: PacedLoader) -> None:
-        # The loader refers to this. If both were garbage of one cycle, torch would lose the queues of processes that
-        # persist before it can tell them to end, and then wait 5 s for each.
-        self._loader: PacedLoader = weakref.proxy(loader)
+class SharedStream(PacedStream):
+    """Iterates over a stream that every worker loads in the same order, and gives this worker each n-th item of it."""
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._loader.leases()
+    def _items(self) -> Iterator[Any]:
+        link = self._session.link
+        seed_item(link.seed, self._epoch, 0)
+        items = iter(self.loader)
+        for number in count():
+            seed_item(link.seed, self._epoch, number)  # this worker's steps have drawn meanwhile
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            if number % link.workers == link.worker:
+                yield item
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """One iteration over the prepared loader."""
+
+    loop: Loop
+    """Its last one. The user's class may chain several."""
+    passes: int = 0
+    """Of torch's iterators that were begun in it."""
+
+
+class _NothingLeft(BaseException):
+    """The user's class begins another pass, and the training is over. It would begin passes without an end."""
+
+
+class _Prepared(DataLoader[Any]):
+    """What `prepare` returns for a loader: the user's own in class and attributes, and iterated in Paceline's way.
+
+    Both have one dictionary of attributes: what is set in one is set in the other. Methods of the user's class that
+    iterate over `self` get this worker's batches, too.
+    """
+
+    __slots__ = ("_iterator", "_paced")
+    _paced: _Paced
+    _is_accelerate_prepared = True  # else Accelerate builds a loader of its own, over all the data
+
+    def __iter__(self) -> Any:
+        return iter(self._paced)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self._paced.was_set(name)
+
+    def __copy__(self) -> DataLoader[Any]:
+        return copy.copy(self._paced.loader)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataLoader[Any]:
+        """A deep copy is a plain loader over all the data, as that of a prepared model is a plain model."""
+        return copy.deepcopy(self._paced.loader, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[[DataLoader[Any]], DataLoader[Any]], tuple[Any]]:
+        """A pickle is a plain loader, too."""
+        return copy.copy, (self._paced.loader,)
+
+
+class _View(DataLoader[Any]):
+    """What the user's class iterates over: its own loader, with leased batches."""
+
+    __slots__ = ("_iterator", "_paced")
+    _paced: PacedLoader
+
+    def _get_iterator(self) -> Any:
+        paced = self._paced
+        loop = paced.begin_pass()
+        if paced.is_past:
+            return _Counted(paced, loop, None)  # without starting processes for it
+        paced.makes_iterator = True
+        try:
+            made = super()._get_iterator()
+        finally:
+            paced.makes_iterator = False
+        return made if loop.counted else _Counted(paced, loop, made)
+
+
+class _OfTorch(DataLoader[Any]):
+    """Comes after the user's class, so that it gets torch's own iterator."""
+
+    _paced: PacedLoader
+
+    def _get_iterator(self) -> Any:
+        return _Counted(self._paced, self._paced.loop, super()._get_iterator())
+
+
+class _Counted:
+    """Torch's iterator over leased batches, each of which counts as it is handed out."""
+
+    def __init__(self, paced: PacedLoader, loop: Loop, batches: Any) -> None:
+        self._paced = paced
+        self._loop = loop
+        self._batches = batches
+        """None in an epoch that is past."""
+        loop.counted = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            raise StopIteration
+        return self._paced.next_of(self._loop, self._batches)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._batches or ())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Torch begins another pass of the processes that persist."""
+        self._loop = self._paced.begin_pass()
+        if self._paced.is_past:
+            return
+        self._paced.makes_iterator = True
+        try:
+            if self._batches is None:
+                self._batches = DataLoader._get_iterator(loader)
+            else:
+                self._batches._reset(loader, first_iter)
+        finally:
+            self._paced.makes_iterator = False
+
+
+def as_prepared(paced: _Paced) -> DataLoader[Any]:
+    """Return the loader that the script gets, which is iterated in this way."""
+    prepared: DataLoader[Any] = _shown(paced.loader, (_Prepared, type(paced.loader)))
+    object.__setattr__(prepared, "_paced", paced)
+    return prepared
+
+
+def _leased(loader: DataLoader[Any], paced: PacedLoader) -> DataLoader[Any]:
+    """The view that the user's class iterates over."""
+    # That refers to this. If both were garbage of one cycle, torch would lose the queues of processes that persist
+    # before it can tell them to end, and then wait 5 s for each.
+    proxy: PacedLoader = weakref.proxy(paced)
+    shown = {"dataset": _SeededDataset(loader.dataset), "batch_sampler": _Leases(proxy), "in_order": True}
+    leased: DataLoader[Any] = _shown(loader, (_View, type(loader), _OfTorch), shown)
+    object.__setattr__(leased, "_paced", proxy)
+    return leased
+
+
+def _shown(loader: DataLoader[Any], bases: tuple[type, ...], otherwise: Mapping[str, Any] | None = None) -> Any:
+    """Another object of these classes with the loader's own dictionary of attributes. Some are shown otherwise."""
+    own = type(loader)
+    body: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
+    for name, value in (otherwise or {}).items():
+        body[name] = _always(value)  # a property comes before what is in the dictionary
+    if own is DataLoader:
+        bases = tuple(base for base in bases if base is not DataLoader)
+    shown: Any = object.__new__(new_class(own.__name__, bases, exec_body=lambda namespace: namespace.update(body)))
+    object.__setattr__(shown, "__dict__", vars(loader))
+    object.__setattr__(shown, "_iterator", None)  # of its own
+    return shown
+
+
+def _always(value: Any) -> property:
+    return property(lambda _: value)
+
+
+def _has_one_iterator(loader: DataLoader[Any]) -> bool:
+    """Whether all loops get their batches from the same processes, which serve one of them."""
+    return loader.persistent_workers and loader.num_workers > 0
+
+
+class _Leases:
+    """The batch sampler of the view: takes a lease whenever a batch is asked for. In all else it is the user's."""
+
+    def __init__(self, paced: PacedLoader) -> None:
+        self._paced = paced
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._paced.leases()
+
+    def __len__(self) -> int:
+        return len(self._paced.loader.batch_sampler)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_paced":
+            raise AttributeError(name)
+        return getattr(self._paced.loader.batch_sampler, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +564,10 @@ class _SeededDataset(Dataset[Any]):
         self.__dict__["_dataset"] = dataset
 
     def __getitems__(self, tagged: list[Any]) -> Iterable[Any]:
-        tag, *ids = tagged
-        seed_fetch(tag.seed, tag.epoch, tag.index)
+        ids = tagged
+        if isinstance(tagged[0], _Tag):
+            tag, *ids = tagged
+            seed_fetch(tag.seed, tag.epoch, tag.index)
         whole = getattr(self._dataset, "__getitems__", None)
         return whole(ids) if whole is not None else [self._dataset[one] for one in ids]
 
@@ -309,20 +585,3 @@ class _SeededDataset(Dataset[Any]):
         if name.startswith("__") or "_dataset" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._dataset, name)
-
-
-def _rebuilt(loader: DataLoader[Any], batches: Iterable[list[Any]]) -> DataLoader[Any]:
-    """The same loader over other batches. A DataLoader's batch sampler can't be replaced once it is made."""
-    return DataLoader(
-        _SeededDataset(loader.dataset),
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )

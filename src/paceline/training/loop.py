@@ -13,8 +13,12 @@ class Loop:
     """What a loop was leased, and what became of that."""
 
     epoch: int
+    steps: int = 0
+    """Steps that the worker had made before it."""
     within: Loop | None = None
     """The loop that it began inside of: one which may go on after it."""
+    counted: bool = False
+    """Whether its batches count as torch's iterator hands them out."""
     over: bool = False
     """Whether it was left, or has come to its end."""
     ran_out: bool = False

@@ -23,7 +23,16 @@ from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer
-from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples, length
+from paceline.training.loader import (
+    PacedLoader,
+    PacedStream,
+    SharedStream,
+    as_prepared,
+    checked,
+    epoch_samples,
+    is_leased,
+    length,
+)
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
 from paceline.training.parts import chunks_at, cuts_of
@@ -162,6 +171,7 @@ def prepare(
 
     try:
         kept = Kept(keep or {}, optimizer)
+        leased = checked_loader is not None and is_leased(checked_loader)
     except ConfigError as error:
         refuse(str(error))
         raise
@@ -169,7 +179,7 @@ def prepare(
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     device = accelerator.device_of(optimized)
     workers, epochs = link.workers, link.epochs or epochs
-    leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
+    own_streams = checked_loader is not None and isinstance(checked_loader.dataset, IterableDataset)
 
     def make_store(region: Region, slots: int, areas: int, sums: int, steps: bool, within: tuple[int, int]) -> Store:
         return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within)
@@ -192,7 +202,8 @@ def prepare(
                 else None
             ),
             data=length(checked_loader) if checked_loader is not None and leased else None,
-            streams=checked_loader is not None and not leased,
+            streams=own_streams,
+            shared_stream=None if leased or own_streams or checked_loader is None else type(checked_loader).__name__,
             epochs=epochs,
             buffers=buffers,
             shards=shards,
@@ -209,7 +220,8 @@ def prepare(
     session.begin(started)
     if checked_loader is None:
         return model, optimizer
-    return model, optimizer, PacedLoader(checked_loader, session) if leased else PacedStream(checked_loader, session)
+    paced = PacedLoader if leased else PacedStream if own_streams else SharedStream
+    return model, optimizer, as_prepared(paced(checked_loader, session))
 
 
 def epochs(number: int) -> Iterator[int]:

@@ -72,6 +72,11 @@ def seed_stream(seed: int, worker: int, epoch: int) -> None:
     seed_all(mixed("stream", seed, worker, epoch))
 
 
+def seed_item(seed: int, epoch: int, item: int) -> None:
+    """Seed what is drawn for one item of a stream that all workers iterate in the same order."""
+    seed_all(mixed("item", seed, epoch, item))
+
+
 def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[list[Any]]:
     """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch)."""
     seed_epoch(batches, seed, epoch)

@@ -1,0 +1,349 @@
+"""A subclass of DataLoader keeps its behaviour, and each batch is used once, by whichever worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.cli.main import main
+from support.launch import Launch
+from support.replays import broken_replay
+from support.runs import Run
+from support.suites import each
+
+SCRIPT = """
+import itertools
+import json
+import sys
+import threading
+from queue import Queue
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+import paceline
+
+name, loaders = sys.argv[1], int(sys.argv[2])
+
+
+class Plain(DataLoader):
+    pass
+
+
+class Changes(DataLoader):
+    def __iter__(self):
+        for (x,) in super().__iter__():
+            yield (x + 0.25,)
+
+
+class Skips(DataLoader):
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            if number % 2 == 0:
+                yield batch
+
+
+class Merges(DataLoader):
+    def __iter__(self):
+        before = None
+        for (x,) in super().__iter__():
+            if before is None:
+                before = x
+            else:
+                yield (torch.cat([before, x]),)
+                before = None
+        if before is not None:
+            yield (before,)
+
+
+class Splits(DataLoader):
+    def __iter__(self):
+        for (x,) in super().__iter__():
+            yield (x[:5],)
+            yield (x[5:],)
+
+
+class Ahead(DataLoader):
+    def __iter__(self):
+        batches = super().__iter__()
+        following = next(batches, None)
+        while following is not None:
+            batch, following = following, next(batches, None)
+            yield batch
+
+
+class InThread(DataLoader):
+    def __iter__(self):
+        batches, ready = super().__iter__(), Queue(1)
+
+        def fill():
+            for batch in batches:
+                ready.put(batch)
+            ready.put(None)
+
+        threading.Thread(target=fill, daemon=True).start()
+        return iter(ready.get, None)
+
+
+class Chained(DataLoader):
+    def __iter__(self):
+        while True:
+            yield from super().__iter__()
+
+
+class Looking:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.batches)
+
+
+class OwnIterator(DataLoader):
+    def _get_iterator(self):
+        return Looking(super()._get_iterator())
+
+
+class TorchsIterator(DataLoader):
+    def __iter__(self):
+        return _SingleProcessDataLoaderIter(self)
+
+
+class Fetches(DataLoader):
+    def __iter__(self):
+        for ids in self.batch_sampler:
+            yield self.collate_fn([self.dataset[one] for one in ids])
+
+
+class Counts(DataLoader):
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        for (x,) in super().__iter__():
+            yield (x + 0.125 * self.passes,)
+
+
+class Method(DataLoader):
+    def batches(self):
+        yield from self
+
+
+class Caches(DataLoader):
+    held = None
+
+    def __iter__(self):
+        if self.held is None:
+            self.held = list(super().__iter__())
+        yield from self.held
+
+
+class Repeats:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
+class Ready(DataLoader):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "batch_sampler", Repeats(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Closes(DataLoader):
+    def __iter__(self):
+        batches = super().__iter__()
+        for _ in range(len(self)):
+            yield next(batches)
+
+
+class Endless(Ready):
+    def __len__(self):
+        raise TypeError("no length")
+
+    def __iter__(self):
+        while True:
+            yield next(self.iterator)
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.arange(64.0).reshape(64, 1))
+loader = globals()[name](data, batch_size=8, shuffle=True, num_workers=loaders)
+model, optimizer = nn.Linear(1, 1), None
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+assert isinstance(loader, globals()[name]) and len(loader) == 8
+seen = []
+
+
+def train(batches):
+    seen.append([])
+    for (x,) in batches:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen[-1] += x.flatten().tolist()
+
+
+if name == "Chained":
+    train(loader)
+else:
+    for _ in range(2):
+        train(loader.batches() if name == "Method" else loader)
+print(json.dumps(seen))
+"""
+
+ONCE = [float(one) for one in range(64)]
+LEASED = {
+    "Plain": ONCE,
+    "Changes": [one + 0.25 for one in ONCE],
+    "Merges": ONCE,
+    "Splits": ONCE,
+    "OwnIterator": ONCE,
+    "TorchsIterator": ONCE,
+    "Fetches": ONCE,
+    "Method": ONCE,
+}
+"""By class: what the workers see in an epoch."""
+DEFAULT = {("Merges", "asp"), ("OwnIterator", "bsp"), ("Fetches", "ad-psgd")}
+
+
+def trained(launch: Launch, name: str, *flags: str, loaders: int = 0, workers: int = 2) -> Run:
+    """A run with a loader of that class, checked and replayed."""
+    flags = ("-n", str(workers), "--threads", "1", "--seed", "4", *flags)
+    run = launch.run(SCRIPT, *flags, args=(name, str(loaders))).completed()
+    assert main(["check", str(run.folder)]) == 0
+    assert broken_replay(run) == []
+    return run
+
+
+def seen_in(run: Run, loop: int) -> list[float]:
+    """What all workers saw in their loops of that number."""
+    logs = [run.log(worker).splitlines()[-1] for worker in range(run.summary["workers"])]
+    return sorted(one for log in logs for one in json.loads(log)[loop])
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    each([(name, p) for name in LEASED for p in ("bsp", "asp", "all-reduce", "ad-psgd", "ps-plus")], default=DEFAULT),
+)
+def test_the_batches_of_a_class_that_iterates_in_its_own_way_are_leased(
+    name: str, protocol: str, launch: Launch
+) -> None:
+    run = trained(launch, name, "-p", protocol)
+    assert [seen_in(run, loop) for loop in range(2)] == [LEASED[name]] * 2
+    assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
+
+
+@pytest.mark.parametrize("name", each(["Ready", "Closes"], long=("Closes",)))
+@pytest.mark.parametrize("loaders", each([0, 2], long=(0,)))
+@pytest.mark.parametrize("protocol", each(["bsp", "asp", "ad-psgd"], default=("asp",)))
+def test_each_worker_uses_its_items_of_what_a_ready_iterator_gives(
+    name: str, loaders: int, protocol: str, launch: Launch
+) -> None:
+    run = trained(launch, name, "-p", protocol, loaders=loaders)
+    assert [seen_in(run, loop) for loop in range(2)] == [ONCE] * 2
+    assert f"the loader's class {name} iterates in a way of its own" in run.err
+    assert "each of the 2 workers loads all batches, and trains on one in 2" in run.err
+
+
+def test_a_stream_that_has_neither_a_length_nor_an_end_is_refused(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", args=("Endless", "0"))
+    assert run.code == 2
+    assert "prepare() got a Endless, whose batches don't come of its batch sampler alone" in run.err
+    assert run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce"], default=("asp",)))
+def test_each_pass_of_a_class_that_chains_them_is_an_epoch_and_the_last_one_ends_it(
+    protocol: str, launch: Launch
+) -> None:
+    run = trained(launch, "Chained", "-p", protocol)
+    assert seen_in(run, 0) == sorted(2 * ONCE)
+    assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
+    assert run.rows("SELECT epoch, samples FROM epochs ORDER BY epoch") == [(0, 64), (1, 64)]
+
+
+def test_what_a_class_sets_as_it_iterates_is_there_in_the_next_loop(launch: Launch) -> None:
+    run = trained(launch, "Counts", "-p", "bsp")
+    assert [seen_in(run, loop) for loop in range(2)] == [
+        [one + 0.125 * (1 + loop) for one in ONCE] for loop in range(2)
+    ]
+
+
+def test_a_class_may_fetch_ahead_in_a_thread(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "asp", args=("InThread", "0")).completed()
+    assert [seen_in(run, loop) for loop in range(2)] == [ONCE] * 2
+    assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
+
+
+SET = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+import paceline
+
+
+class Data(Dataset):
+    add = 0
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, one):
+        return torch.ones(1) + self.add
+
+
+def doubled(items):
+    return 2 * default_collate(items)
+
+
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader = DataLoader(Data(), batch_size=8, num_workers={loaders}, persistent_workers={persistent})
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
+seen = []
+for epoch in range(3):
+    if epoch == 1:
+        loader.collate_fn = doubled
+        assert loader.collate_fn is doubled
+    if epoch == 2:
+        loader.dataset.add = 2
+    for x in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.append(x[0].item())
+print(seen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loaders", "persistent", "expected"), each([(0, False, "[1.0, 2.0, 6.0]"), (1, True, "[1.0, 1.0, 1.0]")])
+)
+def test_what_is_set_between_loops_holds_from_the_next_one_on_unless_processes_persist(
+    loaders: int, persistent: bool, expected: str, launch: Launch
+) -> None:
+    run = launch.run(SET.format(loaders=loaders, persistent=persistent), "-n", "2", "-p", "bsp").completed()
+    assert [run.log(worker) for worker in range(2)] == [f"{expected}\n"] * 2
+    assert (
+        "has set the loader's collate_fn, which has no effect: with persistent_workers=True" in run.err
+    ) is persistent
