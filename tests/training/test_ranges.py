@@ -381,7 +381,7 @@ def test_only_bytes_that_are_made_are_told_of_after_a_range_was_taken_over(monke
     start, stop = (shards[0].places.slot_start(slot) for slot in (1, 2))
     for lane in shards[0]._lanes_for(2):
         made = Mock()
-        shards[0]._commit(start, stop, pushed, False, False, made, lane)
+        shards[0]._commit(start, stop, pushed, False, False, made, None, lane)
         own = {byte for part in lane.parts for byte in range(*shards[0]._bytes[id(part)])}
         assert sorted(byte for told in made.call_args_list for byte in range(*told.args)) == sorted(own)
 

@@ -47,7 +47,7 @@ OF_THE_SCRIPT = {"shards": "--shards", "epochs": "--epochs"}
 LIMITS = {"max_steps": "--max-steps", "max_seconds": "--max-seconds"}
 OTHERS = (
     *("paceline", "script", "directory", "script_sha256", "arguments", "protocol", "buffers", "evaluates", "targets"),
-    *("stop_at_target", "hosts"),
+    *("stop_at_target", "hosts", "clip_grad_norm", "clip_grad_value"),
     *("limits", "environment", "simulated", "scenario", "code"),
 )
 """Keys that are no flag, or not one each."""

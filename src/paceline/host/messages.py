@@ -61,6 +61,15 @@ class Offered(Message):
     """Whether it would compute the same bits once more, as far as torch was told to."""
     shared_stream: str | None = None
     """The name of the loader's class if every worker iterates all of the same stream, and uses each n-th item."""
+    clip_grad_norm: float | None = None
+    """What mean gradients are clipped to. See `training.clipping.Clip`."""
+    clip_grad_value: float | None = None
+
+    @property
+    def clip(self) -> dict[str, float]:
+        """What `prepare` was told of clipping, by the names of its arguments."""
+        both = {"clip_grad_norm": self.clip_grad_norm, "clip_grad_value": self.clip_grad_value}
+        return {name: value for name, value in both.items() if value is not None}
 
     @property
     def averaged_at(self) -> list[int]:

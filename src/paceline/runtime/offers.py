@@ -22,6 +22,11 @@ def difference(first: Offered, other: Offered) -> str:
     for ours, theirs in zip(first.forms, other.forms, strict=False):
         if ours != theirs:
             return f"it has {theirs}, the other has {ours}; every worker must build the same model and optimizer"
+    if first.clip != other.clip:
+        ours, theirs = (
+            ", ".join(f"{name}={value}" for name, value in one.clip.items()) or "no clipping" for one in (first, other)
+        )
+        return f"it has {theirs}, the other has {ours}; every worker must give prepare() the same"
     if len(first.forms) != len(other.forms):
         return f"{len(other.forms)} tensors against {len(first.forms)}; every worker must build the same model"
     return ""

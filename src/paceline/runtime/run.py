@@ -378,6 +378,7 @@ def _write_config(
         "start": settings.start,
         "shards": shards,
         "buffers": (offer.buffers if offer else None) or "mean",
+        **(offer.clip if offer else {}),
         "record": settings.record,
         "evaluates": bool(offer and offer.evaluates),
         "on_loss": settings.on_loss,

@@ -45,7 +45,7 @@ from paceline.runtime.opens import guard_open
 from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
-from paceline.training import prepare
+from paceline.training import own_clipping, prepare
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
     Arrives,
@@ -101,6 +101,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         if own is not None:
             guard_open(own, link.remark if worker == 1 else None)  # the others would say the same
         share(worker, folders)
+    own_clipping.replace_torchs()
     try:
         begins = settings.start == "together" or link.begins()
         seed_script(settings.seed)
@@ -132,6 +133,7 @@ class WorkerLink:
         self.seed = settings.seed
         self.epochs = settings.epochs
         self.rate_scale = settings.learning_rate_scale
+        self.in_means = settings.choice.rounds
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0
         self._script = settings.script
@@ -214,6 +216,8 @@ class WorkerLink:
                 code=digests(self._script, self._imported),
                 device=offer.device,
                 deterministic=offer.deterministic,
+                clip_grad_norm=None if offer.clip is None else offer.clip.norm,
+                clip_grad_value=None if offer.clip is None else offer.clip.value,
             )
         )
         while True:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.training.clipping import Clip
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.link import Link
 from paceline.training.parts import State, own
@@ -30,6 +31,8 @@ class Joined:
     optimizer: torch.optim.Optimizer
     parameters: list[Tensor]
     """The optimizer's, in its order: the order of `Layout.moving`."""
+    clip: Clip | None = None
+    """What the optimizer's gradients are clipped to where it steps."""
 
     def put_buffers(self, area: PushArea) -> None:
         """Copy the model's buffers into that area."""

@@ -16,6 +16,7 @@ from paceline.core.machine import HolderKind, Pushes
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.training.averages import SharedMemoryGroups
+from paceline.training.clipping import Clip
 from paceline.training.layout import Layout
 from paceline.training.orders import Orders
 from paceline.training.snapshots import OfWorker
@@ -72,6 +73,8 @@ class Offer:
     """The name of the device that the worker computes on; empty: on the CPU."""
     deterministic: bool = True
     """Whether it would compute the same bits once more."""
+    clip: Clip | None = None
+    """What gradients are clipped to where the optimizer steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,8 @@ class Link(Protocol):
     seed: int
     rate_scale: float
     """The factor of the learning rates of an optimizer that runs here."""
+    in_means: bool
+    """Whether an update is the mean of several workers' gradients, at first: else each stands alone."""
     wants_work: bool
     """Whether the protocol needs to know how much work there is."""
     wants_metrics: bool

@@ -15,11 +15,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from paceline.training.clipping import Limit
 from paceline.training.layout import Entry, Layout
 from paceline.training.pushed import Pushed, Range, add_up
 
@@ -54,6 +55,7 @@ store's process is forked from a worker's, where any such call fails if the scri
 CAPTURABLE = "capturable"
 """A hyperparameter that torch refuses on the CPU."""
 
+T = TypeVar("T")
 State = dict[int, dict[str, Any]]
 """An optimizer's state by the parameter's number: tensors and other values."""
 PartState = list[tuple["Span", dict[str, Any]]]
@@ -136,22 +138,39 @@ class Part:
         return span.number, span.in_parameter
 
     @property
+    def size(self) -> int:
+        """Bytes from its first one to its last one."""
+        return _span_of(self.pieces)
+
+    @property
     def merged(self) -> bool:
         """Whether some piece is a run of several parameters, which have the same history so far."""
         return any(len(piece.spans) > 1 for piece in self.pieces)
 
     def commit(
-        self, memory: memoryview, source: int, target: int, pushed: Sequence[Pushed], whole: bool, lane: Lane
+        self,
+        memory: memoryview,
+        source: int,
+        target: int,
+        pushed: Sequence[Pushed],
+        whole: bool,
+        lane: Lane,
+        limit: Limit | None = None,
     ) -> None:
         """Make this part of the slot that starts at byte `target` from the one at `source`.
 
         `whole`: whether every contribution has a gradient for every parameter. `lane`: the one it is made in.
+        With a `limit` gradients are clipped, and may lie in the target.
         """
         if not whole and self.merged and not self._all_present(pushed):
             self.split()
         new = self._in(memory, target)
-        torch._foreach_copy_(new, self._in(memory, source))
-        gradients = self._gradients(memory, pushed, lane)
+        if limit is None:
+            torch._foreach_copy_(new, self._in(memory, source))
+            gradients = self._gradients(memory, pushed, lane)
+        else:
+            gradients = self._limited(limit, self._gradients(memory, pushed, lane), lane)
+            torch._foreach_copy_(new, self._in(memory, source))
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
             # A user's own optimizer may keep its gradients, and replace the tensors that it steps.
@@ -252,10 +271,7 @@ class Part:
     def _gradients(self, memory: memoryview, pushed: Sequence[Pushed], lane: Lane) -> list[Tensor | None]:
         """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
-        sums = self._sums.get(lane.number, [])
-        if not alone and not sums:
-            first = min(piece.entry.offset for piece in self.pieces)
-            sums = self._sums[lane.number] = [piece.entry.over(lane.scratch, -first) for piece in self.pieces]
+        sums = [] if alone else self._sums_in(lane)
         found: list[Tensor | None] = []
         for place, (piece, mine) in enumerate(zip(self.pieces, self._ranges, strict=True)):
             number = piece.spans[0].number
@@ -266,6 +282,18 @@ class Part:
             else:
                 found.append(terms[0][0] if terms else None)
         return found
+
+    def _limited(self, limit: Limit, gradients: list[Tensor | None], lane: Lane) -> list[Tensor | None]:
+        """Clip these, one for each piece, into the lane's own memory."""
+        into = zip(gradients, self._sums_in(lane), strict=True)
+        return [None if gradient is None else limit(gradient, clipped) for gradient, clipped in into]
+
+    def _sums_in(self, lane: Lane) -> list[Tensor]:
+        """Where the lane sums gradients, for each piece."""
+        if not (sums := self._sums.get(lane.number, [])):
+            first = min(piece.entry.offset for piece in self.pieces)
+            sums = self._sums[lane.number] = [piece.entry.over(lane.scratch, -first) for piece in self.pieces]
+        return sums
 
 
 def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
@@ -292,14 +320,13 @@ def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int
     return [_part(optimizer, pieces) for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
 
 
-def dealt(parts: Sequence[Part], lanes: int) -> list[list[Part]]:
-    """Deal the parts to that many lanes at most, in order, with about as many bytes in each lane."""
-    sizes = [_span_of(part.pieces) for part in parts]
+def dealt(items: Sequence[T], sizes: Sequence[int], lanes: int) -> list[list[T]]:
+    """Deal parts, say, to that many lanes at most, in order, with about as much in each lane."""
     total, before = sum(sizes), 0
-    shares: list[list[Part]] = [[] for _ in range(lanes)]
-    for part, size in zip(parts, sizes, strict=True):
-        middle = before + size / 2  # else all parts that begin before a large one share its lane
-        shares[min(lanes - 1, int(middle * lanes / max(1, total)))].append(part)
+    shares: list[list[T]] = [[] for _ in range(lanes)]
+    for item, size in zip(items, sizes, strict=True):
+        middle = before + size / 2  # else all items that begin before a large one share its lane
+        shares[min(lanes - 1, int(middle * lanes / max(1, total)))].append(item)
         before += size
     return [share for share in shares if share] or [[]]
 
@@ -487,12 +514,13 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
     return chunks
 
 
-def cuts_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[int]:
+def cuts_of(layout: Layout, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> list[int]:
     """Return where a version may be cut into ranges that are made apart, in bytes: 0, each chunk's beginning, the end.
 
-    If the optimizer may look across parameters, there is only one range.
+    If the optimizer may look across parameters, there is only one range. `whole`: no parameter is cut.
     """
-    return _cut_at(layout, _ranges_of(layout, optimizer))
+    ranges = _ranges_of(layout, optimizer)
+    return _cut_at(layout, [one for one in ranges if not whole or one is ranges[0] or not one[0].spans[0].in_parameter])
 
 
 def chunks_at(layout: Layout) -> list[int]:

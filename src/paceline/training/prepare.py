@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -18,6 +19,7 @@ from paceline.fabric.unix import path_of
 from paceline.training import accelerator
 from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
+from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.kept import Kept, check_kept
@@ -35,6 +37,7 @@ from paceline.training.loader import (
 )
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
+from paceline.training.own_clipping import OwnClipping, watch
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install
@@ -90,6 +93,8 @@ def prepare(
     buffers: str | None = None,
     shards: str | None = None,
     keep: Mapping[str, Any] | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
 ) -> tuple[M, O]: ...
 
 
@@ -104,6 +109,8 @@ def prepare(
     buffers: str | None = None,
     shards: str | None = None,
     keep: Mapping[str, Any] | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
 ) -> tuple[M, O, L]: ...
 
 
@@ -117,8 +124,10 @@ def prepare(
     buffers: str | None = None,
     shards: str | None = None,
     keep: Mapping[str, Any] | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
 ) -> tuple[Any, ...]:
-    """Join the run: the one line that a training script needs. In a script that runs alone it changes nothing.
+    """Join the run: the one line that a training script needs. In a script that runs alone it only clips.
 
     Args:
         model: the model to train. Every worker builds the same one, and all begin with the lowest worker's values.
@@ -137,6 +146,12 @@ def prepare(
         keep: what else is to be saved with each snapshot, by name, so that a run can go on from it:
             `keep={"scheduler": scheduler, "ema": ema}`. Anything with `state_dict` and `load_state_dict` can be kept.
             Each worker's is saved, and `prepare` loads it in the worker's script when the run goes on.
+        clip_grad_norm: the largest Euclidean norm that the gradients of a step may have together. Larger ones are
+            scaled down to it, as by `torch.nn.utils.clip_grad_norm_`. What is clipped is the mean of the workers'
+            gradients, or each gradient where the protocol applies each by itself. It takes the place of clipping in
+            the script, and acts in a script that runs alone, too.
+        clip_grad_value: the largest magnitude that an element of a gradient may have, instead of a norm. It is
+            `torch.nn.utils.clip_grad_value_` for the same gradients.
 
     Returns:
         (model, optimizer, loader), or (model, optimizer) without a loader.
@@ -156,11 +171,17 @@ def prepare(
             )
         _check(model, optimizer, epochs, buffers, shards)
         check_kept(keep or {}, model, optimizer)
+        clip = Clip.of(clip_grad_norm, clip_grad_value)
         checked_loader = None if loader is None else checked(loader)
     except ConfigError as error:
         refuse(str(error))
         raise
     _Process.prepared = True
+    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if link is None:
+        clip_before_steps(optimizer, clip)
+        if clip is not None:
+            watch(optimized, partial(_refuse_own, clip))
     if _Process.baseline is not None:
         measure = _measure(model, evaluate, _Process.baseline.seed)
         return _Process.baseline.prepare(model, optimizer, checked_loader, measure, evaluate is not None)
@@ -176,18 +197,17 @@ def prepare(
         refuse(str(error))
         raise
     layout = Layout.of(model, optimizer)
-    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     device = accelerator.device_of(optimized)
     workers, epochs = link.workers, link.epochs or epochs
     own_streams = checked_loader is not None and isinstance(checked_loader.dataset, IterableDataset)
 
     def make_store(region: Region, slots: int, areas: int, sums: int, steps: bool, within: tuple[int, int]) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within)
+        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within, clip)
 
     started = link.start(
         Offer(
             layout=layout,
-            cuts=cuts_of(layout, optimizer),
+            cuts=cuts_of(layout, optimizer) if clip is None or clip.norm is None else [0, layout.flags_offset],
             chunks=chunks_at(layout),
             state_bytes=_state_bytes(optimizer, layout),
             optimizer=type(optimizer).__name__,
@@ -209,19 +229,27 @@ def prepare(
             shards=shards,
             evaluate=evaluate,
             keeps=bool(keep),
+            clip=clip,
             metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
             measure=_measure(model, evaluate, link.seed),
         )
     )
-    session = _Process.session = Session(link, model, optimizer, layout, kept)
+    session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
     session.loads, session.epochs = leased, epochs
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)
+    watch(optimized, session.script_clips)
     if checked_loader is None:
         return model, optimizer
     paced = PacedLoader if leased else PacedStream if own_streams else SharedStream
     return model, optimizer, as_prepared(paced(checked_loader, session))
+
+
+def _refuse_own(clip: Clip, own: OwnClipping) -> None:
+    message = own.refused(clip)
+    refuse(message)
+    raise ConfigError(message)
 
 
 def epochs(number: int) -> Iterator[int]:

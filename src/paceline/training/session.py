@@ -20,6 +20,7 @@ from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import path_of
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
+from paceline.training.clipping import Clip
 from paceline.training.fixed import Fixed
 from paceline.training.holders.choice import holder_of
 from paceline.training.joined import Joined
@@ -27,6 +28,7 @@ from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, Resumed, Started, Step
 from paceline.training.loop import Loop
+from paceline.training.own_clipping import OwnClipping
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, scalars_of, unfit_rate
@@ -41,13 +43,21 @@ class Session:
     """
 
     def __init__(
-        self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, kept: Kept
+        self,
+        link: Link,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        kept: Kept,
+        clip: Clip | None = None,
     ) -> None:
         self.link = link
         self.model = model
         self.optimizer = optimizer
         self.layout = layout
         self.kept = kept
+        self.clip = clip
+        self._remarked_clipping = False
         self.resumed: Resumed | None = None
         """What the run goes on with; None if it began here."""
         self.epoch = 0
@@ -97,7 +107,12 @@ class Session:
         self.followed = Followed(self.model)
         self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
         joined = self._joined = Joined(
-            link=self.link, places=places, followed=self.followed, optimizer=self.optimizer, parameters=self.parameters
+            link=self.link,
+            places=places,
+            followed=self.followed,
+            optimizer=self.optimizer,
+            parameters=self.parameters,
+            clip=self.clip,
         )
         self.holder = holder_of(started.holder, started.pushes, joined, tells=started.tells)
         self._place = started.place
@@ -194,6 +209,16 @@ class Session:
         self.skipped.clear()
         self.backward_seen = False
         self._await_release(pushed)
+
+    def script_clips(self, own: OwnClipping) -> None:
+        """The script is about to clip this worker's gradients by itself."""
+        if self.go is None:
+            return  # training is over
+        if self.clip is not None:
+            self.refuse(own.refused(self.clip))
+        if not self._remarked_clipping and self.link.workers > 1 and self.link.worker == 0:  # the others would say so
+            self._remarked_clipping = True
+            self.link.remark(own.remark(self.link.in_means))
 
     def keep(self, orders: Sequence[Keep]) -> None:
         """Pack what the script keeps once the script comes by. What its optimizer has is packed at once.

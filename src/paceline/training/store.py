@@ -28,6 +28,7 @@ from paceline.files import to_disk
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum
+from paceline.training.clipping import Clip, Limit
 from paceline.training.keeping import Keeping
 from paceline.training.layout import Places, parameters_sha256
 from paceline.training.packing import packs
@@ -49,7 +50,7 @@ from paceline.training.parts import (
     user_class,
 )
 from paceline.training.plain import OURS
-from paceline.training.pushed import Pushed
+from paceline.training.pushed import Pushed, add_up
 from paceline.training.shares import Share, Whole
 from paceline.training.snapshots import OfReplica, OfStore, put, read, write
 
@@ -58,6 +59,8 @@ Scalars = list[dict[str, Any]]
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
+Norms = Sequence[tuple[int, float]]
+"""The Euclidean norm of each parameter's mean gradient, by the parameter's number; without those that have none."""
 WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing over a part of a commit costs more than it saves
 
 
@@ -81,9 +84,19 @@ class Store:
     Where several hosts share the work, each has a store that makes a range of every version's bytes.
     """
 
-    def __init__(self, places: Places, optimizer: torch.optim.Optimizer, within: tuple[int, int] | None = None) -> None:
-        """`within`: where the range begins and ends; None: it is the whole. See `parts.parts_of`."""
+    def __init__(
+        self,
+        places: Places,
+        optimizer: torch.optim.Optimizer,
+        within: tuple[int, int] | None = None,
+        clip: Clip | None = None,
+    ) -> None:
+        """`within`: where the range begins and ends; None: it is the whole. See `parts.parts_of`.
+
+        `clip`: what mean gradients are clipped to before the optimizer has them.
+        """
         self.places = places
+        self._clip = clip
         self.layout = layout = places.layout
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
@@ -101,6 +114,8 @@ class Store:
         if state:
             self.load(state)
         self.pushes = [places.push_area(area) for area in range(places.owned + places.sums)]
+        self._areas = {area.start: area for area in self.pushes}
+        """By its first byte."""
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's buffers, as of its last applied update."""
@@ -125,6 +140,8 @@ class Store:
         """By number of threads: the parts that each of them makes."""
         self._scratch: list[memoryview] = []
         """By lane."""
+        self._in_slots: dict[int, list[Tensor]] = {}
+        """By slot, if norms are clipped: where the mean of each parameter's gradient is made."""
         self._helpers: ThreadPoolExecutor | None = None
         self._most_helpers = 0
 
@@ -136,12 +153,13 @@ class Store:
         places: Places,
         steps: bool = True,
         within: tuple[int, int] | None = None,
+        clip: Clip | None = None,
     ) -> Store:
         """A store for this model, whose present values, all of them, become the version in slot 0.
 
-        If `steps` is false it subtracts what is pushed, as the workers' optimizers have made that.
+        If `steps` is false it subtracts what is pushed, as the workers' optimizers have made that, and clips nothing.
         """
-        store = cls(places, optimizer if steps else subtracting(optimizer), within)
+        store = cls(places, optimizer if steps else subtracting(optimizer), within, clip if steps else None)
         store._script = model, optimizer
         store._populate(0, 0, places.layout.flags_offset)
         places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
@@ -201,6 +219,7 @@ class Store:
         look: bool = True,
         made: Callable[[int, int], object] | None = None,
         summed: Sequence[int] = (),
+        norms: Norms | None = None,
     ) -> Committed:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
@@ -208,22 +227,36 @@ class Store:
         are the same. If `look`, gradients and parameters are searched for a NaN or an infinity. `made(begin, end)` is
         called as bytes of the version are made, by any of the threads, unless all are made here and they are few.
         `summed`: workers' areas, of which there is a sum among the contributions. Their buffers count, too.
+        `norms`: of all parameters, where other stores make a part of the version. See `norms`.
         """
         self._to_pass_on = None
-        pushed = [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
+        pushed, limit, not_finite = self._pushed(contributions), None, None
+        if self._clip is not None:
+            limit, lost = self._limit(self._clip, target, pushed, threads, norms)
+            not_finite = self._not_finite(pushed) if look and lost else None
+            if self._clip.norm is not None:
+                pushed = [self._mean(target, pushed)]
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
         if self._makes_all and self.within[1] <= TELLS:  # its end is all that is to be told, and it is whole then
             made = None
-        run = partial(self._commit, start, stop, pushed, whole, look, made)
+        run = partial(self._commit, start, stop, pushed, whole, look and not_finite is None, made, limit)
         first, *others = self._lanes_for(threads)
         helped = [self._helpers_for(len(others)).submit(run, lane) for lane in others]
         found = [run(first), *(one.result() for one in helped)]
         for area in (*(area for area, _ in contributions), *summed):
             if (worker := self.places.worker_of(area)) is not None:
                 self.buffers[worker] = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
-        not_finite = next((one for one, _ in found if one is not None), None)
+        not_finite = next((one for one, _ in found if one is not None), not_finite)
         return Committed(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
+
+    def norms(self, target: int, contributions: list[tuple[int, float]], *, threads: int = 1) -> Norms:
+        """Return the norms for the version that is made next in the slot `target`, of the parameters in this range.
+
+        Until it is made, that slot has the mean gradients.
+        """
+        found = self._norms(target, self._pushed(contributions), threads)
+        return [(number, norm.item()) for number, norm in found.items()]
 
     def sum_up(
         self, target: int, terms: Sequence[tuple[int, float]], *, look: bool, made: Callable[[int, int], object]
@@ -434,6 +467,7 @@ class Store:
         whole: bool,
         look: bool,
         made: Callable[[int, int], object] | None,
+        limit: Limit | None,
         lane: Lane,
     ) -> tuple[NotFinite | None, int]:
         found, checksum, told, parts = None, 0, -1, lane.parts
@@ -441,7 +475,7 @@ class Store:
         for place, part in enumerate(parts, 1):
             for keeping in keepings:
                 keeping.take(part)
-            part.commit(self.memory, source, target, pushed, whole, lane)
+            part.commit(self.memory, source, target, pushed, whole, lane, limit)
             checksum += part.checksum(self.memory, target)
             if look and found is None:
                 found = part.find_not_finite(self.memory, pushed, self.names)
@@ -452,6 +486,77 @@ class Store:
                     made(told, end)
                 told = -1
         return found, checksum
+
+    def _pushed(self, contributions: Sequence[tuple[int, float]]) -> list[Pushed]:
+        return [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
+
+    def _limit(
+        self, clip: Clip, target: int, pushed: Sequence[Pushed], threads: int, norms: Norms | None
+    ) -> tuple[Limit, bool]:
+        """Return what clips each mean gradient, and whether some norm is NaN or infinite."""
+        if clip.norm is None:
+            return clip.limit(), False
+        if norms is None:
+            found = self._norms(target, pushed, threads)
+        else:
+            kinds = {number: self.layout.moving[number].dtype.to_real() for number, _ in norms}
+            found = {number: torch.tensor(norm, dtype=kinds[number]) for number, norm in norms}
+        ordered = [found[number] for number in sorted(found)]
+        return clip.limit(ordered), not all(bool(norm.isfinite()) for norm in ordered)
+
+    @torch.no_grad()
+    def _norms(self, target: int, pushed: Sequence[Pushed], threads: int) -> dict[int, Tensor]:
+        """Return each mean gradient's norm, by the parameter's number. Means of several are made in that slot."""
+        begin, end = self.within
+        numbers = [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
+        most = math.ceil((end - begin) / (WORTH_A_THREAD * 4))
+        shares = dealt(numbers, [self.layout.moving[number].count for number in numbers], max(1, min(threads, most)))
+        means = self._in_slots.setdefault(target, self.places.slot(target))
+        alone = self._is_mean(pushed)
+
+        def norms_of(share: Sequence[int]) -> dict[int, Tensor]:
+            found = {}
+            for number in share:
+                terms = [(self._gradient(one, number), one.weight) for one in pushed if one.present[number]]
+                if not terms:
+                    continue
+                if alone:
+                    found[number] = terms[0][0]
+                else:
+                    add_up(terms, means[number])
+                    found[number] = means[number]
+            return dict(zip(found, torch._foreach_norm(list(found.values())), strict=True)) if found else {}
+
+        helped = [self._helpers_for(len(shares) - 1).submit(norms_of, share) for share in shares[1:]]
+        norms = norms_of(shares[0])
+        for one in helped:
+            norms |= one.result()
+        return norms
+
+    @staticmethod
+    def _is_mean(pushed: Sequence[Pushed]) -> bool:
+        """Whether one contribution is all, as it is: then its gradients are clipped where they were pushed."""
+        return len(pushed) == 1 and pushed[0].weight == 1.0
+
+    def _mean(self, target: int, pushed: Sequence[Pushed]) -> Pushed:
+        """Return the mean of these, which `_norms` has made."""
+        if self._is_mean(pushed):
+            return pushed[0]
+        present = [int(any(one)) for one in zip(*(one.present for one in pushed), strict=True)]
+        return Pushed(None, 1.0, self.places.slot_start(target), present)
+
+    def _not_finite(self, pushed: Sequence[Pushed]) -> NotFinite | None:
+        """Return the first NaN or infinity in a gradient. Clipped by its norm, it is in all parameters."""
+        begin, end = self.within
+        numbers = [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
+        for number in numbers:
+            for one in pushed:
+                if one.present[number] and not self._gradient(one, number).isfinite().all():
+                    return NotFinite(self.names[number], one.worker)
+        return None
+
+    def _gradient(self, pushed: Pushed, number: int) -> Tensor:
+        return self._areas[pushed.start].gradients[number]
 
     def _populate(self, slot: int, begin: int, end: int) -> None:
         start = self.places.slot_start(slot)
@@ -467,7 +572,7 @@ class Store:
         most = math.ceil((self.within[1] - self.within[0]) / (WORTH_A_THREAD * 4))
         threads = max(1, min(threads, most))
         if threads not in self._lanes:
-            shares = dealt(self.parts, threads)
+            shares = dealt(self.parts, [part.size for part in self.parts], threads)
             while len(self._scratch) < len(shares):
                 self._scratch.append(scratch_for(self.layout, self._optimizer))
             self._lanes[threads] = [Lane(number, parts, self._scratch[number]) for number, parts in enumerate(shares)]

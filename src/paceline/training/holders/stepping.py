@@ -19,15 +19,25 @@ class Stepping:
     def __init__(self, joined: Joined) -> None:
         self._optimizer = joined.optimizer
         self._parameters = joined.parameters
+        self._clip = joined.clip
         self._step = bare_step(user_class(joined.optimizer), joined.link.rate_scale)
 
     def step(self, values: list[Tensor]) -> None:
-        """Step these, one for each parameter. The parameters show afterwards what they showed before."""
+        """Step these, one for each parameter. The parameters show afterwards what they showed before.
+
+        What is clipped are copies of the gradients: others may read the same mean, and the script its own.
+        """
         shown = [parameter.data for parameter in self._parameters]  # pages that the script must not write into
+        gradients = [parameter.grad for parameter in self._parameters]
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = value
         try:
             with torch.no_grad():
+                if self._clip is not None:
+                    limit = self._clip.limit_of([gradient for gradient in gradients if gradient is not None])
+                    for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                        if gradient is not None:
+                            parameter.grad = limit(gradient, torch.empty_like(gradient))
                 self._step(self._optimizer)
             for parameter, value in zip(self._parameters, values, strict=True):
                 if parameter.data_ptr() != value.data_ptr():  # a user's own optimizer may replace what it steps
@@ -35,6 +45,9 @@ class Stepping:
         finally:
             for parameter, view in zip(self._parameters, shown, strict=True):
                 parameter.data = view
+            if self._clip is not None:
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                    parameter.grad = gradient
 
 
 def bare_step(kind: type[torch.optim.Optimizer], rate_scale: float = 1.0) -> Callable[[torch.optim.Optimizer], Any]:
