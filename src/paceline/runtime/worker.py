@@ -61,7 +61,7 @@ from paceline.training.link import (
     TakenUp,
 )
 from paceline.training.orders import BLOCK, Orders
-from paceline.training.seeding import seed_script
+from paceline.training.seeding import plain_ids, seed_script
 from paceline.training.snapshots import unpack
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
@@ -410,16 +410,23 @@ class WorkerLink:
     def lease(self, epoch: int, orders: Orders) -> Batch | None:
         """See `training.link.Link`."""
         with self._leasing:  # each of several threads must get its own answer
-            while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
-                wanted = messages.LeaseWanted(epoch, *orders.known(epoch))
-                message = self._ask(wanted, *LEASES, messages.OrderWanted)
-                if not isinstance(message, messages.OrderWanted):
-                    return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
-                block = orders.block(message.epoch, message.block)
-                samples = orders.expected(message.epoch)
-                self._channel.send(
-                    messages.OrderDrawn(message.epoch, message.block, block.digest, block.order, block.last, samples)
-                )
+            try:
+                return self._lease(epoch, orders)
+            except ConfigError as error:  # of a sampler
+                self.refuse(str(error))
+                raise
+
+    def _lease(self, epoch: int, orders: Orders) -> Batch | None:
+        while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
+            wanted = messages.LeaseWanted(epoch, *orders.known(epoch))
+            message = self._ask(wanted, *LEASES, messages.OrderWanted)
+            if not isinstance(message, messages.OrderWanted):
+                return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
+            block = orders.block(message.epoch, message.block)
+            order, samples = [plain_ids(batch) for batch in block.order], orders.expected(message.epoch)
+            self._channel.send(
+                messages.OrderDrawn(message.epoch, message.block, block.digest, order, block.last, samples)
+            )
         return None
 
     def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from paceline.core.leases import Batch
-from paceline.training.seeding import epoch_order, order_digest, plain_ids, seed_block, seed_epoch
+from paceline.training.seeding import order_digest, plain_ids, seed_block, seed_epoch
 
 AT_ONCE = 10_000_000
 """Samples. A longer epoch, or one of an unknown length, is drawn block by block."""
@@ -25,6 +25,7 @@ class Block:
     """Batches of sample ids that follow one another in an epoch."""
 
     order: list[list[Any]]
+    """As the sampler gave them. See `plain_ids`."""
     digest: str
     """Of this block and all before it."""
     last: bool
@@ -96,9 +97,6 @@ class Orders:
         for other in self._epochs.values():
             other.rest = None  # the sampler's generator is another epoch's now
         epoch.drawn, epoch.ahead = 0, []
-        if not self._by_block:
-            epoch.rest = iter(epoch_order(self._sampler, self._seed, epoch.number))
-            return
         seed_epoch(self._sampler, self._seed, epoch.number)
         epoch.rest = iter(self._sampler)
 
@@ -107,11 +105,13 @@ class Orders:
         if self._by_block:
             if epoch.drawn:
                 seed_block(self._seed, epoch.number, epoch.drawn)
-            drawn = [*epoch.ahead, *map(plain_ids, islice(epoch.rest, BLOCK + 1 - len(epoch.ahead)))]
+            drawn = [*epoch.ahead, *map(list, islice(epoch.rest, BLOCK + 1 - len(epoch.ahead)))]
             order, epoch.ahead = drawn[:BLOCK], drawn[BLOCK:]
         else:
-            order = list(epoch.rest)
-        digest = order_digest(order, epoch.digests[epoch.drawn - 1] if epoch.drawn else "")
+            order = [list(batch) for batch in epoch.rest]
+        digest = order_digest(
+            [plain_ids(batch) for batch in order], epoch.digests[epoch.drawn - 1] if epoch.drawn else ""
+        )
         if epoch.drawn == len(epoch.digests):
             epoch.digests.append(digest)
         if not epoch.digests[1:]:

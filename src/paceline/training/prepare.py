@@ -193,6 +193,9 @@ def prepare(
     try:
         kept = Kept(keep or {}, optimizer)
         leased = checked_loader is not None and is_leased(checked_loader)
+        samples: int | None = None
+        if checked_loader is not None and leased and link.wants_work:
+            samples = epoch_samples(checked_loader, link.seed)
     except ConfigError as error:
         refuse(str(error))
         raise
@@ -216,11 +219,7 @@ def prepare(
             device="" if device is None else accelerator.name_of(device),
             deterministic=device is None or accelerator.is_deterministic(),
             loads=leased,
-            epoch_samples=(
-                epoch_samples(checked_loader, link.seed)
-                if checked_loader is not None and leased and link.wants_work
-                else None
-            ),
+            epoch_samples=samples,
             data=length(checked_loader) if checked_loader is not None and leased else None,
             streams=own_streams,
             shared_stream=None if leased or own_streams or checked_loader is None else type(checked_loader).__name__,

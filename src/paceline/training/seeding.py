@@ -7,13 +7,17 @@ that began with the same `manual_seed` still draw different masks and batches.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy
 import torch
+
+from paceline.errors import ConfigError
 
 
 def mixed(*parts: int | str) -> int:
@@ -101,13 +105,30 @@ def seed_block(seed: int, epoch: int, block: int) -> None:
 
 
 def plain_ids(batch: Iterable[Any]) -> list[Any]:
-    """A batch's sample ids as they are compared and sent."""
+    """A batch's sample ids as they are compared, sent and recorded. The dataset gets the sampler's own.
+
+    Raises ConfigError if one has nothing in it that all workers could compare.
+    """
     return [_plain(one) for one in batch]
 
 
 def _plain(one: Any) -> Any:
-    """Turn numpy's and torch's whole numbers into Python's."""
-    return one.item() if isinstance(one, numpy.generic | torch.Tensor) else one
+    """Numbers and strings as they are, also in tuples and lists, and whatever else by its `repr`."""
+    if type(one) is int:  # most are
+        return one if -(1 << 63) <= one < 1 << 63 else str(one)
+    if isinstance(one, numpy.generic | numpy.ndarray | torch.Tensor):
+        return _plain(one.tolist())  # a number, if it is one
+    if isinstance(one, bool | str) or one is None or (isinstance(one, float) and math.isfinite(one)):
+        return one
+    if type(one) in (tuple, list):
+        return type(one)(_plain(part) for part in one)
+    text = repr(one)
+    if re.search(r" at 0x[0-9a-f]+>", text):  # an address, which differs from worker to worker
+        raise ConfigError(
+            f"a sampler gives {text}, and workers can't compare such objects: give {type(one).__name__} a __repr__ "
+            "that says what is in it (a dataclass has one), or have the sampler give numbers, strings or tuples"
+        )
+    return text
 
 
 def order_digest(order: list[list[Any]], before: str = "") -> str:

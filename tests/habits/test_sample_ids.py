@@ -1,0 +1,137 @@
+"""A dataset gets from its sampler what it gets alone, of whatever type, and all workers draw the same."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from paceline.cli.main import main
+from paceline.errors import ConfigError
+from paceline.training.orders import Orders
+from paceline.training.seeding import order_digest, plain_ids
+from support.launch import Launch
+from support.replays import broken_replay
+
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import paceline
+
+
+@dataclass(frozen=True)
+class Key:
+    sample: int
+    crop: slice
+
+
+class Opaque:
+    def __init__(self, sample):
+        self.sample = sample
+
+
+MAKE = {
+    "str": str,
+    "tuple": lambda one: (one, numpy.int64(3), None),
+    "slice": lambda one: slice(one, one + 1),
+    "Key": lambda one: Key(one, slice(0, 3)),
+    "int64": numpy.int64,
+    "Tensor": torch.tensor,
+    "dict": lambda one: {"sample": one},
+    "Opaque": Opaque,
+}
+kind = sys.argv[1]
+
+
+class Data:
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, key):
+        assert type(key).__name__ == kind, key
+        return torch.ones(1)
+
+
+class Sampler:
+    def __len__(self):
+        return 32
+
+    def __iter__(self):
+        return map(MAKE[kind], torch.randperm(32).tolist())
+
+
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(Data(), batch_size=8, sampler=Sampler()))
+for x in loader:
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["tuple", "Key"])
+def test_a_run_is_trained_checked_and_replayed_with_any_sample_ids(kind: str, launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "asp", args=(kind,)).completed()
+    assert run.summary["samples"] == 32
+    assert main(["check", str(run.folder)]) == 0
+    assert broken_replay(run) == []
+
+
+@pytest.mark.parametrize("protocol", ["asp", "sync-switch"])
+def test_sample_ids_that_workers_cannot_compare_are_refused_in_one_line(protocol: str, launch: Launch) -> None:
+    """Where the order is drawn in the loop, and where it is drawn in `prepare`."""
+    run = launch.run(SCRIPT, "-n", "2", "-p", protocol, args=("Opaque",))
+    assert run.code == 2
+    assert "and workers can't compare such objects: give Opaque a __repr__" in run.err
+    assert [line for line in run.err.splitlines() if "Traceback" in line] == []
+
+
+@dataclass
+class Key:
+    """As a user's."""
+
+    sample: Any
+
+
+class Colour(enum.Enum):
+    """As a user's."""
+
+    RED = 1
+
+
+def test_what_is_sent_of_sample_ids_is_plain() -> None:
+    ids = [3, True, 2.5, "a", None, numpy.int64(4), torch.tensor(5), (6, numpy.float32(0.5), ("b", torch.tensor([7])))]
+    assert plain_ids(ids) == [3, True, 2.5, "a", None, 4, 5, (6, 0.5, ("b", [7]))]
+    assert plain_ids([1 << 70, slice(1, 2), Key(8), Colour.RED, Path("a"), b"c", float("nan")]) == [
+        str(1 << 70),
+        "slice(1, 2, None)",
+        "Key(sample=8)",
+        "<Colour.RED: 1>",
+        "PosixPath('a')",
+        "b'c'",
+        "nan",
+    ]
+
+
+def test_an_order_keeps_what_the_sampler_gave_and_compares_what_is_plain() -> None:
+    key = (1, numpy.int64(2))
+    block = Orders([[key]], seed=0).block(0, 0)
+    assert block.order[0][0] is key
+    assert block.digest == order_digest([[(1, 2)]])
+
+
+def test_an_object_without_a_repr_cannot_be_compared() -> None:
+    with pytest.raises(ConfigError, match="give object a __repr__ that says what is in it"):
+        plain_ids([object()])
