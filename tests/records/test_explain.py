@@ -320,7 +320,9 @@ def test_times_below_ten_milliseconds_have_a_digit_more(seconds: float, text: st
 
 
 def test_a_wait_for_one_that_waited_itself_says_for_whom(tmp_path: Path, explained: Explain) -> None:
-    said = explained(simulated(tmp_path / "run", "hsp:idle=guarded,stale=next,broadcast=all", steps=100), "--worker", "0")
+    said = explained(
+        simulated(tmp_path / "run", "hsp:idle=guarded,stale=next,broadcast=all", steps=100), "--worker", "0"
+    )
     assert "for worker 1, which waited for worker 3 itself, as its gradient is of the round after" in said
 
 

@@ -162,7 +162,9 @@ def test_a_wait_for_nobody_is_due_to_nobody_and_is_passed_on_to_nobody() -> None
 
 
 def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> None:
-    folder = simulated(tmp_path / "run", "hsp:idle=guarded,stale=next,broadcast=all", steps=100)  # its pushes take turns
+    folder = simulated(
+        tmp_path / "run", "hsp:idle=guarded,stale=next,broadcast=all", steps=100
+    )  # its pushes take turns
     run = open_run(folder, registry())
     with closing(run.ledger):
         due = blame(waits(run.history()))

@@ -74,9 +74,13 @@ class Changes:
         self._state_loaded = False
         self._leave_state_to_store()
 
+    def moved(self) -> list[str]:
+        """The names of parameters that the script has changed, all in all."""
+        return [*self._holder.changed(), *self._fixed.changed()]
+
     def see_to(self) -> None:
         """The script steps. Adopt what it changed before its first step, and refuse what it changed since."""
-        changed = [*self._holder.changed(), *self._fixed.changed()]
+        changed = self.moved()
         if changed:
             self._refuse_another_device()
         if not self._stepped and (changed or self._state_loaded):

@@ -146,6 +146,7 @@ class PacedLoader(_Paced):
         session.come_by()
         self._skip_past()
         iteration = self._iteration = _Iteration(self._begun())
+        session.other_training.loop_begins()
         try:
             items = iter(self._leased)
             while True:
@@ -221,12 +222,14 @@ class PacedLoader(_Paced):
         looked = outer_goes_on and session.untouched == loop.handed_out
         if not looked:  # else nobody else is to have them before they go back to their epoch
             self._give_back_fetched(loop)
+        session.other_training.loop_left()
         return looked
 
     def _end(self, loop: Loop, looked: bool) -> None:
         """The loop has come to its end."""
         session = self._session
         if not looked:
+            session.other_training.loop_ended()
             session.loop_ended()
         if session.steps > loop.steps or not (loop.handed_out or looked):  # else it was for a look at all the data
             self._trained += 1
@@ -334,6 +337,7 @@ class PacedStream(_Paced):
             self._trained += 1
             session.epoch += 1
             return
+        session.other_training.loop_begins()
         asked = time.monotonic()
         for data in self._items():
             session.come_by()
@@ -342,6 +346,8 @@ class PacedStream(_Paced):
             session.handed_out(None, time.monotonic() - asked)
             yield data
             asked = time.monotonic()
+        session.other_training.loop_left()
+        session.other_training.loop_ended()
         session.epoch += 1
         self._trained += session.steps > steps
         if (

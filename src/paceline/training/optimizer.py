@@ -43,7 +43,9 @@ class PacedOptimizer(_Base):
 
     @torch.optim.Optimizer.profile_hook_step
     def _step_watched(self, closure: Callable[[], Any] | None) -> Any:
-        return self._step(closure)
+        value = self._step(closure)
+        self.paceline_stepped = True  # see `other_training`
+        return value
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._opt_called = True  # a scheduler asks whether the optimizer stepped before it
@@ -100,10 +102,13 @@ class PacedOptimizer(_Base):
 
 
 def _watched(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a profiler runs, or the step has hooks. torch's wrapper for them costs 60 µs a step in any case."""
+    """Whether a profiler runs, or the step has hooks. torch's wrapper for them costs 60 µs a step in any case.
+
+    One hook after the steps of all optimizers is `other_training`'s.
+    """
     hooks = (
         _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
+        len(_global_optimizer_post_hooks) > 1,
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
     )

@@ -297,6 +297,14 @@ def finish() -> None:
         session.live = False
 
 
+def script_ended() -> None:
+    """The script has come to its end. The runtime calls this."""
+    session = _Process.session
+    if session is not None and session.live:
+        session.other_training.ends()
+    keep([])
+
+
 def keep(orders: Sequence[Keep]) -> None:
     """Pack what the script keeps: for these orders, and for those that the script has left open.
 

@@ -28,6 +28,7 @@ from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, Resumed, Started, Step
 from paceline.training.loop import Loop
+from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
@@ -121,6 +122,7 @@ class Session:
         self.fixed.begin()
         self.resumed, self._took_up = started.resumed, started.resumed is None
         self.changes = Changes(joined, self.holder, self.fixed, resumed=started.resumed is not None)
+        self.other_training = OtherTraining(self)
         self.joins = started.joins
         if self.joins:
             self._buffers = {name: buffer.clone() for name, buffer in self.followed.buffers().items()}
@@ -346,12 +348,14 @@ class Session:
     def thrown_away(self) -> None:
         """The script zeroes its gradients without a step: the batches in them are used up."""
         if self.backward_seen:
+            self.other_training.erases()
             self.skipped.extend(self.fetched)
             self.fetched.clear()
             self.backward_seen = False
 
     def done_computing(self) -> None:
         """Make no further step: no worker is to wait for this one."""
+        self.other_training.ends()
         if self.go is not None or self.joins:
             self.go, self.joins = None, False
             self.holder.settle()  # the version that the script has may be written over from now on

@@ -1,0 +1,120 @@
+"""Training that the run would lose: what moves the model's parameters beside the prepared optimizer's steps.
+
+Another optimizer, or code that subtracts gradients by itself, moves this worker's parameters only. The next step
+refuses them, but a script may never make one. So this is looked at where such training shows: after another optimizer's
+step, where gradients are erased that no step has used, at the end of a loop over the loader, and at the end.
+
+After a worker's last step its model is the script's own, to put the best state back or to go on with. What is training
+and what is that is told apart by gradients and batches: training uses some, and makes no step of them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from paceline.training.parts import user_class
+
+if TYPE_CHECKING:
+    from paceline.training.session import Session
+
+_watching: weakref.WeakSet[OtherTraining] = weakref.WeakSet()
+_hooked: list[Any] = []
+
+
+class OtherTraining:
+    """Refuses in one line what moves a session's parameters beside the prepared optimizer."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tensors = {*session.parameters, *session.fixed.tensors}
+        self._process = os.getpid()
+        self._gradients_erased = False
+        """Whether a gradient was erased before the first step."""
+        self._moved_at_begin = self._moved_in_loop = False
+        """Before the first step: whether the parameters were moved as the last loop began, and in some loop."""
+        self._moved: list[str] = []
+        """What was moved as the last loop was over."""
+        self._left_as_stepped = -1
+        """How many steps the worker had made as a loop ended that left the parameters as the last step had."""
+        _watching.add(self)
+        if not _hooked:
+            _hooked.append(register_optimizer_step_post_hook(_after_step))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Some optimizer of the script has stepped."""
+        session = self._session
+        if session.go is None or os.getpid() != self._process or not self._has_ours(optimizer):
+            return
+        if not session.steps and not session.batches_in_step:
+            return  # all adopt what training begins with, if all workers do the same
+        moved = session.changes.moved()
+        if not moved:
+            return  # it is a wrapper that has the prepared one step, say
+        prepared = user_class(session.optimizer).__name__
+        if optimizer is session.optimizer:
+            session.refuse(
+                f"the script calls {prepared}.step() itself, past the step() that prepare() has given the optimizer; "
+                "call optimizer.step()"
+            )
+        session.refuse(
+            f'the script steps another optimizer, {type(optimizer).__name__}, over the parameter "{moved[0]}" of the '
+            f"prepared model; the run trains with the one that prepare() was given, {prepared}: change its "
+            "hyperparameters in optimizer.param_groups, give prepare() one optimizer with a group for each part, or "
+            "train with the other one in a run of its own, which loads what this one saves"
+        )
+
+    def erases(self) -> None:
+        """The script erases gradients that no step has used."""
+        session = self._session
+        self._gradients_erased = True
+        if session.steps and session.go is not None and (moved := session.changes.moved()):
+            self._refuse(moved[0])
+
+    def loop_begins(self) -> None:
+        """The script begins a loop over the loader."""
+        if not self._session.steps:
+            self._moved_at_begin = bool(self._session.changes.moved())
+
+    def loop_left(self) -> None:
+        """The script's loop over the loader is over. It may have left the loop early, to put other values in."""
+        session = self._session
+        self._moved = session.changes.moved() if session.go is not None else []
+        if not self._moved:
+            self._left_as_stepped = session.steps
+        elif not session.steps:
+            self._moved_in_loop |= not self._moved_at_begin
+
+    def loop_ended(self) -> None:
+        """That loop has come to its natural end."""
+        if self._moved and self._session.steps and self._session.batches_in_step:
+            self._refuse(self._moved[0])
+
+    def ends(self) -> None:
+        """The worker makes no further step."""
+        session = self._session
+        if session.go is None or self._left_as_stepped == session.steps:
+            return
+        trained = session.backward_seen or (not session.steps and (self._gradients_erased or self._moved_in_loop))
+        if trained and (moved := session.changes.moved()):
+            self._refuse(moved[0])
+
+    def _has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(not self._tensors.isdisjoint(group["params"]) for group in optimizer.param_groups)
+
+    def _refuse(self, name: str) -> None:
+        self._session.refuse(
+            f'the script changes the parameter "{name}" as it trains, and makes no step of the gradient: what moves '
+            "parameters beside the optimizer that prepare() was given reaches no other worker; have its step() do it"
+        )
+
+
+def _after_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+    if optimizer.__dict__.pop("paceline_stepped", False):  # the prepared one's own step, which has hooks of the script
+        return
+    for one in tuple(_watching):
+        one.after_step(optimizer)

@@ -1,0 +1,177 @@
+"""What moves parameters beside the prepared optimizer is refused if it is training, and not if the model is the
+script's own by then. A session stands in for a worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.training.other_training import OtherTraining
+
+
+class Refused(Exception):
+    pass
+
+
+class Trains:
+    """A script's training as `OtherTraining` sees it, step by step."""
+
+    def __init__(self, steps: int = 3) -> None:
+        self.model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(self.model.parameters())
+        self.session: Any = SimpleNamespace(
+            parameters=list(self.model.parameters()),
+            fixed=SimpleNamespace(tensors=[]),
+            optimizer=optimizer,
+            go="a step",
+            steps=steps,
+            batches_in_step=0,
+            backward_seen=False,
+            changes=SimpleNamespace(moved=lambda: ["weight"] if self.moved else []),
+            refuse=self._refuse,
+        )
+        self.moved = False
+        self.other = OtherTraining(self.session)
+
+    def _refuse(self, line: str) -> None:
+        raise Refused(line)
+
+    def fetch(self) -> None:
+        self.session.batches_in_step += 1
+
+    def gradient(self) -> None:
+        self.session.backward_seen = True
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    def erase(self) -> None:
+        if self.session.backward_seen:
+            self.other.erases()
+        self.session.backward_seen = False
+
+    def move(self) -> None:
+        self.moved = True
+
+    def put_back(self) -> None:
+        self.moved = False
+
+    def step(self) -> None:
+        self.session.steps += 1
+        self.session.batches_in_step, self.session.backward_seen = 0, False
+
+    def begin(self) -> None:
+        self.other.loop_begins()
+
+    def run_out(self) -> None:
+        self.other.loop_left()
+        self.other.loop_ended()
+
+    def leave(self) -> None:
+        self.other.loop_left()
+
+    def end(self) -> None:
+        self.other.ends()
+
+
+T = Trains
+ALLOWED: dict[str, list[Callable[[Trains], None]]] = {
+    "nothing moves": [T.begin, T.fetch, T.gradient, T.step, T.run_out, T.end],
+    "the best state is put back after the loop": [T.begin, T.fetch, T.gradient, T.step, T.run_out, T.move, T.end],
+    "and after a loop that is left": [T.begin, T.fetch, T.gradient, T.step, T.fetch, T.leave, T.move, T.end],
+    "and after a window that no step has closed": [T.begin, T.fetch, T.gradient, T.run_out, T.move, T.end],
+    "and without a loader": [T.gradient, T.step, T.move, T.end],
+    "averages are swapped in within the loop, and out after it": [T.fetch, T.gradient, T.step, T.move, T.run_out],
+    "averages are swapped in and out before gradients are erased": [T.fetch, T.gradient, T.move, T.put_back, T.erase],
+}
+BEFORE_THE_FIRST_STEP: dict[str, list[Callable[[Trains], None]]] = {
+    "a checkpoint is loaded": [T.move, T.begin, T.fetch, T.gradient, T.erase, T.fetch, T.run_out],
+    "a checkpoint is loaded, and nothing trained": [T.move, T.begin, T.fetch, T.run_out, T.end],
+    "parameters are made of the data": [T.begin, T.fetch, T.move, T.fetch, T.run_out],
+}
+REFUSED: dict[str, tuple[int, list[Callable[[Trains], None]]]] = {
+    "gradients are subtracted by hand": (3, [T.fetch, T.gradient, T.move, T.erase]),
+    "a gradient is subtracted by hand at the end": (3, [T.gradient, T.move, T.end]),
+    "by hand after the first epoch, which a step trained": (3, [T.begin, T.run_out, T.step, T.gradient, T.move, T.end]),
+    "gradients come of autograd.grad": (3, [T.begin, T.fetch, T.move, T.fetch, T.run_out]),
+    "by hand, without any step": (0, [T.begin, T.fetch, T.gradient, T.move, T.erase, T.run_out, T.end]),
+    "by hand, without any step and loader": (0, [T.gradient, T.move, T.erase, T.gradient, T.erase, T.end]),
+    "by autograd.grad, without any step": (0, [T.begin, T.fetch, T.move, T.fetch, T.run_out, T.end]),
+}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_is_not_training_is_the_script_s_own(what: str) -> None:
+    trains = Trains()
+    for happens in ALLOWED[what]:
+        happens(trains)
+
+
+@pytest.mark.parametrize("what", BEFORE_THE_FIRST_STEP)
+def test_what_training_begins_with_is_not_training(what: str) -> None:
+    trains = Trains(steps=0)
+    for happens in BEFORE_THE_FIRST_STEP[what]:
+        happens(trains)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_training_without_a_step_of_the_optimizer_is_refused_as_it_shows(what: str) -> None:
+    steps, (*before, last) = REFUSED[what]
+    trains = Trains(steps)
+    for happens in before:
+        happens(trains)
+    with pytest.raises(Refused, match='the parameter "weight" as it trains'):
+        last(trains)
+
+
+def test_after_the_worker_s_last_step_nothing_is_refused() -> None:
+    trains = Trains()
+    trains.session.go = None
+    trains.move()
+    trains.gradient()
+    other = torch.optim.SGD(trains.model.parameters(), lr=0.1)
+    other.step()
+    trains.erase()
+    trains.run_out()
+    trains.end()
+
+
+def test_another_optimizer_is_refused_at_its_first_step_by_name() -> None:
+    trains = Trains()
+    trains.gradient()
+    other = torch.optim.SGD(trains.model.parameters(), lr=0.1)
+    trains.move()
+    with pytest.raises(Refused, match=r"steps another optimizer, SGD, .* was given, Adam: "):
+        other.step()
+
+
+def test_a_class_s_step_that_is_called_past_the_prepared_one_is_refused() -> None:
+    trains = Trains()
+    trains.gradient()
+    trains.move()
+    with pytest.raises(Refused, match=r"calls Adam.step\(\) itself"):
+        torch.optim.Adam.step(trains.session.optimizer)
+
+
+def test_an_optimizer_that_moves_none_of_the_model_s_parameters_may_step() -> None:
+    trains = Trains()
+    trains.gradient()
+    torch.optim.SGD(trains.model.parameters(), lr=0.1).step()  # as a wrapper that calls the prepared one's
+    trains.move()
+    teacher = nn.Linear(3, 1)
+    teacher(torch.ones(3)).backward()
+    torch.optim.SGD(teacher.parameters(), lr=0.1).step()
+
+
+def test_before_the_first_step_another_optimizer_may_make_what_all_begin_with_but_of_no_batch_of_the_loader() -> None:
+    trains = Trains(steps=0)
+    trains.move()
+    other = torch.optim.SGD(trains.model.parameters(), lr=0.1)
+    other.step()
+    trains.fetch()
+    with pytest.raises(Refused, match="another optimizer, SGD"):
+        other.step()
