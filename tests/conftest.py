@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.fabric import memory
+from support.processes import uncollected
 
 # By default OpenMP's threads spin while they wait for each other. Beside the other half of the suite that is most of
 # what a run on two threads costs, and nothing is computed by it.
@@ -32,3 +33,10 @@ def _shared_memory_is_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for close in closes:
         close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_child_is_left_uncollected() -> Iterator[None]:
+    """Every process that ends is collected by the one that forked it, so this one has no zombies as its tests end."""
+    yield
+    assert uncollected() == {}

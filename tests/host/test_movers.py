@@ -407,8 +407,10 @@ def test_the_process_has_a_name_and_ends_with_its_host() -> None:
         deadline = time.monotonic() + PATIENCE
         while name_of(forked.process) != "paceline-data":
             assert time.monotonic() < deadline
-        os.waitid(os.P_PID, forked.process, os.WNOHANG | os.WEXITED)
-    assert os.waitpid(forked.process, 0)[1] == 0
+        watch = os.pidfd_open(forked.process)
+    with pytest.raises(ChildProcessError):  # it was collected
+        os.waitid(os.P_PIDFD, watch, os.WEXITED)
+    os.close(watch)
 
 
 def name_of(process: int) -> str:

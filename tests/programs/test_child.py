@@ -16,6 +16,7 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.programs import launching
 from paceline.programs.child import Ended, _follow, carry_out
 from paceline.records.kept import FILES
+from support.dispositions import as_from_a_terminal
 
 
 def test_what_the_command_prints_is_written_to_a_stream_that_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,9 @@ def test_an_interrupt_is_passed_on_and_the_child_ends_by_itself_or_at_the_third(
     out = Interrupting(times)
     monkeypatch.setattr(sys, "stdout", out)
     script = f"trap '{on_signal}' INT; echo ready; while :; do sleep 0.01; done"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, process_group=0) as process:
+    with subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, process_group=0, preexec_fn=as_from_a_terminal
+    ) as process:
         assert process.stdout is not None
         _, interrupts = _follow(process, process.stdout.fileno())
     assert (process.returncode, interrupts, out.getvalue()) == (code, times, shown)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.host.processes import children, end_adopted, end_group
+from support.dispositions import as_from_a_terminal
 from support.launch import Launch
 from support.processes import zygote_of
 from support.runs import ended
@@ -273,13 +274,14 @@ command()
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_in_the_first_moments_ends_with_130_and_no_traceback(number: signal.Signals) -> None:
     arguments = [sys.executable, "-c", IMPORTING, str(int(number))]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, preexec_fn=as_from_a_terminal)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 2)])
 def test_of_signals_that_are_ignored_from_the_start_only_sighup_stays_so(number: signal.Signals, code: int) -> None:
     def ignore() -> None:  # as a shell script's `&` does it of SIGINT, and `nohup` of SIGHUP
+        as_from_a_terminal()
         signal.signal(number, signal.SIG_IGN)
 
     arguments = [sys.executable, "-c", IMPORTING, str(int(number))]

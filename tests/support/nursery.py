@@ -144,6 +144,7 @@ def _nursery(read_once: tuple[tuple[str, str], ...]) -> socket.socket:
 
     It ends when nobody holds this socket any more.
     """
+    from support.dispositions import as_from_a_terminal
     from support.leftovers import UNMARKED, VARIABLE
 
     ours, theirs = _pair()
@@ -155,6 +156,7 @@ def _nursery(read_once: tuple[tuple[str, str], ...]) -> socket.socket:
         env={**session, **dict(read_once), VARIABLE: UNMARKED, "OPENBLAS_NUM_THREADS": "1"},  # see `import_torch`
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # a terminal's Ctrl-C is for pytest
+        preexec_fn=as_from_a_terminal,
     )
     theirs.close()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+
+from paceline.host import processes
 
 
 def children(launcher: int) -> list[int]:
@@ -13,3 +16,14 @@ def children(launcher: int) -> list[int]:
 def zygote_of(launcher: int) -> int:
     """The process that workers are forked from. The launcher forks it before all else."""
     return children(launcher)[0]
+
+
+def uncollected() -> dict[int, str]:
+    """This process's children that have ended and are not waited for, with their names."""
+    found = {}
+    for child in processes.children():
+        with suppress(OSError):
+            what, _, rest = Path(f"/proc/{child}/stat").read_text().rpartition(")")
+            if rest.split()[0] == "Z":
+                found[child] = what.partition("(")[2]
+    return found

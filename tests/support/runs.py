@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.records.ledger import connect
 from paceline.records.snapshots import whole
 from support import nursery
+from support.dispositions import as_from_a_terminal
 
 if TYPE_CHECKING:
     import pytest
@@ -151,6 +152,7 @@ def _started(
             errors="backslashreplace",
             env={**os.environ, **(env or {})},
             start_new_session=True,
+            preexec_fn=as_from_a_terminal,
         )
     else:
         process = nursery.Process(arguments, env, first)

@@ -350,14 +350,11 @@ def end_adopted(before: frozenset[int]) -> None:
 
 
 def end_in_time(process: int) -> None:
-    """Give this child, which was told to end, a second to do so. It may have ended before."""
-    try:
-        if _ends_before(process, time.monotonic() + 1.0):
-            return
-        os.kill(process, signal.SIGKILL)
-        _ends_before(process, None)
-    except ProcessLookupError:
-        pass
+    """Give this child, which was told to end, a second to do so, and collect it. It may have ended before."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was collected before
+        if not _ends_before(process, time.monotonic() + 1.0):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def _ends_before(process: int, deadline: float | None) -> bool:

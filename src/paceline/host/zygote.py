@@ -8,6 +8,7 @@ zygote was told before: on a host that joins a run, nothing of the run is known 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -92,6 +93,7 @@ class Zygote:
 
 def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
     """Fork what the launcher asks for, until it has gone."""
+    gc.freeze()  # what is here by now is no worker's: neither to be looked through for garbage, nor to be written out
     with suppress(PeerLost):
         while True:
             first, descriptors = launcher.receive()

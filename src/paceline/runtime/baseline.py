@@ -35,11 +35,12 @@ from paceline.host.processes import end_group, exit_phrase, fork_child, forks_di
 from paceline.records import summary as summaries
 from paceline.records.due import Due
 from paceline.records.summary import Summary
+from paceline.runtime import interpreter
 from paceline.runtime.imports import import_torch
 from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.run import make_folder, undo
 from paceline.runtime.settings import Settings
-from paceline.runtime.worker import redirect, run_script
+from paceline.runtime.worker import GRACE, redirect, run_script, show
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure
@@ -300,6 +301,7 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
     def body() -> int:
         forks_die_with_me()
         redirect(output, worker)
+        interpreter.begin_as_a_process_of_its_own()
         devices.give(worker, settings.devices)
         torch.set_num_threads(settings.threads)
         baseline = Worker(worker, settings, told)
@@ -310,7 +312,10 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
             if code == 0:
                 baseline.conclude()
         except ConfigError:
-            return 2
+            code = 2
+        if code:
+            interpreter.end_within(GRACE, code)
+        interpreter.end(show)
         return code
 
     process = fork_child(body)

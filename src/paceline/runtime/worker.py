@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import multiprocessing.util
 import os
 import signal
 import socket
@@ -38,6 +35,7 @@ from paceline.host.processes import (
     share_without_files,
     terminals_never_stop_me,
 )
+from paceline.runtime import interpreter
 from paceline.runtime.code import digests
 from paceline.runtime.folders import share
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
@@ -74,7 +72,8 @@ NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
     "the CPU"
 )
-GRACE = 2.0  # seconds that threads of a script have to end after the script has failed
+GRACE = 2.0
+"""Seconds that a script that has failed has for its end. Its threads may wait for it, and the run for all of them."""
 
 
 def work(worker: int, settings: Settings, end: socket.socket, output: int, folders: int, launcher: int) -> int:
@@ -87,10 +86,10 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     redirect(output, worker)
     if settings.directory is not None:
         os.chdir(settings.directory)
+    interpreter.begin_as_a_process_of_its_own()
     for name in OF_ONE_PROCESS:
         os.environ.pop(name, None)
     devices.give(worker, settings.devices)  # torch is imported, and asks CUDA only when it is first used
-    atexit._clear()  # the launcher's exit functions are not this process's
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
@@ -107,21 +106,34 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         seed_script(settings.seed)
         code = run_script(settings.script, settings.source, settings.arguments) if begins else 0
         if code == 0 and not link.forked:
+            interpreter.write_out_files()  # the run may go on for long, and nobody is to wait for them
             code = _exit_code_of(link.serve_until_exit, settings.arguments)
     except PeerLost:
         code = 1
-    _end_quietly(code)
+    if code:
+        interpreter.end_within(GRACE, code)
+    interpreter.end(show)
     return code
 
 
+FORKED = (
+    "a process that the script forked takes no part in the run: train, fetch batches and call state_dict() in the "
+    "worker itself, and hand over what the process needs"
+)
+ENDED = (
+    "the script has ended, and so has its part in the run: call finish() and the optimizer's state_dict() before its "
+    "end; the model keeps its values, and can be saved"
+)
+
+
 class _NoChannel:
-    """Takes the place of the channel in a process that a worker's script has forked."""
+    """Takes the place of the channel in a process that takes no part in the run, or none any more."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(
-            "a process that the script forked takes no part in the run: train, fetch batches and call state_dict() in "
-            "the worker itself, and hand over what the process needs"
-        )
+        raise RuntimeError(self._why)
 
 
 class WorkerLink:
@@ -161,6 +173,8 @@ class WorkerLink:
         """Messages that another thread has received, and that are not taken yet."""
         self._ends_at_once = False
         """Whether the script is to be left, and has not been."""
+        self._left: Channel | _NoChannel | None = None
+        """The channel once the script's part in the run has ended. Its end would be taken for this process's."""
         self._keeps = 0
         """What the script has yet to keep. It is not left before."""
         self._leasing = threading.Lock()
@@ -175,7 +189,7 @@ class WorkerLink:
         self.forked = True
         if isinstance(self._channel, Channel):
             self._channel.close()
-        self._channel = _NoChannel()
+        self._channel = _NoChannel(FORKED)
         self._turn, self._leasing = threading.Condition(), threading.Lock()  # a thread left behind may hold the others
 
     def begins(self) -> bool:
@@ -235,7 +249,7 @@ class WorkerLink:
                         fork_store(make_store, end, self._launcher)
                         if evaluator is not None and offer.measure is not None:
                             assert isinstance(self._channel, Channel)  # the message has come through it
-                            fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, _show)
+                            fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, show)
                     except NoProcess as error:
                         self._channel.send(messages.StoreNotForked(str(error)))
                     except Exception as error:
@@ -513,13 +527,15 @@ class WorkerLink:
                     except BaseException as error:  # sys.exit() too: the version is not evaluated
                         if self.forked:
                             raise
-                        _show(error)
+                        show(error)
                         self._channel.send(messages.EvaluationFailed(version, f"{type(error).__name__}: {error}"))
                 case messages.Exit(), _:
+                    self._left, self._channel = self._channel, _NoChannel(ENDED)
+                    prepare.end_of_part()
                     return
 
     def _only_here(self) -> None:
-        if threading.get_ident() != self._thread:
+        if isinstance(self._channel, Channel) and threading.get_ident() != self._thread:
             raise RuntimeError(
                 "state_dict() was called in another thread than prepare(), while that one may wait for the same "
                 "messages; call it there, and hand its result over"
@@ -683,9 +699,21 @@ def _exit_code_of(run: Callable[[], None], arguments: tuple[str, ...]) -> int:
                 "place, and paceline.worker() and paceline.workers() are the rank and the world size"
             )
             return 2
-        _show(error)
+        _uncaught(error)
         return 1
     return 0
+
+
+def _uncaught(error: BaseException) -> None:
+    """Show it as the interpreter does: by the script's own `sys.excepthook`, if there is one."""
+    if sys.excepthook is sys.__excepthook__:
+        show(error)
+        return
+    try:
+        sys.excepthook(type(error), error, _without_ours(error.__traceback__))
+    except Exception as failure:
+        show(failure)
+        show(error)
 
 
 LAUNCHERS = frozenset(
@@ -705,7 +733,7 @@ def launcher_asked_for(error: BaseException) -> str | None:
     return None
 
 
-def _show(error: BaseException) -> None:
+def show(error: BaseException) -> None:
     """The user's own traceback, without our frames at its start or within it."""
     shown: BaseException | None = error
     seen: set[int] = set()
@@ -726,30 +754,3 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
     for frame in reversed(theirs):
         rest = TracebackType(rest, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return rest
-
-
-def _end_quietly(code: int) -> None:
-    """Do what the interpreter does at its end, and `os._exit` leaves out.
-
-    It waits for the script's threads and processes. If the script has failed, they may wait for it in turn, and the
-    run for all of them. Then they get a while and no more.
-    """
-    if code:
-        threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-    except Exception as error:
-        _show(error)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-
-
-def _end_anyway(code: int) -> None:
-    time.sleep(GRACE)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,8 @@ class _Process:
     baseline: Baseline | None = None
     session: Session | None = None
     prepared = False
+    left: ClassVar[list[tuple[Tensor, Tensor]]] = []
+    """The model's parameters and buffers, with what the script has left in them, if versions are evaluated there."""
 
 
 def attach(link: Link) -> None:
@@ -331,7 +333,23 @@ def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
     session = _Process.session
     assert session is not None  # a worker that evaluates has prepared
     session.live = False
+    if not _Process.left:
+        held = (*session.model.parameters(), *session.model.buffers())
+        _Process.left += [(one, one.detach().clone()) for one in held]
     return _evaluated(session.followed, evaluate, session.link.seed, version, file)
+
+
+def end_of_part() -> None:
+    """Let the model be as the script has left it, for what the script has registered for its own end.
+
+    The runtime calls this once the run asks nothing more of this process.
+    """
+    session = _Process.session
+    if session is not None:
+        session.live = False
+        with torch.no_grad():
+            for one, value in _Process.left:
+                one.copy_(value)
 
 
 def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure | None:

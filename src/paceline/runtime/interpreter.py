@@ -1,0 +1,90 @@
+"""What Python's interpreter does as a process ends, for workers, which are forked and end by `os._exit`.
+
+The interpreter's own end (`Py_FinalizeEx`) takes 0.2 s in each worker, as it takes torch apart.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import logging
+import multiprocessing.util
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+WITHOUT_FORMAT = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+"""What writes bytes as they are. What else is open may have an end to write, as a compressed file has."""
+
+
+def begin_as_a_process_of_its_own() -> None:
+    """Leave what was registered for the end of the process that this one was forked from to that process.
+
+    Each `weakref.finalize` that this process makes registers itself again, as a `TemporaryDirectory` does.
+    """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    atexit._clear()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    atexit.register(logging.shutdown)  # as the import of logging did
+
+
+def end(show: Callable[[BaseException], None]) -> None:
+    """Wait for the script's threads, call its exit functions, end its processes, and write out its files.
+
+    That is what the interpreter does, in its order. `show` prints what is raised on the way. Objects that are still
+    referred to are not destroyed: their `__del__` is not called.
+    """
+    for step in (
+        threading._shutdown,  # type: ignore[attr-defined]
+        atexit._run_exitfuncs,
+        multiprocessing.util._exit_function,  # type: ignore[attr-defined]
+    ):
+        try:
+            step()
+        except BaseException as error:
+            show(error)
+        write_out_files()
+    for file in _open_files():
+        if not isinstance(file, WITHOUT_FORMAT):
+            with suppress(Exception):
+                file.close()
+    write_out_files()
+
+
+def end_within(seconds: float, code: int) -> None:
+    """End this process with that exit code after so many seconds, if it runs for as long."""
+
+    def end_late() -> None:
+        time.sleep(seconds)
+        writes = threading.Thread(target=write_out_files, daemon=True)  # into a pipe that nobody reads, say
+        writes.start()
+        writes.join(seconds)
+        os._exit(code)
+
+    threading.Thread(target=end_late, daemon=True).start()
+
+
+def write_out_files() -> None:
+    """Write out what is in the buffers of all files that are open for writing."""
+    files = list(_open_files())
+    files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # what is in a text goes through other files
+    for file in (*files, sys.stdout, sys.stderr):
+        with suppress(Exception):
+            file.flush()
+
+
+def _open_files() -> Iterator[io.IOBase]:
+    """The files that are open for writing, of those made since the last `gc.freeze()`.
+
+    What was there when this process was forked, which is frozen, is its parent's to write out.
+    """
+    for one in gc.get_objects():
+        with suppress(Exception):
+            if isinstance(one, io.IOBase) and not one.closed and one.writable():
+                yield one
