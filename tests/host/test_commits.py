@@ -106,6 +106,45 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     assert [said[1:] for said in one.news.told("not_finite")] == [("first", None)]
 
 
+def norms(version: int, *those: tuple[int, float]) -> messages.Norms:
+    return messages.Norms(version, list(those))
+
+
+def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_theirs() -> None:
+    one, others = company(1), Mock(make=Mock(return_value=["b", "c"]))
+    one.host.commits.others, one.host.commits.clips_norms = others, True
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    (taken,) = (said for said in one.store.sent if isinstance(said, messages.TakeNorms))
+    assert (taken.version, taken.target, taken.pushed) == (1, 1, [(0, 1.0)])
+    assert others.make.call_args.kwargs["exchanges"]
+    assert one.host.norms_taken("c", norms(1, (3, 3.0)))
+    assert not one.host.norms_taken("c", norms(1, (3, 3.0)))
+    assert not one.host.norms_taken("d", norms(1))
+    assert not one.host.norms_taken("b", norms(2))
+    one.said_by_store(norms(1, (0, 1.0), (1, 5.0)))
+    assert not one.commits()
+    others.make_with.assert_not_called()
+    assert one.host.norms_taken("b", norms(1, (2, 4.0)))
+    every = norms(1, (0, 1.0), (1, 5.0), (2, 4.0), (3, 3.0))
+    others.make_with.assert_called_once_with(every)
+    assert [(commit.version, commit.norms) for commit in one.commits()] == [(1, every.norms)]
+    for host in ("b", "c"):
+        one.host.range_made(host, made(1, 0, None if host == "b" else ("last", 0)))
+    one.said_by_store(made(1, 0, ("first", None)))
+    assert [said[1:] for said in one.news.told("not_finite")] == [("last", 0)], "whose NaN it is, wherever that shows"
+
+
+def test_one_host_takes_norms_as_it_makes_a_version() -> None:
+    one = company(1)
+    one.host.commits.clips_norms = True
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    assert [(commit.version, commit.norms) for commit in one.commits()] == [(1, None)]
+
+
 def test_a_range_that_was_not_to_be_made_is_none() -> None:
     one = company(1)
     one.host.commits.others = Mock(make=Mock(return_value=["b"]))

@@ -80,6 +80,23 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
     company.news.range_made.assert_called_once_with(messages.Committed(1, 0.0, 7, None))
 
 
+def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all() -> None:
+    company = Company()
+    company.ranges.make(between.MakeRange(1, [], None, look=True, exchanges=True))
+    company.makes(2)
+    (taken,) = company.sent()
+    assert (type(taken), taken.version, taken.first) == (messages.TakeNorms, 1, True)
+    assert not company.ranges.hear(messages.Norms(2, []), [])
+    own, every = messages.Norms(1, [(0, 1.0)]), messages.Norms(1, [(0, 1.0), (1, 2.0)])
+    assert company.ranges.hear(own, [])
+    company.news.norms_taken.assert_called_once_with(own)
+    company.ranges.make_with(every)
+    (order,) = company.sent()[1:]
+    assert (type(order), order.version, order.norms) == (messages.Commit, 1, every.norms)
+    assert company.made(1)
+    assert [(one.version, one.norms) for one in company.sent()[2:]] == [(2, None)]
+
+
 def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_as_of_the_version_before() -> None:
     company = Company()
     company.makes(1)

@@ -18,8 +18,8 @@ STORED = sorted(name for name, spec in registry().items() if spec.versions == "s
 
 
 def shards(run: Run) -> int:
-    """How many hosts have made a range: as many as have fetched updates."""
-    ((count,),) = run.rows("SELECT COUNT(DISTINCT host) FROM fetches WHERE kind = 'update'")
+    """How many hosts have made a range: as many as have fetched updates, or sums of them."""
+    ((count,),) = run.rows("SELECT COUNT(DISTINCT host) FROM fetches WHERE kind IN ('sum', 'update')")
     return int(count)
 
 
@@ -131,6 +131,55 @@ def test_a_nan_in_a_sum_is_named_with_its_worker(where: tuple[str, ...], launch:
     run = launch.run(script(each_step=spoils), *where, "-p", "bsp")
     assert run.code == 4
     assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 3', run.out)
+
+
+def clipped(text: str, option: str = "clip_grad_norm=0.05") -> str:
+    return text.replace("epochs=2)", f"epochs=2, {option})")
+
+
+CLIPPED = [("asp", HOSTS), ("bsp", TWO_EACH), ("hsp", HOSTS), ("sync-switch", HOSTS)]
+
+
+@pytest.mark.parametrize(("protocol", "where"), each(CLIPPED, default=(CLIPPED[1],)))
+def test_ranges_are_clipped_by_the_norm_of_the_whole_and_replayed_on_one_host_to_the_same_bits(
+    protocol: str, where: tuple[str, ...], launch: Launch
+) -> None:
+    run = launch.run(clipped(script()), *where, "-p", protocol).completed()
+    assert shards(run) == 3
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["clip_grad_norm=0.05", "clip_grad_value=0.01"])
+def test_clipped_rounds_end_on_the_bits_of_rounds_on_one_host(option: str, launch: Launch) -> None:
+    several = launch.run(clipped(script(), option), *HOSTS, "-p", "bsp").completed().final()
+    one = launch.run(clipped(script(), option), "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
+    free = launch.run(script(), "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
+    assert all(torch.equal(several[name], one[name]) for name in one)
+    assert not torch.equal(free["0.weight"], one["0.weight"])
+
+
+@pytest.mark.long
+def test_a_nan_is_named_with_its_worker_though_clipping_spreads_it_to_all_ranges(launch: Launch) -> None:
+    spoils = "if epoch == 1 and paceline.worker() == 2: model[4].bias.register_hook(lambda g: g * float('nan'))"
+    run = launch.run(clipped(script(each_step=spoils)), *HOSTS, "-p", "bsp")
+    assert run.code == 4
+    assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 2', run.out)
+
+
+@pytest.mark.long
+def test_a_range_that_is_clipped_moves_when_its_host_leaves(launch: Launch) -> None:
+    leaves = """
+if epoch == 1 and paceline.worker() == 2 and not (THERE / "left").exists():
+            (THERE / "left").touch()
+            os.kill(os.getppid(), signal.SIGTERM)
+"""
+    run = launch.run(clipped(script(each_step=leaves.strip())), *HOSTS, "-p", "asp").completed()
+    assert run.rows("SELECT worker FROM facts WHERE kind = 'WorkerLeft' AND body LIKE '%drained%'") == [(2,)]
+    assert run.summary["samples"] == 2 * 64
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from paceline.training import own_clipping
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.layout import Layout, Places
 from paceline.training.own_clipping import OwnClipping, watch
-from paceline.training.parts import CHUNK, NotFinite
+from paceline.training.parts import CHUNK, NotFinite, cuts_of
 from paceline.training.store import Store
 
 SLOTS, WORKERS = 3, 2
@@ -139,6 +140,33 @@ def test_a_clipped_version_has_the_same_bits_with_any_number_of_threads(clip: Cl
             push(store, worker, [torch.randn(p.shape, generator=draw) for p in model.parameters()])
         checksums.append(store.commit(0, 1, [(0, 0.5), (1, 0.5)], threads=threads).checksum)
     assert len(set(checksums)) == 1
+
+
+@pytest.mark.parametrize("weights", [(0.25, 0.75), (1.0,)])
+def test_stores_of_ranges_that_exchange_norms_come_to_the_bits_of_one_store(weights: tuple[float, ...]) -> None:
+    clip, model = Clip(0.5, None), model_of_many()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    layout = Layout.of(model, optimizer)
+    one = store_of(model, OPTIMIZERS["sgd"], clip)
+    cuts = cuts_of(layout, optimizer, whole=True)
+    assert set(cuts) < set(cuts_of(layout, optimizer))
+    assert set(cuts[:-1]) <= {entry.offset for entry in layout.moving}
+    places = Places.new(layout, SLOTS, WORKERS)
+    assert len(cuts) > 2
+    ranges = [Store.of(model, optimizer, places, within=within, clip=clip) for within in pairwise(cuts)]
+    for step in range(3):
+        source, target = step % 2, 1 - step % 2
+        pushed = list(enumerate(weights))
+        for store in (one, ranges[0]):
+            for worker, _ in pushed:
+                push(store, worker, gradients_of(model, step, worker))
+        norms = sorted(norm for store in ranges for norm in store.norms(target, pushed))
+        assert [number for number, _ in norms] == [0, 1, 2, 3, 4, 5]
+        whole = one.commit(source, target, pushed)
+        parts = [store.commit(source, target, pushed, norms=norms) for store in ranges]
+        assert whole.checksum == sum(part.checksum for part in parts) % (1 << 64)
+        for mine, theirs in zip(one.places.slot(target), places.slot(target), strict=True):
+            assert torch.equal(mine, theirs)
 
 
 def test_a_store_that_subtracts_what_workers_have_stepped_clips_nothing() -> None:

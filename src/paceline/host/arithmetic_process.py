@@ -71,6 +71,8 @@ def _serve(store: Store, end: socket.socket) -> int:
                     made = _commit(store, order, recorder)
                     found, seconds = _not_finite(made.not_finite), time.perf_counter() - began
                     recorder.send(messages.Committed(order.version, seconds, made.checksum, found))
+                case messages.TakeNorms():
+                    recorder.send(_norms(store, order))
                 case messages.SumUp(number=number):
                     recorder.send(messages.Summed(number, _not_finite(_sum_up(store, order, recorder))))
                 case messages.Adopt():
@@ -142,7 +144,14 @@ def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Commit
         look=order.look,
         made=made if order.tells else None,
         summed=order.summed,
+        norms=order.norms,
     )
+
+
+def _norms(store: Store, order: messages.TakeNorms) -> messages.Norms:
+    if order.first:
+        store.prepare_slot(order.target)
+    return messages.Norms(order.version, store.norms(order.target, order.pushed, threads=order.threads))
 
 
 def _sum_up(store: Store, order: messages.SumUp, recorder: _Recorder) -> NotFinite | None:

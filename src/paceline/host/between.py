@@ -185,6 +185,14 @@ class MakeRange(Message):
     """(update or sum, weight), in the order in which they are summed."""
     scalars: list[dict[str, Any]] | None
     look: bool
+    exchanges: bool = False
+    """Whether this host says `RangeNorms` first, and makes the range once it has heard `AllNorms`."""
+
+
+class AllNorms(Message):
+    """These are the norms of the mean gradients of the version that is being made, of all ranges."""
+
+    norms: messages.Norms
 
 
 class Free(Message):
@@ -421,7 +429,7 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
-OfRange = Expect | Bring | Drop | MakeRange | Free | SendShare | TakeRange
+OfRange = Expect | Bring | Drop | MakeRange | AllNorms | Free | SendShare | TakeRange
 """What a host with a shard is ordered, in the order in which it has to do it."""
 OfSums = SumUp | DropSum
 """What a host is ordered that adds up its workers' updates."""
@@ -604,6 +612,12 @@ class NotFinite(Message):
     worker: int
 
 
+class RangeNorms(Message):
+    """These are the norms of mean gradients, for this host's range of a version."""
+
+    norms: messages.Norms
+
+
 class RangeMade(Message):
     """This host's range of that version is made."""
 
@@ -664,7 +678,7 @@ OfStep = Taken | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-OfShard = Stored | RangeMade | Share | RangeTaken | ShardLost
+OfShard = Stored | RangeNorms | RangeMade | Share | RangeTaken | ShardLost
 """What a host with a shard says of that."""
 SaidOfSums = NotFinite | SumsLost
 """What a host says that adds up its workers' updates."""

@@ -64,6 +64,9 @@ class BranchNews(WorkersNews, SumsNews, ReplicasNews, Protocol):
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
 
+    def norms_taken(self, norms: messages.Norms) -> None:
+        """See `RangesNews`."""
+
     def range_made(self, made: messages.Committed) -> None:
         """See `RangesNews`."""
 
@@ -327,6 +330,8 @@ class Branch:
                 self._ranges.drop(summand_of(item))
             case between.MakeRange():
                 self._ranges.make(order)
+            case between.AllNorms(norms=norms):
+                self._ranges.make_with(norms)
             case between.Free(version=version):
                 self._ranges.free(version)
             case between.SendShare(number=number):
@@ -532,6 +537,10 @@ class Branch:
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
         self._news.stored(item)
+
+    def norms_taken(self, norms: messages.Norms) -> None:
+        """See `RangesNews`."""
+        self._news.norms_taken(norms)
 
     def range_made(self, made: messages.Committed) -> None:
         """See `RangesNews`."""

@@ -32,8 +32,13 @@ MAKING = ("version that is being made",)
 class OtherMakers(Protocol):
     """The other hosts that make a range of each version."""
 
-    def make(self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool) -> Sequence[str]:
+    def make(
+        self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool, exchanges: bool = False
+    ) -> Sequence[str]:
         """Have them make their ranges of this version. Return their names. See `Maker`."""
+
+    def make_with(self, norms: messages.Norms) -> None:
+        """Tell them these norms, which the ranges that are being made wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,10 @@ class Commits:
         self._sums = sums
         self.brings: Callable[[int, Callable[[], object]], object] = lambda version, then: then()
         """Brings what others make of a version here, then goes on."""
+        self.clips_norms = False
+        """Whether mean gradients are clipped by their norm, so that all norms are taken before any range is made."""
+        self._norms: dict[str, messages.Norms] = {}
+        """By host: the norms for its range of the version that is being made, if they are exchanged."""
         self.rests: Callable[[], bool] = lambda: False
         """Asked while no version is being made: whether the next one waits."""
         self._plan = plan
@@ -172,6 +181,19 @@ class Commits:
         if waits:
             self.brings(version, lambda: self._arithmetic.send(messages.GoOn(file)))
 
+    def norms_taken(self, host: str, message: messages.Norms) -> bool:
+        """That host has the norms for its range. Return whether it was to. All ranges are made once all have theirs."""
+        order = self._committing
+        if order is None or order.version != message.version or host not in self._ranges or host in self._norms:
+            return False
+        self._norms[host] = message
+        if len(self._norms) < len(self._ranges):
+            return True
+        every = messages.Norms(order.version, sorted(norm for one in self._norms.values() for norm in one.norms))
+        if self.others is not None:
+            self.others.make_with(every)
+        return self.maker.make_with(every)
+
     def range_made(self, host: str, message: messages.Committed) -> bool:
         """That host has made its range of the version. Return whether it was told to."""
         order = self._committing
@@ -198,7 +220,10 @@ class Commits:
         self._shelf.claim(NEWEST, Version(order.version))
         self._shelf.release(MAKING)
         self._news.committed(order.version, sum(one.checksum for one in ranges) % (1 << 64), at)
-        found = next((one.not_finite for one in ranges if one.not_finite is not None), None)
+        lost = [one.not_finite for one in ranges if one.not_finite is not None]
+        if self.clips_norms:  # one worker's NaN spreads to ranges where its gradient has none
+            lost.sort(key=lambda one: one[1] is None)
+        found = next(iter(lost), None)
         if found is not None and self._look:
             self._look = False
             if self._sums is not None:
@@ -227,14 +252,25 @@ class Commits:
         ordered = self._orders[0]
         order, pushed = ordered.order, ordered.pushed
         scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
+        exchanges, look = self.clips_norms and self.others is not None, self._look
         if not self.maker.make(
-            order.version, self.newest, pushed, MAKING, scalars=scalars, look=self._look, summed=ordered.summed
+            order.version,
+            self.newest,
+            pushed,
+            MAKING,
+            scalars=scalars,
+            look=look,
+            summed=ordered.summed,
+            exchanges=exchanges,
         ):
             return  # until a version is on disk: no worker's claim can be what it waits for
         self._orders.popleft()
         self._committing, self._known_scalars = order, ordered.scalars
-        others = () if self.others is None else self.others.make(order, pushed, scalars, look=self._look)
+        others: Sequence[str] = ()
+        if self.others is not None:
+            others = self.others.make(order, pushed, scalars, look=look, exchanges=exchanges)
         self._ranges = dict.fromkeys([HERE, *others])
+        self._norms.clear()
         self._beginning.come(order.version)
 
     def _longest(self, order: ApplyUpdate) -> tuple[int, int]:

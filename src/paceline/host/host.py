@@ -323,6 +323,7 @@ class LocalHost:
             return
         self.snapshots.resumption = resumption
         offer = self._offers[worker]
+        self.commits.clips_norms = offer.clip_grad_norm is not None and self._spec.optimizer == "store"
         if self.region is None:
             self.region = Region.create(self.plan.region_bytes(offer))
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
@@ -877,6 +878,8 @@ class LocalHost:
                 if asked and self._carrier is not None:
                     self._carrier.made(Version(version))
                 return asked
+            case messages.Norms():
+                return self.norms_taken(HERE, message)
             case messages.Committed():
                 return self.range_made(HERE, message)
             case messages.Summing() | messages.Summed():
@@ -919,6 +922,10 @@ class LocalHost:
         """A gradient that was added up has a NaN or an infinity."""
         if self.sums is not None:
             self.sums.found = self.sums.found or (parameter, worker)
+
+    def norms_taken(self, host: str, message: messages.Norms) -> bool:
+        """That host has the norms for its range of a version. Return whether it was asked to take them."""
+        return self.arithmetic.lost or self.commits.norms_taken(host, message)
 
     def range_made(self, host: str, message: messages.Committed) -> bool:
         """That host has made its range of a version. Return whether it was asked to."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from paceline.core.items import Sum, Update, Version
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -45,6 +47,8 @@ class Maker:
         self._plan = plan
         self._arithmetic = arithmetic
         self._idle_cores = idle_cores
+        self._awaits_norms: messages.Commit | None = None
+        """What makes the version once the norms of all hosts' ranges are known."""
         self._used: set[int] = set()
         """Places that a version has been in."""
 
@@ -62,8 +66,11 @@ class Maker:
         scalars: Scalars | None,
         look: bool,
         summed: Sequence[Update] = (),
+        exchanges: bool = False,
     ) -> bool:
         """Have the version made, claimed by that owner. Return whether there is a place for it.
+
+        `exchanges`: have the norms of its mean gradients told first. It is made by `make_with`.
 
         `source`: the version that it is made from. `scalars`: the hyperparameters, if they are not those of the last
         one. `look`: whether NaN and infinity are looked for. `summed`: updates in sums, whose buffers are here.
@@ -72,23 +79,33 @@ class Maker:
         if target is None:
             return False
         areas = [(self._plan.area(self._shelf.place(item)), weight) for item, weight in pushed]
-        self._arithmetic.send(
-            messages.Commit(
-                version=version,
-                source=self._shelf.place(Version(source)),
-                target=target,
-                pushed=areas,
-                scalars=scalars,
-                threads=min(MOST_THREADS, max(1, self._idle_cores())),
-                look=look,
-                first=target not in self._used,
-                tells=self.tells,
-                summed=[self._plan.area(self._shelf.place(update)) for update in summed],
-            )
+        order = messages.Commit(
+            version=version,
+            source=self._shelf.place(Version(source)),
+            target=target,
+            pushed=areas,
+            scalars=scalars,
+            threads=min(MOST_THREADS, max(1, self._idle_cores())),
+            look=look,
+            first=target not in self._used,
+            tells=self.tells,
+            summed=[self._plan.area(self._shelf.place(update)) for update in summed],
         )
+        self._awaits_norms = order if exchanges else None
+        taken = messages.TakeNorms(version, target, areas, order.threads, order.first)
+        self._arithmetic.send(taken if exchanges else order)
         self._used.add(target)
         self._making = version
         self._made.clear()
+        return True
+
+    def make_with(self, message: messages.Norms) -> bool:
+        """Make the version that waits for these norms. Return whether one does."""
+        order = self._awaits_norms
+        if order is None or order.version != message.version:
+            return False
+        self._awaits_norms = None
+        self._arithmetic.send(msgspec.structs.replace(order, norms=message.norms))
         return True
 
     def made(self, message: messages.Making) -> bool:

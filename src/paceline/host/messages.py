@@ -576,6 +576,19 @@ class Commit(Message):
     """Whether `Making` is to be told meanwhile."""
     summed: list[int] = []
     """Push areas whose updates are in sums that are pushed."""
+    norms: list[tuple[int, float]] | None = None
+    """Of all mean gradients, if several hosts make ranges and have told theirs before. See `TakeNorms`."""
+
+
+class TakeNorms(Message):
+    """Tell the norms of this range's mean gradients, before the version is made. See `training.store.Store.norms`."""
+
+    version: int
+    target: int
+    pushed: list[tuple[int, float]]
+    threads: int
+    first: bool
+    """As in `Commit`, which follows."""
 
 
 class SumUp(Message):
@@ -731,6 +744,7 @@ class Quit(Message):
 
 ToStore = (
     Commit
+    | TakeNorms
     | SumUp
     | Record
     | GoOn
@@ -782,6 +796,14 @@ class Summed(Message):
     number: int
     not_finite: tuple[str, int | None] | None
     """As in `Committed`."""
+
+
+class Norms(Message):
+    """These are the norms of that version's mean gradients: of this range, or of all of them."""
+
+    version: int
+    norms: list[tuple[int, float]]
+    """By the parameter's number."""
 
 
 class Committed(Message):
@@ -871,6 +893,7 @@ FromStore = (
     | Making
     | Summing
     | Summed
+    | Norms
     | Committed
     | WholeReady
     | ShareReady

@@ -36,7 +36,7 @@ from paceline.fabric.token import Token
 from paceline.host.loop import Loop
 from paceline.host.tcp import ENDED, Address, leave, to_itself, told
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of what hosts say to each other, over connections of any purpose."""
 MAGIC = b"\xc1paceline"
 """What all frames begin with, in all versions. No text and no TLS begins so."""

@@ -45,6 +45,9 @@ class RangesNews(Protocol):
     def share_ready(self, number: int, error: str | None, file: int | None) -> None:
         """What the optimizer has for this range is in that file, or can't be packed."""
 
+    def norms_taken(self, norms: messages.Norms) -> None:
+        """These are the norms for this host's range of that version, which is made once all ranges' are known."""
+
     def range_made(self, made: messages.Committed) -> None:
         """This host's range of that version is made."""
 
@@ -171,6 +174,11 @@ class Ranges:
         self._orders.append(order)
         self.go_on()
 
+    def make_with(self, norms: messages.Norms) -> None:
+        """These are the norms of all ranges, which the version that is being made waits for."""
+        if not self._arithmetic.lost:
+            self._maker.make_with(norms)
+
     def free(self, version: int) -> None:
         """Nobody needs that version any more."""
         self._shelf.release(_kept(version))
@@ -237,7 +245,9 @@ class Ranges:
             return
         pushed = [(summand_of(fields), weight) for fields, weight in order.terms]
         version, before, owner = order.version, order.version - 1, _kept(order.version)
-        if self._maker.make(version, before, pushed, owner, scalars=order.scalars, look=order.look):
+        if self._maker.make(
+            version, before, pushed, owner, scalars=order.scalars, look=order.look, exchanges=order.exchanges
+        ):
             self._orders.popleft()
             self._making = order
             self._beginning.come(version)
@@ -251,6 +261,9 @@ class Ranges:
                 if not self._maker.made(message):
                     return False
                 self._carrier.made(Version(version))
+                return True
+            case messages.Norms(version=version), between.MakeRange() as order if version == order.version:
+                self._news.norms_taken(message)
                 return True
             case messages.ShareReady(number=number, error=error), _:
                 self._news.share_ready(number, error, descriptors[0] if descriptors else None)

@@ -213,6 +213,9 @@ class SeveralHosts:
                 self._stored(name, summand_of(item))
             case between.NotFinite(parameter=parameter, worker=worker):
                 self._head.not_finite(parameter, worker)
+            case between.RangeNorms(norms=norms):
+                if not self._head.norms_taken(name, norms):
+                    raise MessageUnreadable(f"its norms for version {norms.version} were not to be taken")
             case between.RangeMade(made=made):
                 if not self._head.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")

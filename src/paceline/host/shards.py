@@ -120,13 +120,19 @@ class OtherShards:
 
     # --- see `OtherMakers` --------------------------------------------------------------------------
 
-    def make(self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool) -> Sequence[str]:
+    def make(
+        self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool, exchanges: bool = False
+    ) -> Sequence[str]:
         """See `OtherMakers`."""
         terms = [(fields_of(item), weight) for item, weight in pushed]
         for item, _ in pushed:
             self._arrived.pop(item, None)
-        self._tell_all(between.MakeRange(order.version, terms, scalars, look))
+        self._tell_all(between.MakeRange(order.version, terms, scalars, look, exchanges))
         return self.hosts
+
+    def make_with(self, norms: messages.Norms) -> None:
+        """See `OtherMakers`."""
+        self._tell_all(between.AllNorms(norms))
 
     # --- see `Fetcher` ------------------------------------------------------------------------------
 

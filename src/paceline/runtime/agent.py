@@ -554,6 +554,10 @@ class _Agent:
         """See `RangesNews`."""
         self._link.send(between.Stored(fields_of(item)))
 
+    def norms_taken(self, norms: messages.Norms) -> None:
+        """See `host.branch.BranchNews`."""
+        self._link.send(between.RangeNorms(norms))
+
     def range_made(self, made: messages.Committed) -> None:
         """See `RangesNews`."""
         self._link.send(between.RangeMade(made))

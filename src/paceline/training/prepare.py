@@ -212,7 +212,7 @@ def prepare(
     started = link.start(
         Offer(
             layout=layout,
-            cuts=cuts_of(layout, optimizer) if clip is None or clip.norm is None else [0, layout.flags_offset],
+            cuts=cuts_of(layout, optimizer, whole=clip is not None and clip.norm is not None),
             chunks=chunks_at(layout),
             state_bytes=_state_bytes(optimizer, layout),
             optimizer=type(optimizer).__name__,

@@ -59,7 +59,7 @@ Scalars = list[dict[str, Any]]
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
-Norms = Sequence[tuple[int, float]]
+Norms = list[tuple[int, float]]
 """The Euclidean norm of each parameter's mean gradient, by the parameter's number; without those that have none."""
 WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing over a part of a commit costs more than it saves
 
