@@ -10,6 +10,7 @@ from typing import Any
 from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
 from paceline.runs.prescribed import Part
+from paceline.runtime.course import Answer
 
 
 def parts(ledger: sqlite3.Connection) -> list[Part]:
@@ -26,7 +27,24 @@ def test_a_segment_that_ended_before_its_first_lease_prescribes_none() -> None:
     ledger.execute("INSERT INTO marks VALUES (5, 0, 0, 0, 0)")
     first, second = parts(ledger)
     assert first.leases() == {0: deque()}
-    assert second.leases() == {0: deque([(0, Batch(0, 0))])}
+    assert second.leases() == {0: deque([Answer(0, Batch(0, 0))])}
+
+
+def test_a_lease_that_another_worker_was_given_since_is_prescribed_as_that() -> None:
+    ledger = sqlite3.connect(":memory:")
+    ledger.executescript(TABLES)
+    rows = [(0, 0, 0, 3), (0, 0, -1, -1), (0, None, 0, 3), (0, 0, 0, 3), (0, None, None, None), (0, 0, None, None)]
+    ledger.executemany("INSERT INTO leases (worker, during, epoch, batch) VALUES (?, ?, ?, ?)", rows)
+    given: dict[str, Any] = {"segment": SimpleNamespace(workers=1), "recorded": SimpleNamespace(ledger=ledger)}
+    assert Part(**given, begins=None, ends=None).leases()[0] == deque(
+        [
+            Answer(0, Batch(0, 3), taken=True),
+            Answer(0, None, for_now=True),
+            Answer(0, Batch(0, 3)),
+            None,
+            Answer(0, None),
+        ]
+    )
 
 
 def test_the_epochs_that_the_next_segment_goes_on_with_are_those_opened_before_its_snapshot() -> None:

@@ -16,7 +16,7 @@ from paceline.errors import RunFailed
 from paceline.host.contract import Updates
 from paceline.protocols import registry
 from paceline.runtime.adoption import Adoption
-from paceline.runtime.course import Course, PrescribedLeases
+from paceline.runtime.course import Answer, Course, Prescribed, PrescribedLeases
 from paceline.runtime.director import Director
 from paceline.runtime.member import Member
 
@@ -25,7 +25,8 @@ from paceline.runtime.member import Member
 def test_a_batch_that_a_dead_worker_held_is_not_missed_once_another_one_has_used_it(early: bool) -> None:
     """`early`: the other one asks before the death is replayed."""
     batch, never = Batch(0, 0), Batch(0, 1)
-    leases = PrescribedLeases("rounds", [0, 1], prescribed={0: deque([(0, batch), (0, never)]), 1: deque([(0, batch)])})
+    prescribed: Prescribed = {0: deque([Answer(0, batch), Answer(0, never)]), 1: deque([Answer(0, batch)])}
+    leases = PrescribedLeases("rounds", [0, 1], prescribed=prescribed)
     leases.open(0, [4, 4, 4], "digest")
     leases.take(0, 0, "digest")
     leases.take(0, 0, "digest")
@@ -42,7 +43,7 @@ def test_a_batch_that_a_dead_worker_held_is_not_missed_once_another_one_has_used
 def test_a_worker_that_is_to_get_a_batch_of_an_epoch_which_no_worker_has_opened_yet_draws_its_order() -> None:
     """In the recorded run another worker was there first, left its loop early, and gave the batch back."""
     batch = Batch(1, 2)
-    leases = PrescribedLeases("queue", [0, 1], prescribed={0: deque([(0, batch)]), 1: deque([(1, batch)])})
+    leases = PrescribedLeases("queue", [0, 1], prescribed={0: deque([Answer(0, batch)]), 1: deque([Answer(1, batch)])})
     leases.open(0, [4, 4, 4], "first")
     assert leases.undrawn(0, 0) == (1, 0)
     leases.open(1, [4, 4, 4], "second")
@@ -80,7 +81,7 @@ def test_a_release_that_waits_for_an_update_which_can_not_be_applied_before_it_f
 def test_a_worker_that_asks_for_other_data_than_it_is_to_get_waits(
     asks: list[tuple[int, int]], answered: bool, astray: str | None
 ) -> None:
-    course = Course(prescribed={0: deque([(0, Batch(0, 0))]), 1: deque([(1, Batch(7, 0))])})
+    course = Course(prescribed={0: deque([Answer(0, Batch(0, 0))]), 1: deque([Answer(1, Batch(7, 0))])})
     terms = course.terms()
     terms.leases("queue", [0, 1], None)
     for worker, epoch in asks:
@@ -111,7 +112,7 @@ def test_who_handed_over_to_a_worker_does_so_again(
 
 def test_a_worker_goes_on_in_the_epoch_in_which_it_was_let_in() -> None:
     """It may ask for its first batch in a later one. Where that is not noted, it goes on in that one."""
-    leases: dict[int, deque[tuple[int, Batch | None] | None]] = {1: deque([(4, Batch(4, 0))])}
+    leases: Prescribed = {1: deque([Answer(4, Batch(4, 0))])}
     terms = Course(prescribed=leases, admitted={(1, 1): 2}).terms()
     assert (terms.admitted_in(1, 1), terms.joins_in(1)) == (2, 4)
     assert terms.admitted_in(1, 2) == 4

@@ -23,7 +23,7 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
 from paceline.training import prepare
 from paceline.training.layout import Layout
-from paceline.training.link import Finished, Keep, Offer
+from paceline.training.link import Finished, Keep, Lease, Offer
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 
@@ -81,9 +81,9 @@ def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     link, coordinator = ends
     coordinator.send(messages.Stop(at_once=False))
     orders = Orders([[4, 5], [6]], seed=0)
-    assert link.lease(0, orders) is None
+    assert link.lease(0, orders) == Lease()
     assert coordinator.receive()[0] == messages.LeaseWanted(0, *orders.known(0))
-    assert link.lease(1, orders) is None
+    assert link.lease(1, orders) == Lease()
     assert not coordinator.ready()
 
 
@@ -93,7 +93,7 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     coordinator.send(messages.Stop(at_once=False))
     coordinator.send(messages.EpochOver())
     send_final(coordinator)
-    assert link.lease(0, Orders([[4, 5], [6]], seed=0)) is None
+    assert link.lease(0, Orders([[4, 5], [6]], seed=0)) == Lease()
     assert attached(link.finish()) == b"final"
 
 
@@ -102,7 +102,7 @@ def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> N
     orders = Orders([[4, 5], [6]], seed=0)
     coordinator.send(messages.OrderWanted(3, 0))
     coordinator.send(messages.Leased(3, 1))
-    assert link.lease(3, orders) == Batch(3, 1)
+    assert link.lease(3, orders) == Lease(batch=Batch(3, 1))
     digest = order_digest([[4, 5], [6]])
     told = [coordinator.receive()[0] for _ in range(3)]
     wanted = messages.LeaseWanted(3, 1, digest)
@@ -149,7 +149,7 @@ def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
         coordinator.send(messages.Compute(7, 1, 2, 0, []))
         assert link.released().step == 7
         coordinator.send(messages.Leased(3, 1))
-        assert batch.result(60) == Batch(3, 1)
+        assert batch.result(60) == Lease(batch=Batch(3, 1))
 
 
 def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends
         batch = other.submit(link.lease, 3, orders)
         assert coordinator.receive()[0] == messages.LeaseWanted(3, 1, order_digest([[4, 5], [6]]))
         coordinator.send(messages.Stop(at_once=True))
-        assert batch.result(60) is None
+        assert batch.result(60) == Lease()
         with pytest.raises(SystemExit):
             link.pause(60.0)
 
@@ -184,7 +184,7 @@ def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) 
     link, coordinator = ends
     coordinator.send(messages.Keep(40, 5, 1))
     coordinator.send(messages.Leased(3, 1))
-    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Batch(3, 1)
+    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease(batch=Batch(3, 1))
     assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
     assert link.heard_to_keep() == []
 
@@ -224,7 +224,7 @@ def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(
     link.pushed(FINISHED)
     coordinator.send(messages.Keep(40, 6, 1))
     coordinator.send(messages.Stop(at_once=False))
-    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) is None
+    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease()
     assert link.released() == Keep(snapshot=40, step=6, epoch=1)
     assert link.released() is None
 

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError, Interrupted
 from paceline.fabric.memory import Region
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
-from paceline.training.link import Finished, Go, Keep, Offer, Resumed, Started, Step
+from paceline.training.link import Finished, Go, Keep, Lease, Offer, Resumed, Started, Step
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from paceline.training.snapshots import unpack
@@ -157,14 +157,14 @@ class OneWorker:
     def stepped(self, step: int, not_finite: str | None) -> None:
         assert not_finite is None
 
-    def lease(self, epoch: int, orders: Orders) -> Batch | None:
+    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
         self.asked.append(epoch)
         assert len(orders.block(epoch, 0).order) == BATCHES
         index = self.leased.get(epoch, 0)
         if index == BATCHES or epoch >= EPOCHS:
-            return None
+            return Lease()
         self.leased[epoch] = index + 1
-        return Batch(epoch, index)
+        return Lease(batch=Batch(epoch, index))
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:

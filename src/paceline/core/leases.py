@@ -5,6 +5,9 @@ and settled when that update is applied. Batches of a dropped update, or of a wo
 the pool. They are leased again to the next worker that asks, in their own epoch or a later one. So every batch of
 an opened epoch is settled once, or is still to be counted as missed at the end.
 
+A worker whose loader has processes asks for batches ahead of use. Of a queue, another worker that has nothing to do is
+given the last of these. So the first worker asks once more as it begins with one.
+
 Three ways of dealing:
 
 `queue`   the next batch to the next worker that asks: fast workers take more
@@ -19,7 +22,7 @@ worker gets the batches that it would have got.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
@@ -74,6 +77,10 @@ class Leases:
     """Leased to each worker, not yet bound to a step."""
     times: dict[Batch, int] = field(default_factory=dict)
     """How often each batch that is not used up was leased; not counting looks."""
+    ahead: dict[int, dict[Batch, None]] = field(default_factory=dict)
+    """Of those held by each worker: leased ahead of use, so that another worker may be given them."""
+    taken: dict[int, Counter[Batch]] = field(default_factory=dict)
+    """Leased to each worker ahead of use, and given to another one since. The first one does not know it yet."""
     bound: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     """By (worker, step), of updates neither applied nor dropped yet."""
     skipped: int = 0
@@ -192,8 +199,10 @@ class Leases:
             return None
         return epoch, len(opened.digests)
 
-    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1) -> Batch | None:
+    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1, ahead: int = 0) -> Batch | None:
         """Lease the worker its next batch; None when nothing is left for it in this epoch.
+
+        `ahead`: batches that it has been leased by now and not begun with.
 
         A worker may begin with epochs that are used up, as it has joined a run, or resumes one. So it is never given
         a batch of a later epoch than the one in which it asks.
@@ -207,13 +216,52 @@ class Leases:
                 "opened it; a sampler must depend on nothing but torch's, numpy's and Python's global seeds"
             )
         self.asked[worker] = epoch
-        for source in (opened.shares.get(worker), opened.queue):
-            if source:
-                return self._lease(worker, Batch(epoch, source.popleft()))
+        if share := opened.shares.get(worker):
+            return self._lease(worker, Batch(epoch, share.popleft()))
+        if opened.queue:
+            return self._lease(worker, Batch(epoch, opened.queue.popleft()), ahead)
         if (batch := self._returned(epoch)) is None:
             return None
         self.pool.remove(batch)
-        return self._lease(worker, batch)
+        return self._lease(worker, batch, ahead)
+
+    def take_over(self, worker: int, epoch: int, ahead: int = 0) -> tuple[int, Batch] | None:
+        """Give the worker a batch that another one was leased ahead of use. Return that one, and the batch.
+
+        It is the last one of the worker that is furthest ahead. A worker that has something left to begin with, see
+        `take`, gets none that would leave the other one with less. Only of a queue is anything taken over.
+        """
+        if self.dealing != "queue":
+            return None
+        most, found = ahead + 1 if ahead else 0, None
+        for other, batches in sorted(self.ahead.items()):
+            if other != worker and len(batches) > most:
+                last = next((batch for batch in reversed(batches) if batch.epoch <= epoch), None)
+                most, found = (most, found) if last is None else (len(batches), (other, last))
+        if found is None:
+            return None
+        other, batch = found
+        del self.held[other][batch], self.ahead[other][batch]
+        self.taken.setdefault(other, Counter())[batch] += 1
+        self.held.setdefault(worker, {})[batch] = None
+        if ahead:
+            self.ahead.setdefault(worker, {})[batch] = None
+        return found
+
+    def may_get_more(self, ahead: int) -> bool:
+        """Whether a worker that was given nothing may be given something once it has begun with what it has."""
+        return ahead > 0 and self.dealing == "queue"
+
+    def begin(self, worker: int, batch: Batch) -> bool:
+        """The worker begins with a batch. Return whether it still has it."""
+        if self._was_taken(worker, batch):
+            return False
+        self.ahead.get(worker, {}).pop(batch, None)
+        return True
+
+    def still_with(self, worker: int, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
+        """Return those of these batches that no other worker was given. The worker won't ask for the rest again."""
+        return tuple(batch for batch in batches if not self._was_taken(worker, batch))
 
     def offers(self, worker: int, epoch: int) -> bool:
         """Whether there may be a batch for this worker in that epoch, which may be none of the members yet."""
@@ -255,6 +303,7 @@ class Leases:
         for batch in reversed(batches):
             if batch in held:
                 del held[batch]
+                self.ahead.get(worker, {}).pop(batch, None)
             elif batch in self.pool:
                 self.pool.remove(batch)
             else:
@@ -332,6 +381,8 @@ class Leases:
             self.scattered = True
             self.asked.pop(worker, None)
         self.pool.extend(self.held.pop(worker, {}))
+        self.ahead.pop(worker, None)
+        self.taken.pop(worker, None)
         for number, opened in self.epochs.items():
             share = opened.shares.pop(worker, deque())
             if died:
@@ -393,15 +444,26 @@ class Leases:
         """The first batch that has returned, of those that can be leased in this epoch."""
         return next((batch for batch in self.pool if batch.epoch <= epoch), None)
 
-    def _lease(self, worker: int, batch: Batch) -> Batch:
+    def _was_taken(self, worker: int, batch: Batch) -> bool:
+        taken = self.taken.get(worker)
+        if not taken or not taken[batch]:
+            return False
+        taken[batch] -= 1
+        return True
+
+    def _lease(self, worker: int, batch: Batch, ahead: int = 0) -> Batch:
         self.held.setdefault(worker, {})[batch] = None
+        if ahead and self.dealing == "queue":
+            self.ahead.setdefault(worker, {})[batch] = None
         self.times[batch] = self.times.get(batch, 0) + 1
         return batch
 
     def _release(self, worker: int, batches: tuple[Batch, ...]) -> None:
         held = self.held.get(worker, {})
+        ahead = self.ahead.get(worker, {})
         for batch in batches:
             del held[batch]
+            ahead.pop(batch, None)
 
     def _use_up(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:

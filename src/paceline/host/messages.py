@@ -142,6 +142,17 @@ class LeaseWanted(Message):
     """Blocks of the epoch's order that are drawn here so far."""
     digest: str
     """The digest of them all."""
+    ahead: Count = 0
+    """Batches that the worker has been leased and has not begun with."""
+    begins: tuple[int, int] | None = None
+    """The batch that it begins with meanwhile, if it was leased that ahead of use."""
+
+
+class BeginWanted(Message):
+    """The worker begins with this batch, which it was leased ahead of use: may it?"""
+
+    epoch: Count
+    index: Count
 
 
 class OrderDrawn(Message):
@@ -286,6 +297,7 @@ FromWorker = (
     | Withdrawn
     | StepFinished
     | LeaseWanted
+    | BeginWanted
     | OrderDrawn
     | GivenBack
     | LookedAt
@@ -442,10 +454,25 @@ class Leased(Message):
 
     epoch: int
     index: int
+    ahead: bool = False
+    """Whether another worker may be given it until you begin with it."""
+    begun: bool = True
+    """Whether you still have the batch that you begin with."""
 
 
 class EpochOver(Message):
     """Nothing is left for you in this epoch."""
+
+    for_now: bool = False
+    """Ask again once you have begun with a batch that you have: you may be given one that another worker has ahead."""
+    begun: bool = True
+    """See `Leased`."""
+
+
+class MayBegin(Message):
+    """Whether you still have that batch."""
+
+    begun: bool
 
 
 class OrderWanted(Message):
@@ -508,6 +535,7 @@ ToWorker = (
     | Stop
     | Leased
     | EpochOver
+    | MayBegin
     | OrderWanted
     | Snapshot
     | OptimizerState

@@ -80,7 +80,7 @@ class Turns:
 
     def _may(self, message: messages.Message) -> bool:
         match message:  # as in `told`
-            case messages.LeaseWanted():
+            case messages.LeaseWanted() | messages.BeginWanted():
                 return self._offered is not None and self._offered.loads
             case messages.StepFinished(step=step, version=version):
                 return self._finishes((step, version))

@@ -30,9 +30,9 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES = 8, 9, 10
-"""The schemas that added something: tables of segments, tables of several hosts, and columns of devices."""
-SCHEMA = WITH_DEVICES
+WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN = 8, 9, 10, 11
+"""The schemas that added something: tables of segments, tables of several hosts, columns of devices, taken leases."""
+SCHEMA = WITH_TAKEN
 """The schema's number, in `PRAGMA user_version`."""
 READ = range(7, SCHEMA + 1)
 """The schemas that can be read."""
@@ -82,7 +82,7 @@ OF_DEVICES = """
 ALTER TABLE step_times ADD COLUMN to_device REAL;
 ALTER TABLE step_times ADD COLUMN from_device REAL;
 """
-ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS, WITH_DEVICES: OF_DEVICES}
+ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS, WITH_DEVICES: OF_DEVICES, WITH_TAKEN: ""}
 """By schema: what adds the tables and columns that earlier ones lack."""
 _READ_AS = {
     WITH_SEGMENTS: OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
@@ -145,7 +145,7 @@ CREATE TABLE transfers (     -- where a scenario has a network: its model's time
 CREATE TABLE leases (        -- each time that a worker's loader asked for a batch, in that order
     worker INTEGER,
     during INTEGER,          -- the epoch that it was in
-    epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch
+    epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch; -1: nothing for now
 );
 CREATE TABLE looks (         -- of these, batches that a loop only looked at, and gave back with its epoch
     worker INTEGER, epoch INTEGER,
@@ -386,13 +386,17 @@ class Ledger:
         """Note that a batch went into this step's update, or was consumed before it and skipped."""
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
-    def leased(self, worker: int, during: int | None, batch: tuple[int, int] | None) -> None:
-        """Note what the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing.
+    def leased(self, worker: int, during: int | None, batch: tuple[int, int] | None, for_now: bool = False) -> None:
+        """Note what the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing (for now).
 
-        No epoch: the worker joins, and from now on its new process asks. The schema's text has to stay as it is.
+        No epoch: the worker joins, and from now on its new process asks.
         """
-        epoch, index = batch or (None, None)
+        epoch, index = batch or ((-1, -1) if for_now else (None, None))
         self._queue.put(("leases", worker, during, epoch, index))
+
+    def taken(self, worker: int, batch: tuple[int, int]) -> None:
+        """Note that the worker's last lease of that batch is void: another worker was given it before its use."""
+        self._queue.put(("leases", worker, None, *batch))
 
     def looked_at(self, worker: int, epoch: int, batch: int | None) -> None:
         """The worker's loop only looked at that batch, or fetched it ahead meanwhile: it counts as never leased.

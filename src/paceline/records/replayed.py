@@ -152,7 +152,8 @@ def compare(
 _LEASES = f"""
     SELECT worker, during, epoch, batch, number, stay, max(stay) OVER (PARTITION BY worker) AS last FROM (
         SELECT worker, during, epoch, batch, number,
-            1000000 * max(segment, 1) + sum(during IS NULL) OVER (PARTITION BY worker, segment ORDER BY number) AS stay
+            1000000 * max(segment, 1)
+                + sum(during IS NULL AND epoch IS NULL) OVER (PARTITION BY worker, segment ORDER BY number) AS stay
         FROM (SELECT worker, during, epoch, batch, rowid AS number, {SEGMENT_OF_LEASE} AS segment FROM leases)
     ) WHERE during IS NOT NULL
 """

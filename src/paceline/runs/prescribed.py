@@ -59,14 +59,26 @@ class Part:
 
     def leases(self) -> Prescribed:
         """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
+        from paceline.runtime.course import Answer
+
         leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}
         query = "SELECT worker, during, epoch, batch FROM leases WHERE rowid > ? AND rowid <= ? ORDER BY rowid"
         states = (None if self.begins is None else self.begins.state, self.ends)
         first, last = (None if one is None else self._mark(one) for one in states)
         rows = self.recorded.ledger.execute(query, (first or 0, sys.maxsize if last is None else last))
+        newest: dict[tuple[int, int, int], int] = {}
+        """By worker, epoch and batch: the place of its last lease of that."""
         for worker, during, epoch, batch in rows:
-            asked = None if during is None else (during, None if epoch is None else Batch(epoch, batch))
-            leases[worker].append(asked)
+            answers = leases[worker]
+            if during is not None:
+                newest[worker, epoch, batch] = len(answers)
+                got = None if epoch in (None, -1) else Batch(epoch, batch)
+                answers.append(Answer(during, got, for_now=epoch == -1))
+            elif epoch is None:
+                answers.append(None)
+            elif (place := newest.get((worker, epoch, batch))) is not None:
+                asked = answers[place]
+                answers[place] = None if asked is None else asked._replace(taken=True)
         return leases
 
     def opened(self) -> list[tuple[int, list[list[int]], str, int, int | None]]:

@@ -212,6 +212,8 @@ class Coordinator:
                 if member.stage == "offered":
                     rooms.joining.wanted(member, epoch)
                 rooms.data.wanted(member, message)
+            case messages.BeginWanted():
+                rooms.data.begins(member, message)
             case messages.Joins():
                 rooms.joining.joins(member)
             case messages.OrderDrawn():

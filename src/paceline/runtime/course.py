@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
 from paceline.runtime.terms import Terms
 
-Prescribed = dict[int, deque[tuple[int, Batch | None] | None]]
-"""By worker: the epoch in which it asks for a batch, and what it gets. None: from here on another process asks, which
-has begun in the place of the one that died."""
+
+class Answer(NamedTuple):
+    """What a worker gets when it asks for a batch in that epoch."""
+
+    during: int
+    batch: Batch | None
+    taken: bool = False
+    """Whether another worker was given it before this one began with it."""
+    for_now: bool = False
+    """Whether it gets nothing, and is to ask again."""
+
+
+Prescribed = dict[int, deque[Answer | None]]
+"""By worker: what it gets each time. None: from here on another process asks, which has begun in the place of the one
+that died."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +35,8 @@ class PrescribedLeases(Leases):
 
     prescribed: Prescribed
     """See `Course.prescribed`."""
+    for_now: bool = False
+    """Whether the worker that got nothing last is to ask again."""
     accounted: set[Batch] = field(default_factory=set)
     """Batches applied, skipped or missed. One may be taken here before it has returned, so the pool doesn't tell."""
 
@@ -45,19 +59,33 @@ class PrescribedLeases(Leases):
         """See `Leases`."""
         if epoch not in self.epochs:
             return epoch, 0
-        _, batch = self.prescribed[worker][0] or (epoch, None)
+        batch = answer.batch if (answer := self.prescribed[worker][0]) is not None else None
         if batch is not None and batch.epoch not in self.epochs:  # in the run, another worker was there first
             return batch.epoch, 0
         if batch is None or batch.index < len(self.epochs[batch.epoch].sizes):
             return None
         return batch.epoch, len(self.epochs[batch.epoch].digests)
 
-    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1) -> Batch | None:
+    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1, ahead: int = 0) -> Batch | None:
         """See `Leases`."""
         if self.epochs[epoch].differs(digest, blocks):
             raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
-        _, batch = self.prescribed[worker].popleft() or (epoch, None)
-        return None if batch is None else self._lease(worker, batch)
+        answer = self.prescribed[worker].popleft() or Answer(epoch, None)
+        self.for_now = answer.for_now
+        if answer.batch is None:
+            return None
+        if not answer.taken:
+            return self._lease(worker, answer.batch)
+        self.taken.setdefault(worker, Counter())[answer.batch] += 1
+        return answer.batch
+
+    def take_over(self, worker: int, epoch: int, ahead: int = 0) -> tuple[int, Batch] | None:
+        """See `Leases`. It is prescribed, too."""
+        return None
+
+    def may_get_more(self, ahead: int) -> bool:
+        """See `Leases`."""
+        return self.for_now
 
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
         """See `Leases`."""
@@ -145,7 +173,7 @@ class Course:
         if self.prescribed is None:
             return None
         first = next(iter(self.prescribed[worker]), None)
-        return sys.maxsize if first is None else first[0]
+        return sys.maxsize if first is None else first.during
 
     def _hand_over(self, worker: int, nth: int, others: list[int]) -> list[int]:
         if self.prescribed is None:
@@ -158,7 +186,7 @@ class Course:
         book = Leases(dealing, workers) if before is None else Leases.resumed(before, dealing, workers)
         if self.prescribed is None:
             return book
-        self.opened = {one[0] for leases in self.prescribed.values() for one in leases if one} | book.epochs.keys()
+        self.opened = {one.during for leases in self.prescribed.values() for one in leases if one} | book.epochs.keys()
         return PrescribedLeases.of(book, self.prescribed)
 
     def _answers(self, worker: int, epoch: int) -> bool:
@@ -167,7 +195,7 @@ class Course:
         if not self.prescribed[worker] or self.prescribed[worker][0] is None:
             self.asks_in_vain[worker] = None
             return False
-        during, batch = self.prescribed[worker][0] or (epoch, None)
+        during, batch, *_ = self.prescribed[worker][0] or Answer(epoch, None)
         if during != epoch:
             what = f"asks for a batch in epoch {epoch}, and the table leases has its next one in epoch {during}"
         elif batch is not None and batch.epoch not in self.opened:

@@ -50,14 +50,31 @@ class Data:
         if (undrawn := self.leases.undrawn(member.worker, wanted.epoch)) is not None:
             self._send(member, messages.OrderWanted(*undrawn))
             return
+        leases, worker = self.leases, member.worker
+        begun = wanted.begins is None or leases.begin(worker, Batch(*wanted.begins))
         try:
-            batch = self.leases.take(member.worker, wanted.epoch, wanted.digest, wanted.blocks)
+            batch = leases.take(worker, wanted.epoch, wanted.digest, wanted.blocks, wanted.ahead)
         except ConfigError as error:
             self._refuse(str(error))
             return
-        leased = None if batch is None else (batch.epoch, batch.index)
-        self._ledger.leased(member.worker, wanted.epoch, leased)
-        self._send(member, messages.EpochOver() if batch is None else messages.Leased(batch.epoch, batch.index))
+        if batch is None and (found := leases.take_over(worker, wanted.epoch, wanted.ahead)) is not None:
+            other, batch = found
+            self._ledger.taken(other, (batch.epoch, batch.index))
+        if batch is not None:
+            self._ledger.leased(worker, wanted.epoch, (batch.epoch, batch.index))
+            if was_taken := batch not in leases.held.get(worker, {}):  # as in the recorded run
+                self._ledger.taken(worker, (batch.epoch, batch.index))
+            ahead = was_taken or batch in leases.ahead.get(worker, {})
+            self._send(member, messages.Leased(batch.epoch, batch.index, ahead, begun))
+            return
+        for_now = leases.may_get_more(wanted.ahead)
+        self._ledger.leased(worker, wanted.epoch, None, for_now)
+        self._send(member, messages.EpochOver(for_now, begun))
+
+    def begins(self, member: Member, wanted: messages.BeginWanted) -> None:
+        """The worker begins with a batch that it was leased ahead of use."""
+        begun = not member.trains or self.leases.begin(member.worker, Batch(wanted.epoch, wanted.index))
+        self._send(member, messages.MayBegin(begun))
 
     def drawn(self, drawn: messages.OrderDrawn) -> None:
         """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile."""
@@ -72,8 +89,11 @@ class Data:
 
     def given_back(self, member: Member, batches: list[tuple[int, int]]) -> None:
         """The worker will not use these batches."""
-        if member.trains and self.holds(member, batches):
-            self.leases.give_back(member.worker, _batches(batches))
+        if not member.trains:
+            return
+        kept = self.leases.still_with(member.worker, _batches(batches))
+        if self.holds(member, [(batch.epoch, batch.index) for batch in kept]):
+            self.leases.give_back(member.worker, kept)
 
     def looked_at(self, member: Member, looked: messages.LookedAt) -> None:
         """The worker only looked at these batches: they are as if never leased."""
@@ -81,7 +101,8 @@ class Data:
             return
         if looked.ran_out:
             self._ledger.looked_at(member.worker, looked.epoch, None)
-        for batch in self.leases.put_back(member.worker, looked.epoch, _batches(looked.batches)):
+        kept = self.leases.still_with(member.worker, _batches(looked.batches))
+        for batch in self.leases.put_back(member.worker, looked.epoch, kept):
             self._ledger.looked_at(member.worker, batch.epoch, batch.index)
 
     def used(self, worker: int, done: messages.StepFinished) -> int | None:

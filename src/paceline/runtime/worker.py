@@ -52,6 +52,7 @@ from paceline.training.link import (
     Go,
     HandOver,
     Keep,
+    Lease,
     Offer,
     Resumed,
     Started,
@@ -421,27 +422,37 @@ class WorkerLink:
         channel = Channel(end, messages.ToAverager, "the coordinator")
         start_averager(channel, groups)
 
-    def lease(self, epoch: int, orders: Orders) -> Batch | None:
+    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
         """See `training.link.Link`."""
         with self._leasing:  # each of several threads must get its own answer
             try:
-                return self._lease(epoch, orders)
+                return self._lease(epoch, orders, ahead, None if begins is None else (begins.epoch, begins.index))
             except ConfigError as error:  # of a sampler
                 self.refuse(str(error))
                 raise
 
-    def _lease(self, epoch: int, orders: Orders) -> Batch | None:
+    def begin(self, batch: Batch) -> bool:
+        """See `training.link.Link`."""
+        with self._leasing:
+            answer = self._ask(messages.BeginWanted(batch.epoch, batch.index), messages.MayBegin)
+            return answer is None or answer.begun  # once the run is stopped, nothing comes of it
+
+    def _lease(self, epoch: int, orders: Orders, ahead: int, begins: tuple[int, int] | None) -> Lease:
         while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
-            wanted = messages.LeaseWanted(epoch, *orders.known(epoch))
-            message = self._ask(wanted, *LEASES, messages.OrderWanted)
-            if not isinstance(message, messages.OrderWanted):
-                return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
+            wanted = messages.LeaseWanted(epoch, *orders.known(epoch), ahead, begins)
+            match message := self._ask(wanted, *LEASES, messages.OrderWanted):
+                case messages.Leased():
+                    return Lease(batch=Batch(message.epoch, message.index), ahead=message.ahead, begun=message.begun)
+                case messages.EpochOver():
+                    return Lease(for_now=message.for_now, begun=message.begun)
+                case None:
+                    break
             block = orders.block(message.epoch, message.block)
             order, samples = [plain_ids(batch) for batch in block.order], orders.expected(message.epoch)
             self._channel.send(
                 messages.OrderDrawn(message.epoch, message.block, block.digest, order, block.last, samples)
             )
-        return None
+        return Lease()
 
     def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
         """See `training.link.Link`."""

@@ -203,6 +203,20 @@ class TakenUp:
     """What another worker has handed over."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What a loader gets that asks for its next batch."""
+
+    batch: Batch | None = None
+    """None: nothing is left for it in this epoch."""
+    ahead: bool = False
+    """Whether another worker may be given the batch until this one begins with it."""
+    for_now: bool = False
+    """Whether nothing is left just now. It may ask again once it has begun with a batch that it has."""
+    begun: bool = True
+    """Whether the worker still has the batch that it begins with meanwhile."""
+
+
 class Baseline(Protocol):
     """What takes the place of a run where a script is trained otherwise, to compare it with runs."""
 
@@ -298,8 +312,15 @@ class Link(Protocol):
     def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """From now on make this worker's shares of its groups' averages, beside everything else."""
 
-    def lease(self, epoch: int, orders: Orders) -> Batch | None:
-        """Lease the next batch of this epoch; None when nothing is left of it. `orders` draws what is not known yet."""
+    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
+        """Ask for the next batch of this epoch. `orders` draws what is not known of it yet.
+
+        `ahead`: batches that were leased and not begun with. `begins`: the one that the script begins with meanwhile,
+        if it was leased ahead of use.
+        """
+
+    def begin(self, batch: Batch) -> bool:
+        """The script begins with a batch that was leased ahead of use. Return whether the worker still has it."""
 
     def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
         """The script only looked at these batches in a loop of this epoch: they are as if never leased.

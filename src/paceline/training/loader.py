@@ -198,14 +198,31 @@ class PacedLoader(_Paced):
         session.epoch = loop.epoch
         session.come_by(loop.epoch)
         asked = time.monotonic()
-        try:
-            data = next(fetched)
-        except StopIteration:
-            session.come_by(loop.epoch)  # the run may have been stopped, with batches left
-            raise
+        while True:
+            loop.begins = loop.leased[0] if loop.leased and loop.ahead[loop.leased[0]] else None
+            try:
+                data = next(fetched)
+            except StopIteration:
+                session.come_by(loop.epoch)  # the run may have been stopped, with batches left
+                raise
+            if self._still_has_first(loop):
+                break
         session.come_by()
         self._hand_out(loop, time.monotonic() - asked)
         return data
+
+    def _still_has_first(self, loop: Loop) -> bool:
+        """Return whether no other worker was given the loop's first batch. Else drop it."""
+        batch, begun = loop.begins, loop.begun
+        loop.begins = loop.begun = None
+        if batch is None:
+            return True
+        if begun is None:  # torch's iterator has not asked for another batch meanwhile
+            begun = self._session.link.begin(batch)
+        loop.ahead[batch] -= 1
+        if not begun:
+            loop.leased.popleft()
+        return begun
 
     def _hand_out(self, loop: Loop, seconds: float) -> None:
         batch = loop.leased.popleft()
@@ -282,33 +299,51 @@ class PacedLoader(_Paced):
         If the user's class fetches batches by itself, it gets the sample ids alone, and a batch counts at once.
         """
         if self.makes_iterator:
-            return _leases(self.loop, self._session, self._orders)
+            return _Asking(self.loop, self._session, self._orders)
         return self._ids()
 
     def _ids(self) -> Iterator[list[Any]]:
         loop = self.begin_pass()
         if self.is_past:
             return
-        for _, *ids in _leases(loop, self._session, self._orders):
+        for _, *ids in _Asking(loop, self._session, self._orders):
             self._hand_out(loop, 0.0)
             yield ids
 
 
-def _leases(loop: Loop, session: Session, orders: Orders) -> Iterator[list[Any]]:
+class _Asking:
     """See `PacedLoader.leases`. Torch's iterator keeps this, so this keeps no loader."""
-    link = session.link
-    while session.go is not None or session.joins:
-        batch = link.lease(loop.epoch, orders)
-        if batch is None:
-            loop.ran_out = True
-            if session.here:  # the order to keep something may have come while a batch was asked for
-                session.keep(link.heard_to_keep())
-            link.raise_if_interrupted()
-            return
-        loop.leased.append(batch)
+
+    def __init__(self, loop: Loop, session: Session, orders: Orders) -> None:
+        self._loop = loop
+        self._session = session
+        self._orders = orders
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self
+
+    def __next__(self) -> list[Any]:
+        """Processes of the loader that get nothing for now ask again as soon as the script begins with a batch."""
+        loop, session = self._loop, self._session
+        if loop.ran_out or (session.go is None and not session.joins):
+            raise StopIteration
+        link, begins = session.link, loop.begins
+        got = link.lease(loop.epoch, self._orders, len(loop.leased) - (begins is not None), begins)
+        if begins is not None:
+            loop.begun = got.begun
+        if got.batch is None:
+            if not got.for_now:
+                loop.ran_out = True
+                if session.here:  # the order to keep something may have come while a batch was asked for
+                    session.keep(link.heard_to_keep())
+                link.raise_if_interrupted()
+            raise StopIteration
+        loop.leased.append(got.batch)
+        if got.ahead:
+            loop.ahead[got.batch] += 1
         if session.joins and session.here:
             session.join()  # before the batch is fetched, as what draws randomness does so by its step
-        yield [_Tag(link.seed, batch.epoch, batch.index), *orders.ids(batch)]
+        return [_Tag(link.seed, got.batch.epoch, got.batch.index), *self._orders.ids(got.batch)]
 
 
 class PacedStream(_Paced):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from paceline.core.leases import Batch
@@ -25,6 +25,12 @@ class Loop:
     """Whether it was left nothing when it asked for a batch, as it came to its end or fetched ahead."""
     leased: deque[Batch] = field(default_factory=deque)
     """And neither handed out nor given back yet."""
+    ahead: Counter[Batch] = field(default_factory=Counter)
+    """Those that were leased ahead of use: another worker may have been given them."""
+    begins: Batch | None = None
+    """One of these, which the script begins with while torch's iterator asks for more."""
+    begun: bool | None = None
+    """Whether the worker still had that; None as long as it is not known."""
     handed_out: list[Batch] = field(default_factory=list)
     given_back: list[Batch] = field(default_factory=list)
     """Fetched ahead, and not used when the loop was left."""

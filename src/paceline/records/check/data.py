@@ -40,12 +40,15 @@ from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY
 
 _BATCHES = """
-    SELECT epoch, batch, 'leased' AS what, rowid, worker, during, NULL FROM leases WHERE batch IS NOT NULL
+    SELECT epoch, batch, 'leased' AS what, rowid, worker, during, NULL FROM leases WHERE batch >= 0
     UNION ALL SELECT epoch, batch, 'looked', rowid, worker, NULL, NULL FROM looks WHERE batch IS NOT NULL
     UNION ALL SELECT epoch, batch, 'used', rowid, worker, step, used FROM batches
     ORDER BY epoch, batch, what, 4
 """
-"""All that there is of each batch: to which workers it was leased, which of them gave it back, and which used it."""
+"""All that there is of each batch: to which workers it was leased, which of them gave it back, and which used it.
+
+A lease without an epoch says that the worker's last one is void: another worker was given the batch before its use.
+"""
 
 
 def data(checking: Checking) -> None:
@@ -84,16 +87,14 @@ def _returns(checking: Checking) -> None:
     joined: dict[Any, list[int]] = {}
     for worker, step in ledger.execute("SELECT worker, step FROM facts WHERE kind = 'WorkerJoined' ORDER BY id"):
         joined.setdefault(worker, []).append(step)
-    query = (
-        "SELECT worker, count(*), max(rowid), max(batch IS NOT NULL) FROM leases WHERE during IS NULL GROUP BY worker"
-    )
-    rows = {worker: (times, row, leased) for worker, times, row, leased in ledger.execute(query)}
-    for worker, (times, row, leased) in rows.items():
-        if leased or times > len(joined.get(worker, ())) + untold:
+    query = "SELECT worker, count(*), max(rowid) FROM leases WHERE during IS NULL AND epoch IS NULL GROUP BY worker"
+    rows = {worker: (times, row) for worker, times, row in ledger.execute(query)}
+    for worker, (times, row) in rows.items():
+        if times > len(joined.get(worker, ())) + untold:
             raise Broken(READABLE, f"the epoch in which worker {worker} asked", "none", "leases", row)
     for worker, steps in joined.items():
         least = sum(_makes_a_step(ledger, worker, *stay) for stay in pairwise([*steps, sys.maxsize]))
-        times, _, _ = rows.get(worker, (0, None, None))
+        times, _ = rows.get(worker, (0, None))
         if checking.trained and times < least:
             expected = f"a row without an epoch for each of {count(least, 'return')} of worker {worker}"
             raise Broken(READABLE, expected, str(times), "leases")
@@ -168,7 +169,14 @@ class _Batches:
         looked: Counter[int] = Counter()
         uses: list[tuple[Any, ...]] = []
         for _, _, what, row, worker, *more in rows:
-            if what == "leased":
+            if what == "leased" and more[0] is None:
+                if not leased[worker]:
+                    broken = Broken(LEASED, f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}")
+                    self.leases.note(broken, row)
+                    continue
+                leased[worker] -= 1
+                leases.remove(next(one for one in reversed(leases) if one[1] == worker))
+            elif what == "leased":
                 leases.append((row, worker, more[0]))
                 leased[worker] += 1
             elif what == "looked":
@@ -275,7 +283,7 @@ def _in_order(checking: Checking) -> None:
     uses = ledger.execute("SELECT worker, step, rowid, epoch, batch, used FROM batches ORDER BY worker, step, rowid")
     leases = ledger.execute(
         "SELECT worker, rowid, epoch, batch FROM leases "
-        "WHERE batch IS NOT NULL AND worker IN (SELECT worker FROM batches) ORDER BY worker, rowid"
+        "WHERE batch >= 0 AND during IS NOT NULL AND worker IN (SELECT worker FROM batches) ORDER BY worker, rowid"
     )
     by_worker = groupby(uses, key=itemgetter(0)), groupby(leases, key=itemgetter(0))
     for (worker, used), (_, leased) in zip(*by_worker, strict=True):
