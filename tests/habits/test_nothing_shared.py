@@ -17,6 +17,7 @@ from paceline.runtime.offers import epochs_over
 from paceline.runtime.unused import unused
 from paceline.training import prepare
 from paceline.training.alone import unjoined
+from paceline.training.batches import Batches, Stands
 from paceline.training.loader import PacedLoader, PacedStream
 from paceline.training.session import Session
 from support.launch import Launch
@@ -97,9 +98,9 @@ def first_gradient(scale: float, *, workers: int = 2, leased: bool = False) -> s
     session: Any = object.__new__(Session)
     session.link, session.parameters = Ends(), list(model.parameters())
     session.link.workers = workers
-    session.fetched = [Batch(0, 0)] if leased else []
+    stands = Stands(batches=(Batch(0, 0),) if leased else (), skipped=(), weight=None)
     (model(torch.ones(4, 3)).square().mean() * scale).backward()
-    found: str | None = session._first_gradient()
+    found: str | None = session._first_gradient(stands)
     return found
 
 
@@ -164,14 +165,12 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         joins=False,
         epochs=2,
         steps=0,
-        fetched=[],
-        untouched=[],
-        backward_seen=False,
+        batches=Batches(leased=True),
         loop_begins=lambda last: False,
         come_by=lambda *_: None,
         goes_on_in=None,
         resumed=None,
-        loop_ended=lambda: None,
+        loop_ended=lambda loop: None,
         done_computing=lambda: None,
     )
     loader = kind(DataLoader(TensorDataset(torch.ones(4, 2))), session)

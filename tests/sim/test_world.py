@@ -47,7 +47,7 @@ from paceline.records.ledger import NoLedger, connect, read_facts
 from paceline.records.summary import Summary
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Progress, Simulation, play, simulate
-from paceline.sim.world import Dealt, Endless, Limit, NoData
+from paceline.sim.world import Amount, Dealt, Endless, Limit, NoData
 from protocols.test_conformance import CHOICES
 
 History = list[tuple[Fact, tuple[Order, ...]]]
@@ -709,10 +709,10 @@ def test_whoever_stops_it_has_a_summary_of_what_was_reached_and_is_told_of_nothi
 class Given(Endless):
     """So many steps have data, for each worker."""
 
-    def samples(self, worker: int, step: int) -> int | None:
+    def amount(self, worker: int, step: int) -> Amount:
         if step >= 5:
             raise NoData
-        return 1
+        return Amount(1)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

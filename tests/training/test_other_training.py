@@ -31,7 +31,7 @@ class Trains:
             go="a step",
             steps=steps,
             batches_in_step=0,
-            backward_seen=False,
+            batches=SimpleNamespace(window=[]),
             changes=SimpleNamespace(moved=lambda: ["weight"] if self.moved else []),
             refuse=self._refuse,
         )
@@ -45,14 +45,14 @@ class Trains:
         self.session.batches_in_step += 1
 
     def gradient(self) -> None:
-        self.session.backward_seen = True
+        self.session.batches.window = ["a batch"]
         for parameter in self.model.parameters():
             parameter.grad = torch.ones_like(parameter)
 
     def erase(self) -> None:
-        if self.session.backward_seen:
+        if self.session.batches.window:
             self.other.erases()
-        self.session.backward_seen = False
+        self.session.batches.window = []
 
     def move(self) -> None:
         self.moved = True
@@ -62,7 +62,7 @@ class Trains:
 
     def step(self) -> None:
         self.session.steps += 1
-        self.session.batches_in_step, self.session.backward_seen = 0, False
+        self.session.batches_in_step, self.session.batches.window = 0, []
 
     def begin(self) -> None:
         self.other.loop_begins()

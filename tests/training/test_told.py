@@ -16,6 +16,7 @@ from paceline.training import push, told
 from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.push import AreaPush
+from paceline.training.structure import Followed
 from paceline.training.told import CHANGED, ToldPush, same_bits
 
 SIZE = 32
@@ -49,7 +50,11 @@ class Case:
         """By what was told: what lay there then."""
         self.link.accumulated = self._accumulated
         joined = Joined(
-            link=self.link, places=self.places, model=self.model, optimizer=optimizer, parameters=parameters
+            link=self.link,
+            places=self.places,
+            followed=Followed(self.model),
+            optimizer=optimizer,
+            parameters=parameters,
         )
         self.push: ToldPush = ToldPush(joined)
         self.push.use(0)

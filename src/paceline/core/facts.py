@@ -62,8 +62,15 @@ class GradientReady:
     step: int
     version: int
     samples: int | None
-    """How many samples are in it; None when the script draws its own batches."""
+    """How many samples are in it that were in no step before; None when the script draws its own batches."""
     at: float
+    weight: float | None = None
+    """What it weighs in a mean, if it is not `samples`: a second step of a batch weighs as much as the first one."""
+
+    @property
+    def weighs(self) -> float | None:
+        """What it weighs in a mean; None if that is unknown."""
+        return self.weight if self.weight is not None else self.samples or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

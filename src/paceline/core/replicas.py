@@ -50,8 +50,6 @@ class Seat:
     phase: Phase = "parked"
     """`parked`: the worker has joined and waits for a replica to copy; `copying`: that copy is on its way; `ready`: the
     gradient is there and not applied; `applied`: the gradient is in the replica."""
-    samples: int | None = None
-    """Samples in this step's gradient, once it is there."""
     group: int | None = None
     """The group that averages its replica, or its gradient, now."""
     alone: list[int] = field(default_factory=list)
@@ -125,7 +123,7 @@ class Replicas:
         """Note and return the order that starts the worker's next step on its replica as it is."""
         seat = self.seats[worker]
         seat.step += 1
-        seat.computed_on, seat.phase, seat.samples = seat.version, "computing", None
+        seat.computed_on, seat.phase = seat.version, "computing"
         return Release(worker=worker, step=seat.step, version=seat.version, parameters="own", why=why)
 
     def apply(self, worker: int, why: Why, group: int | None = None) -> StepReplica:
@@ -260,7 +258,7 @@ class Replicas:
         elif fact.version != seat.computed_on:
             raise ProtocolViolation(fact, f"its step was released on version {seat.computed_on}")
         else:
-            seat.phase, seat.samples = "ready", fact.samples
+            seat.phase = "ready"
         return seat
 
     def _void(self, source: int) -> None:

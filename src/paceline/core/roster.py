@@ -37,13 +37,13 @@ _OF_REPLICAS = (ReduceFinished, ReduceFailed, ReplicaCopied)
 NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for each fact
 
 
-def mean_of(arrived: Mapping[tuple[int, int], int | None]) -> tuple[tuple[int, int, float], ...]:
-    """Return the contributions that are the mean of these gradients, by (worker, step) with the samples in each.
+def mean_of(weights: Mapping[tuple[int, int], float | None]) -> tuple[tuple[int, int, float], ...]:
+    """Return the contributions that are the mean of these gradients, by (worker, step) with what each one weighs.
 
-    They ascend, and are weighed by samples. If any gradient's samples are not counted, all weigh the same.
+    They ascend. If it is unknown what one of them weighs, or if none weighs anything, all weigh the same.
     """
-    counted = all(arrived.values())
-    parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in sorted(arrived.items())]
+    known = None not in weights.values() and any(weights.values())
+    parts = [(worker, step, (weight or 0) if known else 1) for (worker, step), weight in sorted(weights.items())]
     total = sum(part for _, _, part in parts)
     return tuple((worker, step, part / total) for worker, step, part in parts)
 
@@ -69,8 +69,8 @@ class Seat:
     version: int = -1
     """The version that this step computes on."""
     phase: Phase = "parked"
-    samples: int | None = None
-    """Samples in this step's update, once they are known."""
+    weight: float | None = None
+    """What this step's update weighs in a mean, once that is known."""
     pulling: int | None = None
     """The version that is being transferred to the worker."""
     pushing: int | None = None
@@ -116,7 +116,7 @@ class Roster:
                 self._expect(fact, seat, fact.step, "computing")
                 if fact.version != seat.version:
                     raise ProtocolViolation(fact, f"its step was released on version {seat.version}")
-                seat.phase, seat.samples = "ready", fact.samples
+                seat.phase, seat.weight = "ready", fact.weighs
             case UpdateArrived(step=step) if step == seat.pushing:
                 seat.pushing = None
             case UpdateArrived():
@@ -139,7 +139,7 @@ class Roster:
         if seat.phase == "pushing":
             seat.pushing = seat.step
         seat.step += 1
-        seat.version, seat.phase, seat.samples = version, "computing", None
+        seat.version, seat.phase, seat.weight = version, "computing", None
         if parameters == "pull":
             seat.pulling = version
         return Release(worker=worker, step=seat.step, version=version, parameters=parameters, why=why)

@@ -129,6 +129,7 @@ class StepFinished(Message):
     other: float
     waited: float
     pulled: float
+    weight: float | None = None
     gradient: str | None = None
     to_device: float | None = None
     from_device: float | None = None

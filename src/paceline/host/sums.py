@@ -25,23 +25,23 @@ class Sums:
         """The first one that was found."""
         self._shelf = shelf
         self._summer = summer
-        self._samples: dict[Update, int | None] = {}
-        """By update that is in no version: its samples, if they are counted."""
+        self._weights: dict[Update, float | None] = {}
+        """By update that is in no version: what it weighs, if that is known."""
         self._arrived: dict[Update, Sum] = {}
         """By update that has arrived, and is in no version: its sum, if it came in one."""
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
         match fact:
-            case GradientReady(worker=worker, step=step, samples=samples):
-                self._samples[Update(worker, step)] = samples
+            case GradientReady(worker=worker, step=step):
+                self._weights[Update(worker, step)] = fact.weighs
             case UpdateArrived(worker=worker, step=step, sum=int(number)):
                 self._arrived[Update(worker, step)] = Sum(number)
 
     def terms_of(self, updates: Sequence[Update]) -> Terms:
-        """What adds up to the mean of these: they ascend, and are weighed by samples, as a machine does it."""
-        samples = {(one.worker, one.step): self._samples[one] for one in updates}
-        return [(Update(worker, step), weight) for worker, step, weight in mean_of(samples)]
+        """What adds up to the mean of these: they ascend, and are weighed as a machine does it."""
+        weights = {(one.worker, one.step): self._weights[one] for one in updates}
+        return [(Update(worker, step), weight) for worker, step, weight in mean_of(weights)]
 
     def applied(self, pushed: Pushed) -> tuple[Pushed, list[Update]]:
         """Return what a version is made of, with sums in the place of their updates, and the updates in these.
@@ -63,6 +63,6 @@ class Sums:
 
     def dropped(self, update: Update) -> None:
         """The update is in a version by now, or will be in none."""
-        self._samples.pop(update, None)
+        self._weights.pop(update, None)
         self._arrived.pop(update, None)
         self._summer.dropped(update)

@@ -52,8 +52,8 @@ class Machine:
     round: int = 0
     replicas: Replicas = field(default_factory=Replicas)
     awaited: dict[int, None] = field(default_factory=dict)
-    ready: dict[tuple[int, int], int | None] = field(default_factory=dict)
-    """By (worker, step): the samples in it. They stay until the round ends."""
+    ready: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By (worker, step): what it weighs. They stay until the round ends."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -69,8 +69,8 @@ class Machine:
                 return ()
             case ReplicaCopied(worker=worker, source=source):
                 return (self._release(worker, ("copied", source)),)
-            case GradientReady(worker=worker, step=step, samples=samples):
-                self.ready[worker, step] = samples
+            case GradientReady(worker=worker, step=step):
+                self.ready[worker, step] = fact.weighs
                 del self.awaited[worker]
                 return self._average() or (Hold(worker=worker, why=self._missing()),)
             case StepDeclined(worker=worker):

@@ -43,8 +43,8 @@ class Machine:
     version: int = 0
     roster: Roster = field(default_factory=Roster)
     awaited: dict[int, None] = field(default_factory=dict)
-    arrived: dict[tuple[int, int], int | None] = field(default_factory=dict)
-    """By (worker, step): the samples in it. A worker that left and came back in the same round has two here."""
+    arrived: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By (worker, step): what it weighs. A worker that left and came back in the same round has two here."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -59,7 +59,7 @@ class Machine:
                 return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):
                 assert seat is not None
-                self.arrived[worker, step] = seat.samples
+                self.arrived[worker, step] = seat.weight
                 del self.awaited[worker]
                 return self._close_round() or (Hold(worker=worker, why=self._missing()),)
             case StepDeclined(worker=worker):

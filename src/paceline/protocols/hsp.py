@@ -110,10 +110,10 @@ class Machine:
     awaited: dict[int, int] = field(default_factory=dict)
     owing: int = 0
     """The sum of `awaited`: how many gradients are still to come."""
-    arrived: dict[tuple[int, int], int | None] = field(default_factory=dict)
-    """By (worker, step), in the order of their transfers: the samples in it."""
-    kept: dict[int, tuple[int, int | None]] = field(default_factory=dict)
-    """(step, samples) of a stale gradient that has not arrived, while its worker is at the fresh one."""
+    arrived: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By (worker, step), in the order of their transfers: what it weighs."""
+    kept: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    """(step, weight) of a stale gradient that has not arrived, while its worker is at the fresh one."""
     early: dict[int, None] = field(default_factory=dict)
     """Workers whose gradient of the next round is ready, in the order in which they became ready."""
     queue: list[tuple[float, int, int]] = field(default_factory=list)
@@ -227,10 +227,10 @@ class Machine:
         if self.config.idle == "guarded":
             self.transfer = _averaged(self.transfer, at - self.granted_at)
         self.granted = None
-        samples = seat.samples
+        weight = seat.weight
         if worker in self.kept and self.kept[worker][0] == step:
-            _, samples = self.kept.pop(worker)
-        self.arrived[worker, step] = samples
+            _, weight = self.kept.pop(worker)
+        self.arrived[worker, step] = weight
         self.awaited[worker] -= 1
         self.owing -= 1
         if not self.awaited[worker]:
@@ -335,7 +335,7 @@ class Machine:
         why: Why = ("fresh", self.version)
         if stale == "accumulate":
             if seat.phase != "arrived":
-                self.kept[worker] = (seat.step, seat.samples)
+                self.kept[worker] = (seat.step, seat.weight)
             return (self._release(worker, self.version, why, at, "held"),)
         if seat.phase != "ready":  # the gradient on its way is the worker's for this round
             return ()

@@ -31,7 +31,8 @@ from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
 WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN = 8, 9, 10, 11
-"""The schemas that added something: tables of segments, tables of several hosts, columns of devices, taken leases."""
+"""The schemas that added something: tables of segments, tables of several hosts, columns of devices; and taken leases
+and the weights of gradients."""
 SCHEMA = WITH_TAKEN
 """The schema's number, in `PRAGMA user_version`."""
 READ = range(7, SCHEMA + 1)

@@ -20,7 +20,7 @@ from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.run import run
 from paceline.runtime.settings import Settings
 from paceline.sim.simulate import Say, Simulation, never_came, noted, noted_limits, world_of
-from paceline.sim.world import NoData
+from paceline.sim.world import Amount, NoData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Steps:
         """See `Training`."""
         self.workers.direct(order, at)
 
-    def samples(self, worker: int, step: int) -> int | None:
+    def amount(self, worker: int, step: int) -> Amount:
         """See `Training`."""
         result = self.workers.result(worker, step)
         if isinstance(result, GradientReady):
-            return result.samples
+            return Amount(result.samples, result.weight)
         raise NoData
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:

@@ -290,7 +290,8 @@ def _reenact(fact: Fact, workers: Director) -> None:
     match fact:
         case GradientReady(worker=worker, step=step):
             result = workers.result(worker, step)
-            if not isinstance(result, GradientReady) or result.samples != fact.samples:
+            amount = (fact.samples, fact.weight)
+            if not isinstance(result, GradientReady) or (result.samples, result.weight) != amount:
                 raise RunFailed(f"step {step} of worker {worker} is not as recorded: the script goes another way")
         case StepDeclined(worker=worker, step=step):
             # a script that did not say how many epochs it has ends instead of declining

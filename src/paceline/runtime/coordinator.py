@@ -294,7 +294,9 @@ class Coordinator:
         rooms.accounts.pushed(worker, done.step, member.scalars, samples)
         member.step = None
         at = rooms.clock.at()
-        fact = GradientReady(worker=worker, step=done.step, version=done.version, samples=samples, at=at)
+        fact = GradientReady(
+            worker=worker, step=done.step, version=done.version, samples=samples, weight=done.weight, at=at
+        )
         rooms.happened.append(fact)
 
     def _declined(self, member: Member) -> None:

@@ -126,12 +126,19 @@ class Means(_Versions):
         """What the last mean was made of, as `_replicas_now` returns it."""
         self._again = False
         """Whether a mean is due because one that was due can't be made."""
+        self._samples: int | None = None
+        """How many samples were in all replicas as one was last ordered a step."""
         self._broken: dict[int, None] = {}
         """Workers whose replicas were left behind in the middle of a step."""
 
     def ordered(self, version: int) -> None:
-        """A replica is to make its next version: record the mean of all if that is due."""
-        if self._recording:
+        """A replica is to make its next version: record the mean of all if that is due.
+
+        It is not due after a further step of a batch, which has no samples of its own: a replay knows a mean by its
+        samples.
+        """
+        before, self._samples = self._samples, self._applied.samples
+        if self._recording or (self._recordings.counted and self._samples == before):
             return
         if self._again or self._recordings.due(self._applied.samples, len(self._survivors())):
             self._again = False

@@ -338,6 +338,7 @@ class WorkerLink:
                 version=finished.version,
                 batches=batches,
                 skipped=_pairs(finished.skipped),
+                weight=finished.weight,
                 scalars=finished.scalars,
                 began=finished.began,
                 compute=finished.compute,

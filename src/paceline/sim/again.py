@@ -24,7 +24,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import RecordedRun
 from paceline.sim.calibration import read
 from paceline.sim.simulate import Simulation, digest, digits, play, training_of
-from paceline.sim.world import Limit, NoData, Training
+from paceline.sim.world import Amount, Limit, NoData, Training
 from paceline.version import __version__
 
 
@@ -33,18 +33,18 @@ class _Recorded:
     """Steps that a script has made. The ledger says which of them had data, and how much."""
 
     work: int | None
-    made: Mapping[tuple[int, int], int | None]
-    """Samples by (worker, step)."""
+    made: Mapping[tuple[int, int], Amount]
+    """By (worker, step)."""
     declined: frozenset[tuple[int, int]]
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `Training`."""
 
-    def samples(self, worker: int, step: int) -> int | None:
+    def amount(self, worker: int, step: int) -> Amount:
         """See `Training`."""
         if (worker, step) in self.declined:
             raise NoData
-        return self.made.get((worker, step))  # no fact tells of a step that is in neither
+        return self.made.get((worker, step), Amount(None))  # no fact tells of a step that is in neither
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
@@ -102,14 +102,14 @@ def _limit(limits: Mapping[str, Any]) -> Limit:
 
 def _steps(run: RecordedRun) -> Training:
     work: int | None = None
-    made: dict[tuple[int, int], int | None] = {}
+    made: dict[tuple[int, int], Amount] = {}
     declined: set[tuple[int, int]] = set()
     for fact, _ in run.history():
         match fact:
             case TrainingBegan():
                 work = fact.work
-            case GradientReady(worker=worker, step=step, samples=samples):
-                made[worker, step] = samples
+            case GradientReady(worker=worker, step=step, samples=samples, weight=weight):
+                made[worker, step] = Amount(samples, weight)
             case StepDeclined(worker=worker, step=step):
                 declined.add((worker, step))
     return _Recorded(work, made, frozenset(declined))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
 from paceline.cluster.host_traffic import Came, HostTraffic
@@ -63,8 +63,8 @@ class Training(Protocol):
     def carry_out(self, order: Order, at: float) -> None:
         """Carry the order out, to its end."""
 
-    def samples(self, worker: int, step: int) -> int | None:
-        """Samples in that step's gradient; None if they are not counted. Raises NoData if no data was left for it."""
+    def amount(self, worker: int, step: int) -> Amount:
+        """How much data is in that step's gradient. Raises NoData if none was left for it."""
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """That group's average is made, or has failed; that copy is made; or that worker has joined."""
@@ -74,6 +74,13 @@ class Training(Protocol):
 
         `untold`: a step that it had drawn data for, and whose gradient no fact has told.
         """
+
+
+class Amount(NamedTuple):
+    """How much data is in a gradient. See `core.facts.GradientReady`."""
+
+    samples: int | None
+    weight: float | None = None
 
 
 class NoData(Exception):
@@ -91,9 +98,9 @@ class Endless:
     def carry_out(self, order: Order, at: float) -> None:
         """See `Training`."""
 
-    def samples(self, worker: int, step: int) -> int | None:
+    def amount(self, worker: int, step: int) -> Amount:
         """See `Training`."""
-        return self.size
+        return Amount(self.size)
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
@@ -117,12 +124,12 @@ class Dealt:
         if isinstance(order, DropUpdate) and order.samples == "return":
             self.left_over += 1
 
-    def samples(self, worker: int, step: int) -> int | None:
+    def amount(self, worker: int, step: int) -> Amount:
         """See `Training`."""
         if not self.left_over:
             raise NoData
         self.left_over -= 1
-        return self.size
+        return Amount(self.size)
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
@@ -473,7 +480,7 @@ class World:
             self._at(self.now, lambda: self._die(kill))
             return
         try:
-            samples = self._training.samples(number, step)
+            amount = self._training.amount(number, step)
         except NoData:
             worker.declined = True
             self._at_once.append(StepDeclined(worker=number, step=step, at=self.now))
@@ -484,11 +491,11 @@ class World:
         if before.seconds:
             since = self.now
             own = before.own_share
-            self._work(worker, before.seconds, lambda: self._compute(number, worker, samples, since, own))
+            self._work(worker, before.seconds, lambda: self._compute(number, worker, amount, since, own))
         else:
-            self._compute(number, worker, samples, self.now, 0.0)
+            self._compute(number, worker, amount, self.now, 0.0)
 
-    def _compute(self, number: int, worker: Worker, samples: int | None, since: float, own: float) -> None:
+    def _compute(self, number: int, worker: Worker, amount: Amount, since: float, own: float) -> None:
         """It is ready to, after what took since then, of which that share was its own work."""
         if self._workers.get(number) is not worker:  # it has left meanwhile, and may be back
             return
@@ -499,35 +506,38 @@ class World:
         works = 0.0 if self._cores is None else min(seconds, self._costs.works(number, worker.step))
         if not works:
             worker.computed = seconds
-            self._at(self.now + seconds, lambda: self._computed(number, worker, samples))
+            self._at(self.now + seconds, lambda: self._computed(number, worker, amount))
             return
 
         def sleep() -> None:
             if self._workers.get(number) is worker:
                 worker.computed = self.now - worker.began + seconds - works
-                self._at(self.now + seconds - works, lambda: self._computed(number, worker, samples))
+                self._at(self.now + seconds - works, lambda: self._computed(number, worker, amount))
 
         self._work(worker, works, sleep)
 
-    def _computed(self, number: int, worker: Worker, samples: int | None) -> Fact | None:
+    def _computed(self, number: int, worker: Worker, amount: Amount) -> Fact | None:
         """The worker's gradient is there."""
         if self._workers.get(number) is not worker:
             return None
         after = self._costs.after(number, worker.step)
         since = self.now
         if not after.seconds:
-            return self._ready(number, worker, samples, since, 0.0)
-        self._work(worker, after.seconds, lambda: self._ready(number, worker, samples, since, after.own_share))
+            return self._ready(number, worker, amount, since, 0.0)
+        self._work(worker, after.seconds, lambda: self._ready(number, worker, amount, since, after.own_share))
         return None
 
-    def _ready(self, number: int, worker: Worker, samples: int | None, since: float, own: float) -> Fact | None:
+    def _ready(self, number: int, worker: Worker, amount: Amount, since: float, own: float) -> Fact | None:
         """Its gradient is told of, after what took since then, of which that share was its own work."""
         if self._workers.get(number) is not worker:
             return None
         step = worker.step
         worker.told, worker.ended, worker.heard = step, since + (self.now - since) * own, self.now
         worker.on_the_way[step] = None
-        return GradientReady(worker=number, step=step, version=worker.version, samples=samples, at=self.now)
+        samples, weight = amount
+        return GradientReady(
+            worker=number, step=step, version=worker.version, samples=samples, weight=weight, at=self.now
+        )
 
     def _settle(self, number: int, step: int) -> None:
         """That step's update is no longer on its way."""

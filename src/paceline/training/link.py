@@ -118,9 +118,11 @@ class Finished:
     step: int
     version: int
     batches: tuple[Batch, ...] | None
-    """The batches in it; None without a loader."""
+    """The batches in it that were in no step before; None without a loader."""
     skipped: tuple[Batch, ...]
-    """Batches of steps that the script skipped since the last."""
+    """Batches that the script has left out since the last."""
+    weight: float | None
+    """What its gradient weighs in a mean, if it is not the samples in `batches`."""
     scalars: Scalars | None
     """The optimizer's hyperparameters, if they changed since the last push."""
     began: float

@@ -139,6 +139,8 @@ class PacedLoader(_Paced):
         self._leased = _leased(loader, self)
         self.makes_iterator = False
         """Whether torch's iterator that asks for leases now is one that counts batches."""
+        self._iterates = type(loader).__iter__ is not DataLoader.__iter__
+        """Whether the user's class makes the script's items of batches in a way of its own."""
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session
@@ -157,6 +159,8 @@ class PacedLoader(_Paced):
                     break
                 if session.here and session.go is not None:
                     session.go_on()
+                if self._iterates:
+                    session.batches.yielded(item)
                 yield item
         finally:
             looked = self._leave(iteration.loop)
@@ -208,7 +212,7 @@ class PacedLoader(_Paced):
             if self._still_has_first(loop):
                 break
         session.come_by()
-        self._hand_out(loop, time.monotonic() - asked)
+        self._hand_out(loop, data, time.monotonic() - asked)
         return data
 
     def _still_has_first(self, loop: Loop) -> bool:
@@ -224,9 +228,9 @@ class PacedLoader(_Paced):
             loop.leased.popleft()
         return begun
 
-    def _hand_out(self, loop: Loop, seconds: float) -> None:
+    def _hand_out(self, loop: Loop, data: Any, seconds: float) -> None:
         batch = loop.leased.popleft()
-        self._session.handed_out(batch, seconds)
+        self._session.handed_out(batch, len(self._orders.ids(batch)), data, seconds)
         loop.handed_out.append(batch)
 
     def _leave(self, loop: Loop) -> bool:
@@ -236,7 +240,7 @@ class PacedLoader(_Paced):
         if self.loop is loop:
             session.epoch = loop.epoch + 1
         outer_goes_on = loop.within is not None and not loop.within.over
-        looked = outer_goes_on and session.untouched == loop.handed_out
+        looked = outer_goes_on and session.batches.ends_with(loop.handed_out)
         if not looked:  # else nobody else is to have them before they go back to their epoch
             self._give_back_fetched(loop)
         session.other_training.loop_left()
@@ -247,18 +251,18 @@ class PacedLoader(_Paced):
         session = self._session
         if not looked:
             session.other_training.loop_ended()
-            session.loop_ended()
+            session.loop_ended(loop)
         if session.steps > loop.steps or not (loop.handed_out or looked):  # else it was for a look at all the data
             self._trained += 1
         epochs = session.epochs if session.here else None  # a thread ahead knows no last step
-        if epochs is not None and self._trained >= epochs and not session.fetched:
+        if epochs is not None and self._trained >= epochs and not session.batches.pending:
             session.done_computing()
 
     def _begun(self) -> Loop:
         """The loop that begins now, after the last one, or inside it."""
         last, session, loader = self.loop, self._session, self.loader
         within: Loop | None
-        if session.here and not last.over and not session.untouched and not _has_one_iterator(loader):
+        if session.here and not last.over and not session.batches.open and not _has_one_iterator(loader):
             self._epoch += 1
             within = last  # which may go on
         elif session.loop_begins(last):
@@ -307,7 +311,7 @@ class PacedLoader(_Paced):
         if self.is_past:
             return
         for _, *ids in _Asking(loop, self._session, self._orders):
-            self._hand_out(loop, 0.0)
+            self._hand_out(loop, None, 0.0)
             yield ids
 
 
@@ -378,7 +382,7 @@ class PacedStream(_Paced):
             session.come_by()
             if session.go is None and not session.joins:
                 return
-            session.handed_out(None, time.monotonic() - asked)
+            session.handed_out(None, 0, data, time.monotonic() - asked)
             yield data
             asked = time.monotonic()
         session.other_training.loop_left()
@@ -389,7 +393,7 @@ class PacedStream(_Paced):
             session.here
             and session.epochs is not None
             and self._trained >= session.epochs
-            and not session.backward_seen
+            and not session.batches.pending
         ):
             session.done_computing()
 

@@ -21,6 +21,8 @@ class Loop:
     """Whether its batches count as torch's iterator hands them out."""
     over: bool = False
     """Whether it was left, or has come to its end."""
+    ended: bool = False
+    """Whether it has come to its end."""
     ran_out: bool = False
     """Whether it was left nothing when it asked for a batch, as it came to its end or fetched ahead."""
     leased: deque[Batch] = field(default_factory=deque)

@@ -99,7 +99,9 @@ class OtherTraining:
         session = self._session
         if session.go is None or self._left_as_stepped == session.steps:
             return
-        trained = session.backward_seen or (not session.steps and (self._gradients_erased or self._moved_in_loop))
+        trained = bool(session.batches.window) or (
+            not session.steps and (self._gradients_erased or self._moved_in_loop)
+        )
         if trained and (moved := session.changes.moved()):
             self._refuse(moved[0])
 

@@ -18,6 +18,7 @@ from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
 from paceline.training import accelerator
 from paceline.training.alone import unjoined
+from paceline.training.batches import Batches
 from paceline.training.buffers import POLICIES
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
@@ -236,7 +237,7 @@ def prepare(
         )
     )
     session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
-    session.loads, session.epochs = leased, epochs
+    session.loads, session.epochs, session.batches = leased, epochs, Batches(leased=leased)
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)

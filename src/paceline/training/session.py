@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import path_of
+from paceline.training.batches import Batches, Stands
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip
@@ -87,13 +88,8 @@ class Session:
         """Steps that this worker has made."""
         self.step_discarded = False
         """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
-        self.fetched: deque[Batch] = deque()
-        """Batches handed to the script since the last step, and in no gradient that was thrown away."""
-        self.untouched: list[Batch] = []
-        """Those of `fetched` that were handed out since the last gradient came."""
-        self.skipped: list[Batch] = []
-        self.backward_seen = False
-        """Whether a gradient has come since the last step or `zero_grad`."""
+        self.batches = Batches(leased=False)
+        """What the script has fetched, and what its gradients are of. `prepare` says whether batches are leased."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
         self._thread = threading.get_ident()
@@ -159,8 +155,7 @@ class Session:
         """Push this step's gradient, wait for the next release, install its version."""
         self.come_by()
         if self.joins:  # nobody has ordered this gradient: its parameters may be gone by now
-            self.skipped.extend(self.fetched)
-            self.fetched.clear()
+            self.batches.discard()
             self.step_discarded = True
             self.join()
             return
@@ -174,7 +169,8 @@ class Session:
             self.link.pause(padding)
         computed = time.monotonic()
         self.changes.see_to()
-        gradient = self._first_gradient() if not self.steps else None
+        stands = self.batches.step(self._has_gradient())
+        gradient = self._first_gradient(stands) if not self.steps else None
         self.steps += 1
         if self.holder.keeps_state:  # the step may change what is to be kept
             self.keep(self.link.heard_to_keep())
@@ -184,15 +180,15 @@ class Session:
         scalars = scalars_of(self.optimizer)
         if scalars != self.sent and (why := unfit_rate(scalars)):
             self.refuse(why)
-        batches = tuple(self.fetched)
         pushed = time.monotonic()
         to_device, from_device = self.holder.copied() or (None, None)
         self.link.pushed(
             Finished(
                 step=step,
                 version=self.go.version,
-                batches=batches if self.loads else None,
-                skipped=tuple(self.skipped),
+                batches=stands.batches if self.loads else None,
+                skipped=stands.skipped,
+                weight=stands.weight,
                 scalars=scalars if scalars != self.sent or (self.resumed and self.steps == 1) else None,
                 began=self._began,
                 compute=computed - self._began - self._fetching,
@@ -206,10 +202,6 @@ class Session:
             )
         )
         self.sent = scalars
-        for _ in batches:  # another thread may have fetched more
-            self.fetched.popleft()
-        self.skipped.clear()
-        self.backward_seen = False
         self._await_release(pushed)
 
     def script_clips(self, own: OwnClipping) -> None:
@@ -282,26 +274,24 @@ class Session:
         self.goes_on_in = self.resumed.epoch
         return self.resumed.epoch
 
-    def handed_out(self, batch: Batch | None, seconds: float) -> None:
-        """The loader hands a batch to the script, after fetching it for `seconds`. None: the batch is not leased."""
-        if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
-            if batch is not None and (self.go is not None or self.joins):
-                self.fetched.append(batch)
+    def handed_out(self, batch: Batch | None, samples: int, data: Any, seconds: float) -> None:
+        """The loader hands `data` to the script, after fetching it for `seconds`. `batch` is None: it is not leased."""
+        if not self.here:  # the script fetches ahead
+            if self.go is not None or self.joins:
+                self.batches.fetched(batch, samples, data, ahead=True)
             return
         if self.joins:
             self.join()
         if self.go is None:
             return
         self.go_on()
-        if self.backward_seen and all(parameter.grad is None for parameter in self.parameters):
+        if self.batches.window and not self._has_gradient():
             self.thrown_away()  # by model.zero_grad(), say
         if self.batches_in_step == 0:
             self._began = time.monotonic()
         else:
             self._fetching += seconds
-        if batch is not None:
-            self.fetched.append(batch)
-            self.untouched.append(batch)
+        self.batches.fetched(batch, samples, data)
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
 
@@ -311,47 +301,35 @@ class Session:
         Return whether the script only looked at that loop's data, and made no gradient of any. Then all of that data
         goes back, with what had been fetched ahead for it, as if the loop had never been.
         """
-        if not self.here:
+        if not self.here or last.ended:
             return False
         if last.handed_out and self.only_looked(last):
             return True
-        if self.untouched and self.untouched[-1] in self.fetched:
-            batch = self.untouched.pop()
-            self.fetched.remove(batch)
-            self.link.give_back((batch,))
-        self.loop_ended()
+        if last.handed_out and self.batches.ends_with(last.handed_out[-1:]):
+            self.link.give_back(self.batches.take_back(1))
         return False
 
     def only_looked(self, loop: Loop) -> bool:
         """Return whether no gradient came of this loop's batches. Then they go back, with what was fetched ahead."""
-        before = len(self.fetched) - len(loop.handed_out)
-        if loop.handed_out != self.untouched or loop.handed_out != list(self.fetched)[max(0, before) :]:
+        if not self.batches.ends_with(loop.handed_out):
             return False
-        for _ in loop.handed_out:
-            self.fetched.pop()
-        self.untouched.clear()
-        if not self.fetched:
+        self.batches.take_back(len(loop.handed_out))
+        if not self.batches.pending:
             self.batches_in_step, self._fetching = 0, 0.0  # draws and times are now as without the look
         self.link.looked_at(loop.epoch, loop.batches, loop.ran_out)
         return True
 
-    def loop_ended(self) -> None:
-        """The loop is over. Batches that the script made no gradient of were only looked at: they are used up."""
-        if not self.here:
-            return
-        for batch in self.untouched:
-            if batch in self.fetched:
-                self.fetched.remove(batch)
-                self.skipped.append(batch)
-        self.untouched.clear()
+    def loop_ended(self, loop: Loop) -> None:
+        """The loop has come to its end."""
+        loop.ended = True
+        if self.here:
+            self.batches.loop_ended(loop.handed_out)
 
     def thrown_away(self) -> None:
-        """The script zeroes its gradients without a step: the batches in them are used up."""
-        if self.backward_seen:
+        """The script zeroes its gradients: they are in no step, unless those of the same batches come anew."""
+        if self.batches.window:
             self.other_training.erases()
-            self.skipped.extend(self.fetched)
-            self.fetched.clear()
-            self.backward_seen = False
+            self.batches.zeroed()
 
     def done_computing(self) -> None:
         """Make no further step: no worker is to wait for this one."""
@@ -462,20 +440,23 @@ class Session:
         def take(_: Tensor) -> None:
             if self._keeps and self.here:
                 self.send_kept()
-            self.backward_seen = True
             self.step_discarded = False
-            self.untouched.clear()
+            if self.batches.changed:
+                self.batches.gradient(number)
             if self.go is not None:
                 self.holder.take(number)
 
         return take
 
-    def _first_gradient(self) -> str | None:
+    def _has_gradient(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.parameters)
+
+    def _first_gradient(self, stands: Stands) -> str | None:
         """The first gradient's checksum, to compare workers; None if it is of data that no other worker has.
 
         A gradient of zero shows nothing: at the start of a schedule, or of a layer, all workers may have it.
         """
-        if self.link.workers == 1 or self.fetched:
+        if self.link.workers == 1 or stands.batches:
             return None
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         dense = [gradient for gradient in gradients if gradient.layout == torch.strided]

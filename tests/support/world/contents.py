@@ -28,7 +28,7 @@ class Contents:
     def __init__(self, capacity: int) -> None:
         """`capacity`: the most workers."""
         self.capacity = capacity
-        self._samples: dict[tuple[int, int], int | None] = {}
+        self._weights: dict[tuple[int, int], float | None] = {}
         """By worker and step: the samples in it."""
         self._sum_of: dict[tuple[int, int], int] = {}
         """By worker and step: the sum that it has arrived in."""
@@ -46,8 +46,8 @@ class Contents:
     def told(self, fact: Fact) -> None:
         """The machine was told of that fact."""
         match fact:
-            case GradientReady(worker=worker, step=step, samples=samples):
-                self._samples[worker, step] = samples
+            case GradientReady(worker=worker, step=step):
+                self._weights[worker, step] = fact.weighs
             case UpdateArrived(worker=worker, step=step, sum=int(number)):
                 self._sum_of[worker, step] = number
 
@@ -107,7 +107,7 @@ class Contents:
             if number is not None:
                 members.setdefault(number, []).append((worker, step))
         for number, updates in members.items():
-            mean = mean_of({one: self._samples[one] for one in updates})
+            mean = mean_of({one: self._weights[one] for one in updates})
             assert self._sums[number] == mean, f"sum {number} is of {self._sums[number]}, and not of {mean}"
         return [(name, *rest) for name, rest in found.items()]
 

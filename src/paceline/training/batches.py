@@ -1,0 +1,283 @@
+"""Which batches a worker's gradients are of: what a step stands for, and what its update weighs in a mean.
+
+A script may make several gradients and several steps of one batch, or one step of several batches. It may throw
+gradients away, and leave batches out. `Batches` is told of each event, and keeps four lists:
+
+`open`    fetched, and no gradient yet
+`window`  have a gradient that is in the coming step
+`erased`  had a gradient, which the script has zeroed
+`last`    the window of the last step
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from paceline.core.leases import Batch
+
+DEPTH, WIDTH = 3, 32
+"""How deep, and in each container how far, a batch is searched for tensors."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetched:
+    """A batch that the loader has handed out."""
+
+    batch: Batch | None
+    """None: it is not leased, so its samples are not counted."""
+    samples: int
+    weight: float | None
+    """What its gradient weighs: as much as its samples, or what the script says; None if neither is known."""
+    tensors: tuple[weakref.ref[Any], ...] = ()
+    ahead: bool = False
+    """Whether another thread than the script's fetched it."""
+    counted: bool = False
+    """Whether an update has used it, or it was skipped."""
+    left: bool = False
+    """Whether its gradient was in no step when its loop ended."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the script still has one of its tensors."""
+        return any(tensor() is not None for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """What a step stands for."""
+
+    batches: tuple[Batch, ...]
+    """The batches in it that were in no step before."""
+    skipped: tuple[Batch, ...]
+    """The batches that the script has left out since the step before."""
+    weight: float | None
+    """What its update weighs in a mean, if it is not the number of samples in `batches`."""
+
+
+class Batches:
+    """Follows a script's batches from the fetch to the step. See the module."""
+
+    def __init__(self, *, leased: bool) -> None:
+        """`leased`: whether the script has a loader whose batches are leased."""
+        self.open: deque[Fetched] = deque()
+        self.window: list[Fetched] = []
+        self.erased: list[Fetched] = []
+        self.last: list[Fetched] = []
+        self.changed = True
+        """Whether the next gradient may be of other batches than the one before, so that `gradient` must be called."""
+        self.unsure = False
+        """Whether several batches were open in the script's thread when a gradient came, so that it may be of fewer."""
+        self.lost = 0
+        """Batches whose gradient was left over at a loop's end, and was then zeroed."""
+        self._leased = leased
+        self._asked = False
+        """Whether the script has asked the loader for a batch since the last gradient."""
+        self._backward: set[int] = set()
+        """The parameters that have a gradient of the present backward. Kept only if another thread fetches batches."""
+        self._over = False
+        """Whether it has come to the loader's end since the last batch."""
+        self._behind: int | None = None
+        """How many batches it has fetched ahead of their use, once that is known."""
+        self._joined: list[Fetched] = []
+        """What joined the window last."""
+        self._said: float | None = None
+        """What the script has said by `weigh`, until a gradient or a step takes it."""
+        self._skipped: list[Batch] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether a coming step may use a batch that was fetched."""
+        return bool(self.open or self.window)
+
+    def fetched(self, batch: Batch | None, samples: int, data: Any, *, ahead: bool = False) -> None:
+        """The loader hands out this batch. `ahead`: to another thread than the script's."""
+        weight = None if batch is None else samples
+        self.open.append(Fetched(batch, samples, weight, _references(data), ahead))
+        self._over = False
+        self._asked = self.changed = True
+
+    def yielded(self, item: Any) -> None:
+        """The loader's own class hands out this, made of the newest batch and of others that it still has."""
+        references = _references(item)
+        for one in self.open:
+            if one is self.open[-1] or one.alive:
+                one.tensors += references
+
+    def weigh(self, weight: float) -> None:
+        """The script says what the gradient that comes next weighs, or the last one before a step."""
+        self._said = weight
+        self.changed = True
+
+    def gradient(self, parameter: int) -> None:
+        """This parameter's gradient is accumulated: of what is open, or else of the batches of the gradient before."""
+        asked, self._asked = self._asked, False
+        self.changed = ahead = bool(self.open) and self.open[0].ahead
+        if ahead:  # when the script has asked for a batch is not known: each backward is of another one
+            if self._backward and parameter not in self._backward:
+                self._backward.add(parameter)
+                return
+            self._backward = {parameter}
+            asked = not self.erased
+        if asked and self.open:
+            self._skip(self.erased)
+            self.erased = []
+            self._join(self._in_use())
+        elif not self.window:
+            again, self.erased = self.erased or self.last, []
+            self._join(again)
+
+    def zeroed(self) -> None:
+        """All gradients are zeroed, or there are none."""
+        if self.window:
+            self.erased, self.window = self.window, []
+            self._backward.clear()
+            self.changed = True
+
+    def step(self, there: bool) -> Stands:
+        """The script steps. `there`: whether it has a gradient. One that `gradient` was not told of was set by hand."""
+        if not there:
+            self.zeroed()
+        elif not self.window:
+            self.gradient(0)
+        if self._said is not None and there:
+            self._weigh()
+        new = [one for one in self.window if not one.counted]
+        for one in new:
+            one.counted = True
+        samples, weight = sum(one.samples for one in new), self._weight()
+        if there:
+            self.last, self.window = self.window, []
+        self._asked = self._asked or self._over
+        self._backward.clear()
+        self.changed = True
+        skipped, self._skipped = tuple(self._skipped), []
+        batches = tuple(one.batch for one in new if one.batch is not None)
+        return Stands(batches, skipped, None if weight == samples and samples else weight)
+
+    def loop_ended(self, handed_out: Sequence[Batch]) -> None:
+        """The loader has nothing left for this loop. If no gradient came of it, only its last batch may be used yet."""
+        if len(handed_out) > 1 and self.ends_with(handed_out):
+            newest = self.open.pop()
+            self._skip([self.open.pop() for _ in handed_out[1:]][::-1])
+            self.open.append(newest)
+        for one in self.window:
+            one.left = True
+        self._asked = self._over = self.changed = True
+
+    def ends_with(self, handed_out: Sequence[Batch]) -> bool:
+        """Whether no gradient came of these batches, which were fetched last."""
+        return [one.batch for one in self.open][-len(handed_out) :] == list(handed_out) if handed_out else True
+
+    def take_back(self, number: int) -> tuple[Batch, ...]:
+        """Forget the batches that were fetched last, so many of those that are open. Return them."""
+        taken = [self.open.pop() for _ in range(min(number, len(self.open)))]
+        return tuple(one.batch for one in taken[::-1] if one.batch is not None)
+
+    def discard(self) -> None:
+        """Nothing that was fetched by now counts."""
+        for some in (self.erased, self.window, list(self.open)):
+            self._skip(some)
+        self.open.clear()
+        self.erased, self.window, self.last, self._said = [], [], [], None
+        self.changed = True
+
+    def left_over(self) -> int:
+        """How many batches have gradients that are in no step."""
+        return sum(not one.counted for one in self.window)
+
+    def _in_use(self) -> list[Fetched]:
+        """Take from `open` what the gradient is of. Skip what is not in use any more.
+
+        The tensors tell, as long as the script keeps those that it has fetched. If it copies them, or another thread
+        fetches, batches are used in the order in which they were fetched.
+        """
+        newest = self.open[-1]
+        if len(self.open) > 1 and (newest.ahead or not newest.alive):
+            return self._oldest(newest.ahead)
+        used = []
+        while self.open:
+            one = self.open.popleft()
+            if one is newest or one.alive:
+                used.append(one)
+            else:
+                self._skip([one])
+        self.unsure = self.unsure or len(used) > 1
+        return used
+
+    def _oldest(self, ahead: bool) -> list[Fetched]:
+        """Take the batch that was fetched first.
+
+        A script's own thread stays as many batches ahead as it was at first. What comes on top of that was used with
+        this one, or left out: it counts as used, and weighs nothing.
+        """
+        used = [self.open.popleft()]
+        if not ahead:
+            self.unsure = True
+            if self._behind is None:
+                self._behind = len(self.open)
+            while len(self.open) > self._behind:
+                late = self.open.popleft()
+                late.weight = 0 if self._leased else None
+                used.append(late)
+        return used
+
+    def _join(self, batches: list[Fetched]) -> None:
+        self._joined = batches
+        self.window = self.window + batches
+        if self._said is not None and self.window:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """What joined last weighs what the script has said."""
+        if not self.window:  # no loader hands out batches
+            self.window = self._joined = [Fetched(None, 0, None)]
+        for one in self._joined:
+            one.weight = 0
+        self._joined[0].weight, self._said = self._said, None
+
+    def _weight(self) -> float | None:
+        """What the window weighs."""
+        if not self.window:
+            return 0 if self._leased else None
+        weights = [one.weight for one in self.window if one.weight is not None]
+        return sum(weights) if len(weights) == len(self.window) else None
+
+    def _skip(self, batches: Iterable[Fetched]) -> None:
+        """No step uses these any more."""
+        for one in batches:
+            if not one.counted:
+                one.counted = True
+                self.lost += one.left
+                if one.batch is not None:
+                    self._skipped.append(one.batch)
+
+
+def _references(data: Any) -> tuple[weakref.ref[Any], ...]:
+    """Weak references to the tensors and arrays of a batch, whatever containers it consists of."""
+    return tuple(islice(_tensors(data, DEPTH), WIDTH))
+
+
+def _tensors(data: Any, depth: int) -> Iterator[weakref.ref[Any]]:
+    if hasattr(data, "__array__"):
+        with suppress(TypeError):  # a numpy number has no weak references
+            yield weakref.ref(data)
+        return
+    if not depth or isinstance(data, str | bytes):
+        return
+    items: Iterable[Any]
+    if isinstance(data, Mapping):
+        items = data.values()
+    elif isinstance(data, list | tuple | set):
+        items = data
+    elif fields := getattr(data, "__dataclass_fields__", None):
+        items = [getattr(data, name, None) for name in fields]
+    else:
+        items = getattr(data, "__dict__", {}).values()
+    for item in islice(items, WIDTH):
+        yield from _tensors(item, depth - 1)

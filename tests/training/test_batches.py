@@ -1,0 +1,305 @@
+"""Which batches a step stands for, and what it weighs: a table of what scripts do, and all short interleavings."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.leases import Batch
+from paceline.training.batches import Batches
+
+
+class Data:
+    """As much of a tensor as is looked at."""
+
+    def __array__(self) -> Any:
+        raise AssertionError("nobody reads it")
+
+
+class Script:
+    """Does what a script does, letter by letter, with one variable for its batch. Batch k has 2 ** k samples.
+
+    F: fetch a batch       K: the same, and keep the batch before    A: fetch as another thread does, and keep it
+    C: fetch, and keep only a copy       g: backward     z: zero_grad     s: step     h: set gradients by hand
+    e: the loop comes to its end     w: say that the next gradient weighs 100
+    """
+
+    def __init__(self) -> None:
+        self.batches = Batches(leased=True)
+        self.made = 0
+        self.there = False
+        self.kept: list[Any] = []
+        self.variable: Any = None
+        self.loop: list[Batch] = []
+        self.steps: list[tuple[list[int], list[int], float]] = []
+        """Of each step: the batches that are counted, those that are skipped, and the weight."""
+
+    def does(self, letters: str) -> Script:
+        for letter in letters:
+            self.do(letter)
+        return self
+
+    def do(self, letter: str) -> None:
+        match letter:
+            case "F" | "K" | "A" | "C":
+                data, batch = Data(), Batch(0, self.made)
+                self.batches.fetched(batch, 2**self.made, {"x": [data]}, ahead=letter == "A")
+                self.made += 1
+                self.loop.append(batch)
+                if letter in "KA":
+                    self.kept.append(self.variable if letter == "K" else data)
+                if letter != "A":
+                    self.variable = None if letter == "C" else data
+            case "g":
+                self.there = True
+                if self.batches.changed:
+                    self.batches.gradient(0)
+            case "h":
+                self.there = True
+            case "z":
+                self.there = False
+                self.batches.zeroed()
+            case "w":
+                self.batches.weigh(100)
+            case "e":
+                self.batches.loop_ended(self.loop)
+                self.loop = []
+            case "s":
+                stands = self.batches.step(self.there)
+                counted = [batch.index for batch in stands.batches]
+                weight = sum(2**index for index in counted) if stands.weight is None else stands.weight
+                self.steps.append((counted, [batch.index for batch in stands.skipped], weight))
+
+
+@pytest.mark.parametrize(
+    ("what", "letters", "steps"),
+    [
+        ("a batch a step", "FgszFgsz", [([0], [], 1), ([1], [], 2)]),
+        ("zero_grad before backward", "FzgsFzgs", [([0], [], 1), ([1], [], 2)]),
+        ("several batches a step", "FgFgszFgFgsz", [([0, 1], [], 3), ([2, 3], [], 12)]),
+        ("several losses of a batch", "FggszFggsz", [([0], [], 1), ([1], [], 2)]),
+        ("a step on a moved input", "FgzgszFgzgsz", [([0], [], 1), ([1], [], 2)]),
+        ("two steps of a batch", "FzgszgsFzgszgs", [([0], [], 1), ([], [], 1), ([1], [], 2), ([], [], 2)]),
+        ("a further step without zero_grad", "FgsgsFgs", [([0], [], 1), ([], [], 1), ([1], [], 2)]),
+        ("a batch that is left out", "FFgsz", [([1], [0], 2)]),
+        ("batches that are left out in a window", "FgFFgsz", [([0, 2], [1], 5)]),
+        ("a gradient that is thrown away", "FgzFgsz", [([1], [0], 2)]),
+        ("a step that is skipped", "FgFgszFgFgzFgFgsz", [([0, 1], [], 3), ([4, 5], [2, 3], 48)]),
+        ("gradients by hand", "FhszFhsz", [([0], [], 1), ([1], [], 2)]),
+        ("gradients of several tasks put together", "FgzgzhszFgzgzhsz", [([0], [], 1), ([1], [], 2)]),
+        ("two steps by hand", "FhszhszFhsz", [([0], [], 1), ([], [], 1), ([1], [], 2)]),
+        ("batches that are used together", "FKgszFKgsz", [([0, 1], [], 3), ([2, 3], [], 12)]),
+        ("an open window at the end of an epoch", "FgsFgeFgsz", [([0], [], 1), ([1, 2], [], 6)]),
+        ("a step after the end of an epoch", "FgFgesz", [([0, 1], [], 3)]),
+        ("a look at the data, to its end", "FFFeFgsz", [([3], [0, 1, 2], 8)]),
+        ("a step without any gradient", "FsFgsz", [([], [], 0), ([1], [0], 2)]),
+        ("a gradient of no batch", "gsz", [([], [], 0)]),
+        ("copies that are fetched ahead", "CCgszCgszCgszegsz", [([k], [], 2**k) for k in range(4)]),
+        ("two copies ahead", "CCCgszCgszegszgsz", [([k], [], 2**k) for k in range(4)]),
+        ("a step on a moved input, with a copy ahead", "CCgzgszCgzgszegzgsz", [([k], [], 2**k) for k in range(3)]),
+        ("two steps, a copy ahead", "CCgszgszCgszgsz", [([0], [], 1), ([], [], 1), ([1], [], 2), ([], [], 2)]),
+        ("a thread that fetches ahead", "AAAgszAgszegszgsz", [([k], [], 2**k) for k in range(4)]),
+        ("a window with a thread that fetches ahead", "AAAgAgszgegsz", [([0, 1], [], 3), ([2, 3], [], 12)]),
+        ("a step on a moved input, with a thread", "AAgzgszgzgsz", [([0], [], 1), ([1], [], 2)]),
+        ("a batch fetched between backward and step", "FgKszgKszgsz", [([0], [], 1), ([1], [], 2), ([2], [], 4)]),
+        ("copies that are used together", "CCgszCCgszCCgsz", [([0], [], 1), ([1, 2], [], 2), ([3, 4], [], 8)]),
+        ("a weight that the script says", "FwgszFgsz", [([0], [], 100), ([1], [], 2)]),
+        ("a weight that it says after backward", "FgwszFgsz", [([0], [], 100), ([1], [], 2)]),
+        ("weights of several batches a step", "FwgFwgsz", [([0, 1], [], 200)]),
+        ("a weight for two losses", "FwgwgszFgsz", [([0], [], 100), ([1], [], 2)]),
+        ("a weight for two steps", "FwgszgszFgsz", [([0], [], 100), ([], [], 100), ([1], [], 2)]),
+        ("weights with a batch ahead", "FKwgszKwgszewgsz", [([0, 1], [], 100), ([2], [], 100), ([], [], 100)]),
+    ],
+)  # fmt: skip
+def test_a_step_stands_for_the_batches_that_its_gradients_are_of(what: str, letters: str, steps: Any) -> None:
+    assert Script().does(letters).steps == steps, what
+
+
+class Twin:
+    """The same by the rules as they are written down, each batch with the name of the list that it is in."""
+
+    def __init__(self) -> None:
+        self.place: dict[int, str] = {}
+        self.alive: set[int] = set()
+        self.kept: set[int] = set()
+        self.counted: set[int] = set()
+        self.last: list[int] = []
+        self.loop: list[int] = []
+        self.skipped: list[int] = []
+        self.there = False
+        self.steps: list[tuple[list[int], list[int], float]] = []
+
+    def of(self, place: str) -> list[int]:
+        return [batch for batch, there in self.place.items() if there == place]
+
+    def move(self, batches: list[int], place: str) -> None:
+        for batch in batches:
+            self.place[batch] = place
+            if place == "skipped" and batch not in self.counted:
+                self.skipped.append(batch)
+
+    def gradient(self) -> None:
+        if opened := self.of("open"):
+            self.move(self.of("erased"), "skipped")
+            for batch in opened:
+                self.move([batch], "window" if batch == opened[-1] or batch in self.alive else "skipped")
+        elif not self.of("window"):
+            self.move(self.of("erased") or self.last, "window")
+
+    def do(self, letter: str) -> None:
+        match letter:
+            case "F" | "K":
+                batch = len(self.place)
+                self.kept |= {batch - 1} if letter == "K" else set()
+                self.place[batch], self.alive = "open", {*self.kept, batch}
+                self.loop.append(batch)
+            case "g":
+                self.there = True
+                self.gradient()
+            case "h":
+                self.there = True
+            case "z":
+                self.there = False
+                self.move(self.of("window"), "erased")
+            case "e":
+                if len(self.loop) > 1 and all(self.place[batch] == "open" for batch in self.loop):
+                    self.move(self.loop[:-1], "skipped")
+                self.loop = []
+            case "s":
+                if not self.there:
+                    self.move(self.of("window"), "erased")
+                elif not self.of("window"):
+                    self.gradient()
+                window = self.of("window")
+                new = [batch for batch in window if batch not in self.counted]
+                self.counted |= set(new)
+                if self.there:
+                    self.last = window
+                    self.move(window, "last")
+                self.steps.append((new, self.skipped, sum(2**batch for batch in window)))
+                self.skipped = []
+
+
+def interleavings() -> Iterator[str]:
+    """All of up to five events, and longer ones drawn at random."""
+    for length in range(1, 6):
+        yield from map("".join, product("FKgzshe", repeat=length))
+    draw = Random(0)
+    for _ in range(2000):
+        yield "".join(draw.choices("FKgzshe", weights=(4, 1, 5, 3, 4, 1, 1), k=24))
+
+
+def test_every_interleaving_of_events_comes_out_as_the_rules_say() -> None:
+    for letters in interleavings():
+        script, twin = Script(), Twin()
+        for letter in letters:
+            script.do(letter)
+            twin.do(letter)
+        assert script.steps == twin.steps, letters
+
+
+def test_no_batch_is_in_two_steps_or_both_used_and_skipped() -> None:
+    for letters in interleavings():
+        script = Script().does(letters)
+        told = [batch for used, skipped, _ in script.steps for batch in (*used, *skipped)]
+        assert len(told) == len(set(told)), letters
+
+
+def test_gradients_that_are_left_over_at_a_loops_end_and_then_zeroed_are_lost() -> None:
+    assert Script().does("FgFgezFgs").batches.lost == 2
+    assert Script().does("FgFgeszFgs").batches.lost == 0, "a step has used them"
+    assert Script().does("FgFgzFgse").batches.lost == 0, "they were zeroed within the loop: the script leaves them out"
+    assert Script().does("FgFge").batches.left_over() == 2
+
+
+def test_what_was_only_looked_at_is_taken_back() -> None:
+    script = Script().does("FgszFF")
+    looked = [Batch(0, 1), Batch(0, 2)]
+    assert script.batches.ends_with(looked)
+    assert not script.batches.ends_with([Batch(0, 0), *looked])
+    assert list(script.batches.take_back(2)) == looked
+    assert not script.batches.pending
+    assert script.does("gs").steps[-1] == ([], [], 1)
+
+
+def test_batches_that_the_loader_hands_out_unleased_are_not_counted_and_weigh_what_the_script_says() -> None:
+    batches = Batches(leased=False)
+    weights = []
+    for said in (None, 3, None):
+        batches.fetched(None, 0, Data())
+        if said is not None:
+            batches.weigh(said)
+        batches.gradient(0)
+        stands = batches.step(there=True)
+        assert stands.batches == stands.skipped == ()
+        weights.append(stands.weight)
+        batches.zeroed()
+    assert weights == [None, 3, None]
+
+
+def test_without_a_loader_a_step_weighs_what_the_script_says() -> None:
+    batches = Batches(leased=False)
+    batches.gradient(0)
+    assert batches.step(there=True).weight is None
+    batches.weigh(5)
+    batches.gradient(0)
+    assert batches.step(there=True).weight == 5
+
+
+@dataclass
+class Sample:
+    x: Tensor
+    name: str
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: Tensor
+
+
+Pair = namedtuple("Pair", "x y")  # as scripts write them
+
+
+class Plain:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda x: x,
+        lambda x: (x, "name"),
+        lambda x: [x],
+        lambda x: {"input": x},
+        lambda x: {"input": {"ids": [x]}},
+        lambda x: Pair(x, None),
+        lambda x: Sample(x, "name"),
+        lambda x: Slotted(x),
+        lambda x: Plain(x),
+        lambda x: (torch.ones(1).numpy()[0], x.numpy()),
+    ],
+)
+def test_a_batchs_tensors_are_found_in_whatever_it_consists_of(put: Any) -> None:
+    batches = Batches(leased=True)
+    kept, other = put(torch.ones(2)), torch.ones(2)
+    batches.fetched(Batch(0, 0), 1, kept)
+    batches.fetched(Batch(0, 1), 1, other)
+    assert batches.open[0].alive
+    del kept
+    assert not batches.open[0].alive
+
+
+@pytest.mark.parametrize("data", ["text", 1.5, None, [], ["a", "b"], torch.ones(1).numpy()[0]])
+def test_a_batch_without_tensors_is_one_that_the_script_copies(data: Any) -> None:
+    batches = Batches(leased=True)
+    batches.fetched(Batch(0, 0), 1, data)
+    assert not batches.open[0].alive
