@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -166,6 +167,7 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         epochs=2,
         steps=0,
         batches=Batches(leased=True),
+        other_training=Mock(),
         loop_begins=lambda last: False,
         come_by=lambda *_: None,
         goes_on_in=None,
