@@ -132,6 +132,8 @@ def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Commit
         store.prepare_slot(order.target)
     if order.scalars is not None:
         store.set_scalars(order.scalars)
+    if order.edits:
+        store.edit(order.edits)
 
     def made(begin: int, end: int) -> None:
         recorder.send(messages.Making(order.version, begin, end))

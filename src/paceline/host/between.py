@@ -12,6 +12,7 @@ import msgspec
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.orders import Order
 from paceline.core.shards import Shard
+from paceline.core.state_edits import StateEdit
 from paceline.fabric.numbered import Count
 from paceline.host import messages
 from paceline.host.machine import Machine
@@ -187,6 +188,7 @@ class MakeRange(Message):
     look: bool
     exchanges: bool = False
     """Whether this host says `RangeNorms` first, and makes the range once it has heard `AllNorms`."""
+    edits: list[StateEdit] = msgspec.field(default_factory=list)
 
 
 class AllNorms(Message):

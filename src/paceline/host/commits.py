@@ -12,6 +12,7 @@ from typing import Protocol
 
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
+from paceline.core.state_edits import StateEdit, StateEdits
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
@@ -33,7 +34,14 @@ class OtherMakers(Protocol):
     """The other hosts that make a range of each version."""
 
     def make(
-        self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool, exchanges: bool = False
+        self,
+        order: ApplyUpdate,
+        pushed: Pushed,
+        scalars: Scalars | None,
+        *,
+        look: bool,
+        exchanges: bool = False,
+        edits: Sequence[StateEdit] = (),
     ) -> Sequence[str]:
         """Have them make their ranges of this version. Return their names. See `Maker`."""
 
@@ -50,6 +58,8 @@ class _Ordered:
     summed: Sequence[Update]
     """The updates that are in sums."""
     scalars: Scalars | None
+    edits: Sequence[StateEdit]
+    """Of the optimizer's state."""
 
 
 class Commits:
@@ -106,6 +116,7 @@ class Commits:
         """By worker: the factors of its learning rates and its momentum, if they were ordered."""
         self._said: dict[tuple[int, int], Scalars] = {}
         """By worker and step: the hyperparameters, as the worker may have pushed another step by the commit."""
+        self._edits = StateEdits()
         self._look = True
         self._orders: deque[_Ordered] = deque()
         self._committing: ApplyUpdate | None = None
@@ -140,17 +151,25 @@ class Commits:
         if self._sums is not None:
             pushed, summed = self._sums.applied(pushed)
         scalars = self._scaled(*self._longest(order)) if self._steps_in_store else None
+        edits = self._edits.due((worker, step) for worker, step, _ in order.contributions)
         if not self._arithmetic.lost:
-            self._orders.append(_Ordered(order, pushed, summed, scalars))
+            self._orders.append(_Ordered(order, pushed, summed, scalars, edits))
             self.go_on()
 
-    def said(self, worker: int, step: int, scalars: Scalars) -> None:
-        """These were the hyperparameters of that worker's step."""
+    def said(self, worker: int, step: int, scalars: Scalars, edits: Sequence[StateEdit]) -> None:
+        """These were the hyperparameters of that worker's step, and its edits of the optimizer's state before it."""
         self._said[worker, step] = scalars
+        if why := self._edits.said(worker, step, edits):
+            self._news.refused(why)
+
+    def joins(self, worker: int) -> None:
+        """The worker takes part from now on, with what the newest version has."""
+        self._edits.joins(worker)
 
     def dropped(self, worker: int, step: int) -> None:
         """The step's update is in a version by now, or will be in none."""
         self._said.pop((worker, step), None)
+        self._edits.dropped(worker, step)
 
     def when_made(self, version: int, call: Callable[[], None]) -> None:
         """Call once that version is whole. Whoever needs it then claims it before."""
@@ -260,6 +279,7 @@ class Commits:
             MAKING,
             scalars=scalars,
             look=look,
+            edits=ordered.edits,
             summed=ordered.summed,
             exchanges=exchanges,
         ):
@@ -268,7 +288,7 @@ class Commits:
         self._committing, self._known_scalars = order, ordered.scalars
         others: Sequence[str] = ()
         if self.others is not None:
-            others = self.others.make(order, pushed, scalars, look=look, exchanges=exchanges)
+            others = self.others.make(order, pushed, scalars, look=look, exchanges=exchanges, edits=ordered.edits)
         self._ranges = dict.fromkeys([HERE, *others])
         self._norms.clear()
         self._beginning.come(order.version)

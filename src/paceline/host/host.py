@@ -28,6 +28,7 @@ from paceline.core.orders import (
     StepReplica,
 )
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
+from paceline.core.state_edits import StateEdit
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -396,6 +397,7 @@ class LocalHost:
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
         self._seats[worker].joined = 1 + max(seat.joined for seat in self._seats.values())
+        self.commits.joins(worker)
         if self._seats[worker].here:
             self._seats[worker].trains = self._seats[worker].trained = True
             self.joins.join(worker, others)
@@ -757,9 +759,9 @@ class LocalHost:
             case messages.Accumulated() | messages.Withdrawn():
                 self._computes(seat, message)
                 return
-            case messages.StepFinished(step=step, scalars=scalars):
+            case messages.StepFinished(step=step, scalars=scalars, edits=edits):
                 seat.scalars = seat.scalars if scalars is None else scalars
-                self._computed(seat, step)
+                self._computed(seat, step, edits)
             case messages.Stepped(step=step):
                 self.steps.stepped(worker, step)
             case messages.Declined():
@@ -828,7 +830,7 @@ class LocalHost:
                 if self._early is not None:
                     self._early.withdrawn(seat.worker, step)
 
-    def _computed(self, seat: Seat, step: int) -> None:
+    def _computed(self, seat: Seat, step: int, edits: Sequence[StateEdit]) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         if self._computing is not None and self._carrier is not None and not seat.elsewhere:
             self._computing.finished(seat.worker, step)
@@ -837,7 +839,7 @@ class LocalHost:
         self.steps.computed(seat.worker, step)
         if seat.trains and not self.steps.owned_by(seat.worker):
             self.pushes.ready(seat.worker, step)
-            self.commits.said(seat.worker, step, seat.scalars)
+            self.commits.said(seat.worker, step, seat.scalars, edits)
         self.commits.go_on()
         seat.step = None
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.items import Sum, Update, Version
+from paceline.core.state_edits import StateEdit
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.coverage import Coverage
@@ -65,6 +66,7 @@ class Maker:
         *,
         scalars: Scalars | None,
         look: bool,
+        edits: Sequence[StateEdit] = (),
         summed: Sequence[Update] = (),
         exchanges: bool = False,
     ) -> bool:
@@ -73,7 +75,8 @@ class Maker:
         `exchanges`: have the norms of its mean gradients told first. It is made by `make_with`.
 
         `source`: the version that it is made from. `scalars`: the hyperparameters, if they are not those of the last
-        one. `look`: whether NaN and infinity are looked for. `summed`: updates in sums, whose buffers are here.
+        one. `look`: whether NaN and infinity are looked for. `edits`: what is edited before in the optimizer's state.
+        `summed`: updates in sums, whose buffers are here.
         """
         target = self._shelf.put(Version(version), owner, self._plan.shared)
         if target is None:
@@ -89,6 +92,7 @@ class Maker:
             look=look,
             first=target not in self._used,
             tells=self.tells,
+            edits=list(edits),
             summed=[self._plan.area(self._shelf.place(update)) for update in summed],
         )
         self._awaits_norms = order if exchanges else None

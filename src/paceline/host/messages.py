@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from paceline.core.machine import HolderKind, Pushes
+from paceline.core.state_edits import StateEdit
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Counts from 0, as far as the ledger can write it. A message with any other number can't be read."""
@@ -133,6 +134,8 @@ class StepFinished(Message):
     gradient: str | None = None
     to_device: float | None = None
     from_device: float | None = None
+    edits: list[StateEdit] = []
+    """What the script has edited in the optimizer's state, which is with the store."""
 
 
 class LeaseWanted(Message):
@@ -607,6 +610,8 @@ class Commit(Message):
     """Push areas whose updates are in sums that are pushed."""
     norms: list[tuple[int, float]] | None = None
     """Of all mean gradients, if several hosts make ranges and have told theirs before. See `TakeNorms`."""
+    edits: list[StateEdit] = []
+    """What is edited in the optimizer's state before."""
 
 
 class TakeNorms(Message):

@@ -246,7 +246,14 @@ class Ranges:
         pushed = [(summand_of(fields), weight) for fields, weight in order.terms]
         version, before, owner = order.version, order.version - 1, _kept(order.version)
         if self._maker.make(
-            version, before, pushed, owner, scalars=order.scalars, look=order.look, exchanges=order.exchanges
+            version,
+            before,
+            pushed,
+            owner,
+            scalars=order.scalars,
+            look=order.look,
+            edits=order.edits,
+            exchanges=order.exchanges,
         ):
             self._orders.popleft()
             self._making = order

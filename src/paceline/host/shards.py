@@ -13,6 +13,7 @@ from functools import partial
 from paceline.core.facts import Fact
 from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate
+from paceline.core.state_edits import StateEdit
 from paceline.host import between, messages
 from paceline.host.commits import HERE
 from paceline.host.fetch import Fetchable, Fetcher, Then
@@ -121,13 +122,20 @@ class OtherShards:
     # --- see `OtherMakers` --------------------------------------------------------------------------
 
     def make(
-        self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool, exchanges: bool = False
+        self,
+        order: ApplyUpdate,
+        pushed: Pushed,
+        scalars: Scalars | None,
+        *,
+        look: bool,
+        exchanges: bool = False,
+        edits: Sequence[StateEdit] = (),
     ) -> Sequence[str]:
         """See `OtherMakers`."""
         terms = [(fields_of(item), weight) for item, weight in pushed]
         for item, _ in pushed:
             self._arrived.pop(item, None)
-        self._tell_all(between.MakeRange(order.version, terms, scalars, look, exchanges))
+        self._tell_all(between.MakeRange(order.version, terms, scalars, look, exchanges, list(edits)))
         return self.hosts
 
     def make_with(self, norms: messages.Norms) -> None:

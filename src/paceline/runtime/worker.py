@@ -346,6 +346,7 @@ class WorkerLink:
                 other=finished.other,
                 waited=finished.waited,
                 pulled=finished.pulled,
+                edits=list(finished.edits),
                 gradient=finished.gradient,
                 to_device=finished.to_device,
                 from_device=finished.from_device,

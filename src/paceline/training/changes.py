@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.core.state_edits import CLEARED, StateEdit
 from paceline.errors import ConfigError
 from paceline.training.fixed import Fixed
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
+from paceline.training.optimizer_state import NewestState, edits_of
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import STATE, State, user_class
 
@@ -31,39 +35,57 @@ class Changes:
         self._fixed = fixed
         self._resumed = resumed
         self._state_loaded = False
-        """Whether the script has given the optimizer another state, which is not adopted yet."""
+        """Whether the script has given an optimizer that steps here another state, which is not adopted yet."""
+        self._state = NewestState(self._fetch_state)
+        """What the script sees of the optimizer's state where the store has it."""
         self._state_shown: bytes | None = None
-        """The store's state of the optimizer when the script last asked for it, before the first step."""
+        """The store's state of the optimizer when the script last looked at it in this step."""
         self._stepped = False
         """Whether the script has made a step."""
         self._devices = [tensor.device for tensor in (*joined.parameters, *fixed.tensors)]
         self._leave_state_to_store()
         self._attributes = _attributes(joined.optimizer)
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the optimizer's state is in the script's own object, rather than with the store."""
-        return self._state_loaded or self._holder.keeps_state
-
-    def optimizer_state(self) -> State:
-        """The optimizer's state of the newest version, by the parameter's number."""
-        state = self._joined.link.optimizer_state()
-        if not self._stepped:
-            self._state_shown = state
-        numbered: State = unpacked(state)
-        return numbered
+    @contextmanager
+    def state_shown(self) -> Iterator[None]:
+        """Let the optimizer's state be seen as of now, if the script has not looked at it in this step before."""
+        held = self._joined.optimizer.state is self._state and not self._state.looked_at
+        try:
+            yield
+        finally:
+            if held:
+                self._state.forget()
 
     def state_came(self) -> None:
-        """The script has loaded a state into the optimizer. If that is what it was last shown, nothing has changed.
+        """The script has loaded a state into an optimizer. If that steps here, what training begins with is adopted."""
+        self._state_loaded = self._holder.keeps_state and not self._stepped
 
-        Wrappers of optimizers (Accelerate's, so transformers' Trainer too) load back what they were shown. Another
-        worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
+    def _fetch_state(self) -> Mapping[Tensor, dict[str, Any]]:
+        self._state_shown = self._joined.link.optimizer_state()
+        numbered: State = unpacked(self._state_shown)
+        return self._joined.beside({self._joined.parameters[number]: numbered[number] for number in numbered})
+
+    def _state_before(self) -> State:
+        """The optimizer's state before the script edited it."""
+        if self._state_shown is None:
+            self._state_shown = self._joined.link.optimizer_state()
+        before: State = unpacked(self._state_shown)
+        return before
+
+    def _state_edits(self) -> list[StateEdit] | None:
+        """What the script has edited in the state that the store has; None if edits can't say it.
+
+        It may load back what it was shown: wrappers of optimizers do (Accelerate's, so transformers' Trainer too).
+        Another worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
         """
-        if self._state_shown is not None and _packed_alike(self._joined.optimizer_state(), self._state_shown):
-            self._state_loaded = False
-            self._joined.optimizer.state.clear()
-        else:
-            self._state_loaded = True
+        state = self._joined.optimizer.state
+        if state is self._state and not self._state.looked_at:
+            return []
+        now = self._joined.optimizer_state()
+        if not any(now.values()):
+            emptied = state is not self._state or self._state.cleared or any(self._state_before().values())
+            return [CLEARED] if emptied else []
+        return edits_of(self._state_before(), now)
 
     def discard(self, place: int) -> None:
         """The run goes on from a snapshot, which is in that place: what the script has changed by now is gone."""
@@ -78,12 +100,16 @@ class Changes:
         """The names of parameters that the script has changed, all in all."""
         return [*self._holder.changed(), *self._fixed.changed()]
 
-    def see_to(self) -> None:
-        """The script steps. Adopt what it changed before its first step, and refuse what it changed since."""
+    def see_to(self) -> Sequence[StateEdit]:
+        """The script steps. Adopt what it changed before its first step, and refuse what it changed since.
+
+        Return what it edited in the optimizer's state since, where the store has that.
+        """
         changed = self.moved()
         if changed:
             self._refuse_another_device()
-        if not self._stepped and (changed or self._state_loaded):
+        edits = [] if self._holder.keeps_state else self._state_edits()
+        if not self._stepped and (changed or self._state_loaded or edits != []):
             if self._resumed:
                 what = f'the parameter "{changed[0]}"' if changed else STATE
                 self._joined.refuse(
@@ -91,21 +117,26 @@ class Changes:
                     "and the run goes on from a snapshot; change what training begins with only where "
                     "paceline.resumed() is false"
                 )
-            self._have_adopted()
+            self._have_adopted(state=self._state_loaded or edits != [])
+            edits = []
         elif changed:
             self._joined.refuse(
                 f'the script changed the parameter "{changed[0]}" after the first step; others have begun '
                 "with it as it was: change it before that, or in the model's forward (torch.nn.utils.parametrize); "
                 "to swap other values in and back, keep your own with p.data.clone(), as state_dict() may be newer"
             )
-        elif self._state_loaded:
+        elif edits is None:
             self._joined.refuse(
-                "the script called optimizer.load_state_dict() after the first step; it has another "
-                "state by now: load it before the first step"
+                "the script changed the optimizer's state after the first step, by optimizer.load_state_dict() or in "
+                "optimizer.state, in a way that other workers can't follow; it may remove states "
+                "(optimizer.state.clear()) and fill values with one number (zero_(), fill_()): load a state before the "
+                "first step"
             )
         if not self._holder.keeps_state:
             self._refuse_changed_attributes()
         self._stepped, self._state_shown = True, None
+        self._leave_state_to_store()
+        return edits or ()
 
     def _refuse_another_device(self) -> None:
         """Refuse parameters that the script has moved: their holder would bring them back, away from the batches."""
@@ -127,7 +158,7 @@ class Changes:
                 "changes in its param_groups"
             )
 
-    def _have_adopted(self) -> None:
+    def _have_adopted(self, state: bool) -> None:
         link, holder, fixed = self._joined.link, self._holder, self._fixed
         entries = (*self._joined.places.layout.moving, *fixed.entries)
         tensors = (*self._joined.parameters, *fixed.tensors)
@@ -138,32 +169,26 @@ class Changes:
                     f"{entry.dtype} {list(entry.shape)} in prepare(); give the model its final form before it"
                 )
         try:
-            state = packed(self._joined.optimizer_state(), STATE) if self._state_loaded else b""
+            packing = packed(self._joined.optimizer_state(), STATE) if state else b""
         except ConfigError as error:
             self._joined.refuse(str(error))
-        digest = hashlib.sha256(state)
+        digest = hashlib.sha256(packing)
         for tensor in tensors:
             digest.update(_bytes_of(tensor))
         place = link.adopt(digest.hexdigest())
         if place is not None:  # this is the first of the workers, which all wrote the same
             holder.put(place)
             fixed.put()
-            link.adopted(b"" if holder.keeps_state else state)
+            link.adopted(b"" if holder.keeps_state else packing)
         holder.adopt()
         fixed.adopt()
         self._state_loaded = False
         self._leave_state_to_store()
 
     def _leave_state_to_store(self) -> None:
-        if not self._holder.keeps_state:
-            self._joined.optimizer.state.clear()
-
-
-def _packed_alike(state: State, packing: bytes) -> bool:
-    try:
-        return packed(unpacked(packing), STATE) == packed(state, STATE)
-    except ConfigError:  # a value that can't be passed on: the first step says so
-        return False
+        if not self._holder.keeps_state and (self._state.looked_at or self._joined.optimizer.state is not self._state):
+            self._state.forget()
+            self._joined.optimizer.state = self._state
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

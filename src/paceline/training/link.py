@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
+from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.training.averages import SharedMemoryGroups
@@ -132,6 +133,8 @@ class Finished:
     waited: float
     pulled: float
     """Waiting for this step's release and installing its version, after the step before."""
+    edits: tuple[StateEdit, ...] = ()
+    """What the script has edited in the optimizer's state since the step before, where the store has that."""
     gradient: str | None = None
     """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
     to_device: float | None = None

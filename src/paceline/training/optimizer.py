@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,33 +63,22 @@ class PacedOptimizer(_Base):
 
     @uncompiled
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with the newest version's state, which the store has."""
-        if self.paceline_session.changes.has_state:
+        """As in torch, with the newest version's state, also where the store has it."""
+        with self.paceline_session.changes.state_shown():
             return super().state_dict()
-        try:
-            self.state = self._newest_state()
-            return super().state_dict()
-        finally:
-            self.state = defaultdict(dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, before the first step. The store takes the state over then, if every worker loads the same."""
+        """As in torch. Before the first step the store takes the state over, if every worker loads the same."""
         super().load_state_dict(state_dict)
         self.paceline_session.changes.state_came()
-
-    def _newest_state(self) -> defaultdict[torch.Tensor, Any]:
-        session = self.paceline_session
-        if session.changes.has_state:
-            return self.state
-        state = session.changes.optimizer_state()
-        return defaultdict(dict, {session.parameters[number]: state[number] for number in state})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or pickle is of the script's own class, with the state of the newest version.
 
         It uses the oldest pickle protocols: they name the class as an argument, so it can differ from this object's.
         """
-        state = self.paceline_session.beside(self._newest_state())
+        with self.paceline_session.changes.state_shown():
+            state = self.paceline_session.beside(self.state)
         return plain_optimizer(self, state).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import inspect
 import math
 import mmap
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -225,6 +225,22 @@ class Part:
             if (state := self.optimizer.state.get(parameter))
             for span in piece.spans
         ]
+
+    @torch.no_grad()
+    def edit(self, edits: Mapping[int, list[tuple[str | None, Any]]]) -> None:
+        """Edit the optimizer's state: by parameter, (key, value). See `core.state_edits.StateEdit`."""
+        runs = [[edits.get(span.number) for span in piece.spans] for piece in self.pieces]
+        if any(one != run[0] for run in runs for one in run):
+            self.split()
+        for piece, parameter in zip(self.pieces, self.parameters, strict=True):
+            for key, value in edits.get(piece.spans[0].number, ()):
+                if key is None:
+                    self.optimizer.state.pop(parameter, None)
+                elif key in (there := self.optimizer.state.get(parameter, {})):
+                    if isinstance(there[key], Tensor) and value is not None:
+                        there[key].fill_(value)
+                    else:
+                        there[key] = value
 
     def load(self, state: State, layout: Layout) -> None:
         """Take this state, of whole parameters."""

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.fabric.memory import whole_pages
 from paceline.files import to_disk
@@ -31,6 +32,7 @@ from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, Limit
 from paceline.training.keeping import Keeping
 from paceline.training.layout import Places, parameters_sha256
+from paceline.training.optimizer_state import by_parameter
 from paceline.training.packing import packs
 from paceline.training.parts import (
     CAPTURABLE,
@@ -208,6 +210,16 @@ class Store:
         ]
         for part in self.parts:
             set_scalars(part.optimizer, [changed[group] for group in part.groups])
+
+    def edit(self, edits: list[StateEdit]) -> None:
+        """Edit the optimizer's state, before the next version is made."""
+        by_number: dict[int, list[tuple[str | None, Any]]] = {}
+        for number, key, value in by_parameter(edits, len(self.names)):
+            by_number.setdefault(number, []).append((key, value))
+        for part in self.parts:
+            for keeping in self._keepings:
+                keeping.take(part)
+            part.edit(by_number)
 
     def commit(
         self,
