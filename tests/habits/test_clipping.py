@@ -27,7 +27,7 @@ import paceline
 
 torch.manual_seed(0)
 x = torch.tensor([[1.0, 0.0], [0.0, 10.0]])
-model = nn.Linear(2, 1, bias=False)
+model = nn.Linear(2, 1, bias=sys.argv[1] == "each")
 with torch.no_grad():
     model.weight.fill_(1.0)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -40,6 +40,9 @@ for (row,) in loader:
     model(row).square().mean().backward()
     if own == "norm":
         clip_grad_norm_(model.parameters(), 1.0)
+    elif own == "each":
+        for number, parameter in enumerate(model.parameters()):
+            clip_grad_norm_(parameter, 1.0 + number)
     elif own == "value":
         clip_grad_value_(model.parameters(), 1.0)
     elif own == "asks":
@@ -113,6 +116,12 @@ def test_a_script_that_clips_by_itself_is_told_so_once(protocol: str, own: str, 
     said = " ".join(ended.err.split())
     assert said.count("[.995, .500]") == said.count("[.75, .75]") == said.count(f"prepare({option})") == 1
     assert ("right while each update stands alone" in said) == (protocol == "asp")
+
+
+def test_a_script_that_clips_parameter_by_parameter_is_told_once_that_there_is_no_option(launch: Launch) -> None:
+    ended = launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=("each", "{}")).completed()
+    said = " ".join(ended.err.split())
+    assert said.count("[.995, .500]") == said.count("prepare() can clip all gradients together") == 1
 
 
 @pytest.mark.parametrize("own", ["asks", "none"])

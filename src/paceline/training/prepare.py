@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
-from paceline.training import accelerator
+from paceline.training import accelerator, plateau
 from paceline.training.alone import unjoined
 from paceline.training.batches import Batches
 from paceline.training.buffers import POLICIES
@@ -242,6 +242,7 @@ def prepare(
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)
     watch(optimized, session.script_clips)
+    plateau.watch(optimizer, session.script_steps_plateau)
     if checked_loader is None:
         return model, optimizer
     paced = PacedLoader if leased else PacedStream if own_streams else SharedStream

@@ -15,9 +15,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from paceline.core.leases import Batch
+from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import path_of
+from paceline.training import plateau
 from paceline.training.batches import Batches, Stands
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
@@ -59,7 +61,8 @@ class Session:
         self.layout = layout
         self.kept = kept
         self.clip = clip
-        self._remarked_clipping = False
+        self._remarked: set[str] = set()
+        self._shown_by: HolderKind = "window"
         self.resumed: Resumed | None = None
         """What the run goes on with; None if it began here."""
         self.epoch = 0
@@ -111,6 +114,7 @@ class Session:
             parameters=self.parameters,
             clip=self.clip,
         )
+        self._shown_by = started.holder
         self.holder = holder_of(started.holder, started.pushes, joined, tells=started.tells)
         self._place = started.place
         self.holder.show(started.place)
@@ -211,9 +215,18 @@ class Session:
             return  # training is over
         if self.clip is not None:
             self.refuse(own.refused(self.clip))
-        if not self._remarked_clipping and self.link.workers > 1 and self.link.worker == 0:  # the others would say so
-            self._remarked_clipping = True
-            self.link.remark(own.remark(self.link.in_means))
+        self._remark_once("clips", own.remark(self.link.in_means))
+
+    def script_steps_plateau(self) -> None:
+        """The script steps a ReduceLROnPlateau, by this worker's metric."""
+        if self.go is not None:
+            self._remark_once("plateau", plateau.remark(self._shown_by, self.link.in_means))
+
+    def _remark_once(self, what: str, line: str) -> None:
+        """Tell the user of several workers what all of them do."""
+        if self.link.workers > 1 and self.link.worker == 0 and what not in self._remarked:
+            self._remarked.add(what)
+            self.link.remark(line)
 
     def keep(self, orders: Sequence[Keep]) -> None:
         """Pack what the script keeps once the script comes by. What its optimizer has is packed at once.
