@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.core.leases import Batch, Dealing, Leases
+from paceline.errors import ConfigError
 
 DEALINGS: tuple[Dealing, ...] = ("queue", "rounds", "static")
 
@@ -32,9 +33,9 @@ def take(leases: Leases, worker: int, epoch: int) -> Batch:
     return batch
 
 
-def drain(leases: Leases, worker: int, epoch: int) -> list[int]:
+def drain(leases: Leases, worker: int, epoch: int, digest: str = "same") -> list[int]:
     taken = []
-    while (batch := leases.take(worker, epoch, "same")) is not None:
+    while (batch := leases.take(worker, epoch, digest)) is not None:
         assert batch.epoch == epoch
         taken.append(batch.index)
     return taken
@@ -201,9 +202,25 @@ def test_who_walks_through_a_past_epoch_gets_nothing_of_a_later_one(dealing: Dea
     assert held.index in {*drain(leases, 0, 1), *drain(leases, 1, 1)}
 
 
+@pytest.mark.parametrize("dealing", DEALINGS)
+def test_an_epoch_of_which_nothing_was_used_is_opened_anew_if_the_data_has_changed(dealing: Dealing) -> None:
+    leases = opened(dealing, 2, 2, 4)
+    use(leases, 0, 0)
+    held = take(leases, 0, 1)
+    after = resumed(leases, 2)
+    assert not after.opens_anew(1, "same")
+    assert not after.opens_anew(0, "other"), "it is not whole any more"
+    assert after.opens_anew(1, "other")
+    assert held not in after.earlier
+    after.open(1, [5, 5], "other")
+    assert sorted(index for worker in (0, 1) for index in drain(after, worker, 1, "other")) == [0, 1]
+
+
 def test_an_order_that_differs_from_the_one_before_the_cut_is_refused() -> None:
-    after = resumed(opened("queue", 1, 2), 1)
-    with pytest.raises(Exception, match="another order"):
+    leases = opened("queue", 1, 2)
+    use(leases, 0, 0)
+    after = resumed(leases, 1)
+    with pytest.raises(ConfigError, match=r"goes on within epoch 0, which began with .* the batch size or the sampler"):
         after.take(0, 0, "another")
 
 

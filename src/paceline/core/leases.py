@@ -95,6 +95,12 @@ class Leases:
     """Whether batches may be set aside for others than the rule says: workers have died, joined, or been left out."""
     asked: dict[int, int] = field(default_factory=dict)
     """By worker: the epoch in which it asked last. Not of workers that died."""
+    used: set[int] = field(default_factory=set)
+    """Epochs of which a batch was in a step, or was skipped."""
+    begun_before: set[int] = field(default_factory=set)
+    """Epochs that were opened before the run was resumed."""
+    unused: set[int] = field(default_factory=set)
+    """Those of them of which no batch was used then, nor was leased since."""
     earlier: dict[Batch, None] = field(default_factory=dict)
     """Batches that were leased before the run was resumed, and are not used up."""
 
@@ -111,6 +117,7 @@ class Leases:
         """
         leases = Leases(dealing, sorted(workers))
         leases.skipped, leases.missed = plain["skipped"], plain["missed"]
+        leases.unused = {*plain.get("unused", ())}
         leases.earlier = {Batch(*pair): None for pair in plain["leased"]}
         leases.epochs = {number: Epoch([], [], 0, True) for number in plain["over"]}
         as_before = not plain["scattered"] and (plain["dealing"], plain["company"]) == (dealing, leases.company)
@@ -123,6 +130,7 @@ class Leases:
             if dealing == "rounds" and not as_before:
                 places, leases.dealt = count(leases.dealt), leases.dealt + len(indices)
                 start, leases.scattered = leases.dealt - len(sizes), True
+            leases.begun_before.add(one["epoch"])
             opened = leases.epochs[one["epoch"]] = Epoch(sizes, list(one["digests"]), start, one["whole"])
             if dealing == "queue" or not leases.members:
                 opened.queue.extend(indices)
@@ -162,6 +170,7 @@ class Leases:
                 for number, opened in sorted(self.epochs.items())
                 if number not in over
             ],
+            "unused": self._unused(over),
             "leased": [[batch.epoch, batch.index] for batch in self._leased() if batch not in kept],
         }
 
@@ -190,6 +199,20 @@ class Leases:
                 opened.shares.setdefault(worker, deque()).extend(range(begin, stop, len(workers)))
         self.dealt += len(sizes)
 
+    def opens_anew(self, epoch: int, digest: str, blocks: int = 1) -> bool:
+        """Return whether the run goes on with another order of that epoch than before, and forget that order if so.
+
+        It can, as long as no batch of the epoch was used: with more data, or with another batch size.
+        """
+        if epoch not in self.unused or not self.epochs[epoch].differs(digest, blocks):
+            return False
+        for number in [number for number in self.unused if number >= epoch]:
+            self.unused.remove(number)
+            self.begun_before.remove(number)
+            self.dealt -= len(self.epochs.pop(number).sizes)
+        self.earlier = {batch: None for batch in self.earlier if batch.epoch in self.epochs}
+        return True
+
     def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
         """The (epoch, block) of the samples' order that must be known before this worker is dealt its next batch."""
         if epoch not in self.epochs:
@@ -211,10 +234,7 @@ class Leases:
         """
         opened = self.epochs[epoch]
         if opened.differs(digest, blocks):
-            raise ConfigError(
-                f"worker {worker} drew another order of samples for epoch {epoch} than the worker that "
-                "opened it; a sampler must depend on nothing but torch's, numpy's and Python's global seeds"
-            )
+            raise ConfigError(self._differs(worker, epoch))
         self.asked[worker] = epoch
         if share := opened.shares.get(worker):
             return self._lease(worker, Batch(epoch, share.popleft()))
@@ -277,12 +297,14 @@ class Leases:
     def bind(self, worker: int, step: int, batches: tuple[Batch, ...]) -> int:
         """Note that these batches are in this step's update. Return their samples."""
         self._release(worker, batches)
+        self.used.update(batch.epoch for batch in batches)
         self.bound[worker, step] = batches
         return sum(map(self.size, batches))
 
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
         """The worker used them up in a step that it skipped."""
         self._release(worker, batches)
+        self.used.update(batch.epoch for batch in batches)
         self._use_up(batches)
         self.skipped += sum(map(self.size, batches))
 
@@ -431,6 +453,15 @@ class Leases:
             found[batch.epoch].append(batch.index)
         return {number: sorted(indices) for number, indices in found.items()}
 
+    def _unused(self, over: Collection[int]) -> list[int]:
+        """The newest epochs that are open, as long as no batch of them was used."""
+        unused: list[int] = []
+        for number in sorted(self.epochs, reverse=True):
+            if number in self.used or number in over or number in self.begun_before:
+                break
+            unused.append(number)
+        return unused
+
     def _is_over(self, number: int, outstanding: Mapping[int, list[int]]) -> bool:
         """Whether that epoch is used up."""
         opened = self.epochs.get(number)
@@ -444,6 +475,20 @@ class Leases:
         """The first batch that has returned, of those that can be leased in this epoch."""
         return next((batch for batch in self.pool if batch.epoch <= epoch), None)
 
+    def _differs(self, worker: int, epoch: int) -> str:
+        """Why the worker's order of that epoch is another one than the known one."""
+        if epoch in self.begun_before:
+            sizes = self.epochs[epoch].sizes
+            return (
+                f"the run goes on within epoch {epoch}, which began with {sum(sizes)} samples in batches of "
+                f"{sizes[0]}, and worker {worker} drew another order of it: the data, the batch size or the sampler "
+                "has changed; go on with those of before, or from a run that has come to an epoch's end"
+            )
+        return (
+            f"worker {worker} drew another order of samples for epoch {epoch} than the worker that opened it; a "
+            "sampler must depend on nothing but torch's, numpy's and Python's global seeds"
+        )
+
     def _was_taken(self, worker: int, batch: Batch) -> bool:
         taken = self.taken.get(worker)
         if not taken or not taken[batch]:
@@ -456,6 +501,7 @@ class Leases:
         if ahead and self.dealing == "queue":
             self.ahead.setdefault(worker, {})[batch] = None
         self.times[batch] = self.times.get(batch, 0) + 1
+        self.unused.discard(batch.epoch)
         return batch
 
     def _release(self, worker: int, batches: tuple[Batch, ...]) -> None:

@@ -275,6 +275,10 @@ _MACHINES = """
 _LAST = ", ".join(f"(SELECT coalesce(max(rowid), 0) FROM {table})" for table in MARKED)
 _MARK = f"INSERT OR REPLACE INTO marks SELECT ?, {_LAST}"
 
+_OPENED_OTHERWISE = """
+    DELETE FROM epochs WHERE epoch = ? AND rowid < (SELECT max(rowid) FROM epochs WHERE epoch = ?)
+"""
+
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
 MOST_BEHIND = 200_000
@@ -382,6 +386,13 @@ class Ledger:
         """
         samples = sum(map(len, order))
         self._queue.put(("epochs", epoch, len(order), samples, digest, order, first, expected))
+
+    def opened_otherwise(self, epoch: int) -> None:
+        """Forget how that epoch was opened before it was opened now: none of its batches was used.
+
+        The new row is there already, so that no mark includes its number.
+        """
+        self._queue.put(("opened otherwise", epoch))
 
     def batch_used(self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped"]) -> None:
         """Note that a batch went into this step's update, or was consumed before it and skipped."""
@@ -531,6 +542,8 @@ class Ledger:
                         found += [*_inserts(rows), (_BEGAN, [(number, fact.at, fact.version)])]
                 case ("mark", number):
                     found += [*_inserts(rows), (_MARK, [(number,)])]
+                case ("opened otherwise", epoch):
+                    found += [*_inserts(rows), (_OPENED_OTHERWISE, [(epoch, epoch)])]
                 case ("machines",):
                     found += [*_inserts(rows), (_MACHINES, [()])]
                 case ("notes", notes):

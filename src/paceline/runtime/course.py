@@ -51,6 +51,8 @@ class PrescribedLeases(Leases):
             missed=book.missed,
             dealt=book.dealt,
             scattered=book.scattered,
+            begun_before=book.begun_before,
+            unused=book.unused,
             earlier=book.earlier,
             prescribed=prescribed,
         )
@@ -62,7 +64,7 @@ class PrescribedLeases(Leases):
         batch = answer.batch if (answer := self.prescribed[worker][0]) is not None else None
         if batch is not None and batch.epoch not in self.epochs:  # in the run, another worker was there first
             return batch.epoch, 0
-        if batch is None or batch.index < len(self.epochs[batch.epoch].sizes):
+        if batch is None or self.epochs[batch.epoch].whole or batch.index < len(self.epochs[batch.epoch].sizes):
             return None
         return batch.epoch, len(self.epochs[batch.epoch].digests)
 
@@ -71,6 +73,11 @@ class PrescribedLeases(Leases):
         if self.epochs[epoch].differs(digest, blocks):
             raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
         answer = self.prescribed[worker].popleft() or Answer(epoch, None)
+        if answer.batch is not None and answer.batch.index >= (has := len(self.epochs[answer.batch.epoch].sizes)):
+            raise ConfigError(
+                f"worker {worker} draws {has} batches in epoch {answer.batch.epoch}, and the recording has more: the "
+                "data or the batch size has changed since"
+            )
         self.for_now = answer.for_now
         if answer.batch is None:
             return None

@@ -37,6 +37,8 @@ class Data:
         self._refuse = refuse
         self._give_up = give_up
         self._opened = opened
+        self._anew: set[int] = set()
+        """Epochs that are opened with another order than before the run was resumed."""
         self._untold: dict[tuple[int, int], tuple[Batch, ...]] = {}
         """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
 
@@ -47,6 +49,8 @@ class Data:
             return
         if not self._terms.answers(member.worker, wanted.epoch):
             return
+        if self.leases.opens_anew(wanted.epoch, wanted.digest, wanted.blocks):
+            self._anew.add(wanted.epoch)
         if (undrawn := self.leases.undrawn(member.worker, wanted.epoch)) is not None:
             self._send(member, messages.OrderWanted(*undrawn))
             return
@@ -84,6 +88,9 @@ class Data:
         first = 0 if opened is None else len(opened.sizes)
         self.leases.open(drawn.epoch, [len(batch) for batch in drawn.order], drawn.digest, drawn.last)
         self._ledger.epoch_opened(drawn.epoch, drawn.order, drawn.digest, first, drawn.samples)
+        if drawn.epoch in self._anew:
+            self._anew.remove(drawn.epoch)
+            self._ledger.opened_otherwise(drawn.epoch)
         if drawn.block == 0 and drawn.samples is not None:
             self._opened(drawn.samples)
 

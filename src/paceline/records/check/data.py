@@ -153,13 +153,19 @@ class _Batches:
         self.looks, self.uses, self.leases = First(), First(), First()
         self.skipped = 0
         """Samples."""
-        self._marks = [
-            last
-            for (last,) in checking.run.ledger.execute(
-                "SELECT leases FROM marks WHERE snapshot IN (SELECT snapshot FROM segments) ORDER BY snapshot"
-            )
-        ]
+        marks = checking.run.ledger.execute(
+            "SELECT leases, looks, epochs FROM marks "
+            "WHERE snapshot IN (SELECT snapshot FROM segments) ORDER BY snapshot"
+        ).fetchall()
+        self._marks = [last for last, _, _ in marks]
         """The last row of `leases` in each segment but the newest one."""
+        opened_in = checking.run.ledger.execute("SELECT epoch, min(rowid) FROM epochs GROUP BY epoch")
+        segments = ((epoch, bisect_left([last for _, _, last in marks], row)) for epoch, row in opened_in)
+        self._void = {epoch: marks[segment - 1][:2] for epoch, segment in segments if segment}
+        """By epoch that was opened in a later segment than the first: the last rows of `leases` and `looks` before it.
+
+        There may be some of that epoch, if it was opened with other data then.
+        """
 
     def take(self, epoch: int, batch: int, rows: Iterable[tuple[Any, ...]]) -> None:
         """Take the rows of one batch."""
@@ -168,7 +174,10 @@ class _Batches:
         leased: Counter[int] = Counter()
         looked: Counter[int] = Counter()
         uses: list[tuple[Any, ...]] = []
+        void = dict(zip(("leased", "looked"), self._void.get(epoch, (0, 0)), strict=True))
         for _, _, what, row, worker, *more in rows:
+            if row <= void.get(what, 0):
+                continue
             if what == "leased" and more[0] is None:
                 if not leased[worker]:
                     broken = Broken(LEASED, f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}")
