@@ -111,3 +111,95 @@ def test_optimizers_of_copies_step_and_the_model_is_the_script_s_own_after_its_l
     ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, "--tee", "all", args=("copies",)).completed()
     assert "trains on alone" in ended.out
     assert "has ended" in ended.out
+
+
+FOLDS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+for fold in range(3):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8), epochs=1)
+    for inputs, wanted in loader:
+        (model(inputs) - wanted).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    paceline.finish()
+"""
+
+
+@pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], default=["bsp"]))
+def test_a_second_fold_in_one_process_is_refused_with_how_to_give_each_a_run(protocol: str, launch: Launch) -> None:
+    ended = launch.run(FOLDS, "-n", "2", "-p", protocol)
+    assert ended.code == 2
+    assert "give each fold, trial or phase a run of its own" in ended.err
+    assert "GAN" not in ended.err
+    assert "one module" not in ended.err
+
+
+GROUPS = """
+import sys
+
+import torch
+from torch import nn
+
+import paceline
+
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"rates": torch.tensor([0.1, 0.2])})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["rates"][0].item())
+
+
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+rest = nn.Parameter(torch.zeros(1))
+groups = [{"params": list(layer.parameters())} for layer in model]
+optimizer = Own(groups) if "rates" in sys.argv[1] else torch.optim.SGD(groups, lr=0.1)
+if "STEP" in sys.argv[1]:
+    exec(sys.argv[1])
+model, optimizer = paceline.prepare(model, optimizer)
+for step in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    exec(sys.argv[1])
+"""
+CHANGED = {
+    "optimizer.param_groups[0]['params'].append(rest)": "changed which parameters",
+    "optimizer.param_groups[0]['params'].pop()": "changed which parameters",
+    "del optimizer.param_groups[1]": "changed which parameters",
+    "optimizer.param_groups = optimizer.param_groups[::-1]": "changed which parameters",
+    "optimizer.param_groups[0]['rates'].mul_(2)": 'changed "rates"',
+    "optimizer.param_groups[0]['rates'] = torch.ones(2)": 'changed "rates"',
+    "optimizer.step = lambda STEP=None: None": "step() was replaced before prepare()",
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "change"),
+    each(
+        [(protocol, change) for protocol in ("bsp", "all-reduce") for change in CHANGED],
+        default=[("bsp", list(CHANGED)[2]), ("bsp", list(CHANGED)[4])],
+    ),
+)
+def test_what_of_the_optimizer_can_t_be_followed_is_refused_in_one_line(
+    protocol: str, change: str, launch: Launch
+) -> None:
+    ended = launch.run(GROUPS, "-n", "1", "-p", protocol, args=(change,))
+    if protocol == "all-reduce" and "rates" in change:  # the optimizer is the worker's own
+        ended.completed()
+        return
+    assert ended.code == 2
+    assert CHANGED[change] in ended.err
+    assert "Traceback" not in ended.out + ended.err

@@ -308,7 +308,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
     "prepare called twice": (
         training(before="paceline.prepare(model, optimizer, loader)"),
         ("-n", "1"),
-        "prepare() is called twice; call it once, with one module that holds all that is trained",
+        "prepare() is called twice, and a run trains one model with one optimizer: call it once, and go on with",
     ),
     "a layer with sparse gradients": (
         training(

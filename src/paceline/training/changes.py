@@ -10,6 +10,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from paceline.errors import ConfigError
 from paceline.training.fixed import Fixed
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
-from paceline.training.optimizer_state import NewestState, edits_of
+from paceline.training.optimizer_state import NewestState, edits_of, same
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import STATE, State, user_class
+from paceline.training.store import is_sent
 
 
 class Changes:
@@ -45,6 +47,8 @@ class Changes:
         self._devices = [tensor.device for tensor in (*joined.parameters, *fixed.tensors)]
         self._leave_state_to_store()
         self._attributes = _attributes(joined.optimizer)
+        self._groups = [list(group["params"]) for group in joined.optimizer.param_groups]
+        self._unsent = _unsent(joined.optimizer)
 
     @contextmanager
     def state_shown(self) -> Iterator[None]:
@@ -105,6 +109,7 @@ class Changes:
 
         Return what it edited in the optimizer's state since, where the store has that.
         """
+        self._refuse_other_groups()
         changed = self.moved()
         if changed:
             self._refuse_another_device()
@@ -149,7 +154,25 @@ class Changes:
                     "prepare() once the model is on its device"
                 )
 
+    def _refuse_other_groups(self) -> None:
+        """Refuse groups of other parameters than `prepare` was given: store and replicas are laid out by these."""
+        groups = self._joined.optimizer.param_groups
+        if len(groups) != len(self._groups) or not all(map(_are_the_same, self._groups, groups)):
+            self._joined.refuse(
+                "the script changed which parameters the optimizer's param_groups have, after prepare(); make the "
+                "groups before it: a group whose parameters get no gradient costs nothing, and "
+                "p.requires_grad_(False) or p.grad = None leaves a parameter out of steps"
+            )
+
     def _refuse_changed_attributes(self) -> None:
+        unsent, known = _unsent(self._joined.optimizer), self._unsent
+        for place in unsent.keys() | known.keys():
+            (value, count), (before, count_before) = unsent.get(place, (None, 0)), known.get(place, (None, 0))
+            if count != count_before if value is before else not same(value, before):
+                self._joined.refuse(
+                    f'the script changed "{place[1]}" in the optimizer\'s param_groups, which is no plain value and '
+                    "does not reach the store; keep numbers, strings and lists of them there"
+                )
         attributes, before = _attributes(self._joined.optimizer), self._attributes
         if attributes != before:
             name = next(name for name in attributes.keys() | before if attributes.get(name) != before.get(name))
@@ -189,6 +212,22 @@ class Changes:
         if not self._holder.keeps_state and (self._state.looked_at or self._joined.optimizer.state is not self._state):
             self._state.forget()
             self._joined.optimizer.state = self._state
+
+
+def _are_the_same(parameters: list[Tensor], group: dict[str, Any]) -> bool:
+    return len(parameters) == len(group["params"]) and all(map(is_, parameters, group["params"]))
+
+
+def _unsent(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], tuple[Any, int]]:
+    """What the groups of an optimizer of the user's own class have that no push tells, with each tensor's changes."""
+    if user_class(optimizer).__module__.startswith("torch."):
+        return {}
+    return {
+        (number, key): (value, getattr(value, "_version", 0))
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params" and not is_sent(value)
+    }
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,12 @@ def _watched(optimizer: torch.optim.Optimizer) -> bool:
         optimizer._optimizer_step_post_hooks,
     )
     return profiler._is_profiler_enabled or any(hooks)
+
+
+def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the object has a `step` of its own. A scheduler's patch, or a compiled step, calls the class's."""
+    own = optimizer.__dict__.get("step")
+    return own is not None and inspect.unwrap(getattr(own, "__func__", own)) is not inspect.unwrap(type(optimizer).step)
 
 
 def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:

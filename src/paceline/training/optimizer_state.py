@@ -85,7 +85,7 @@ def edits_of(before: State, after: State) -> list[StateEdit] | None:
         if old.keys() != new.keys():
             return None
         for key in old:
-            if _same(old[key], new[key]):
+            if same(old[key], new[key]):
                 continue
             value = _filled_with(old[key], new[key])
             if value is _MORE:
@@ -97,7 +97,8 @@ def edits_of(before: State, after: State) -> list[StateEdit] | None:
 _MORE = object()
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal bit for bit, as far as they can be packed."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.dtype == other.dtype and one.shape == other.shape
         return alike and (one is other or torch.equal(_octets(one), _octets(other)))

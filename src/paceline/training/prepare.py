@@ -37,9 +37,10 @@ from paceline.training.loader import (
     length,
 )
 from paceline.training.names import check_name
-from paceline.training.optimizer import pace
+from paceline.training.optimizer import is_replaced, pace
 from paceline.training.own_clipping import OwnClipping, watch
 from paceline.training.parts import chunks_at, cuts_of
+from paceline.training.prepared_again import prepared_again
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install
 from paceline.training.state_dicts import follow_state_dicts
@@ -168,10 +169,7 @@ def prepare(
     link = _Process.link
     try:
         if _Process.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
-            raise ConfigError(
-                "prepare() is called twice; call it once, with one module that holds all that is trained and one "
-                "optimizer with groups for its parts"
-            )
+            raise ConfigError(_again(model, optimizer))
         _check(model, optimizer, epochs, buffers, shards)
         check_kept(keep or {}, model, optimizer)
         clip = Clip.of(clip_grad_norm, clip_grad_value)
@@ -253,6 +251,19 @@ def _refuse_own(clip: Clip, own: OwnClipping) -> None:
     message = own.refused(clip)
     refuse(message)
     raise ConfigError(message)
+
+
+def _again(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    session = _Process.session
+    if session is None:  # the first call has failed, and the script went on
+        return prepared_again(sys.argv[0], model=False, optimizer=False, steps=False, over=False)
+    return prepared_again(
+        sys.argv[0],
+        model=model is session.model,
+        optimizer=optimizer is session.optimizer,
+        steps=session.steps > 0,
+        over=session.go is None and not session.joins,
+    )
 
 
 def epochs(number: int) -> Iterator[int]:
@@ -473,6 +484,11 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
             )
     if any(not isinstance(key, Tensor) for key in optimizer.state):
         raise ConfigError("the optimizer's state has keys that are no parameters; keep them in its param_groups")
+    if is_replaced(optimizer):
+        raise ConfigError(
+            "the optimizer's step() was replaced before prepare(), which gives it one of its own; replace it after "
+            "prepare(), by a function that calls the one before, or write an optimizer class of your own"
+        )
     if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
         raise ConfigError(
             f"the optimizer, of class {type(optimizer).__name__}, wraps another one, and the store can't tell which of "

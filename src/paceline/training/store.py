@@ -625,6 +625,11 @@ def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
     ]
 
 
+def is_sent(value: Any) -> bool:
+    """Whether a hyperparameter is among those of `scalars_of`."""
+    return _plain(value) is not _NOT_PLAIN
+
+
 def packable(group: dict[str, Any]) -> dict[str, Any]:
     """Copy what a parameter group has besides its parameters, as far as a snapshot can keep it."""
     return {key: own(value) for key, value in group.items() if key != "params" and packs(value)}
