@@ -53,6 +53,19 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
 
+@pytest.mark.parametrize("option", each(("clip_grad_norm=0.5", "clip_grad_value=0.05"), default=("clip_grad_norm=0.5",)))
+@pytest.mark.parametrize("protocol", each(("all-reduce", "ps-plus", "ad-psgd"), default=("all-reduce",)))
+def test_a_run_that_clips_in_memory_is_made_again_on_a_device_to_the_same_bits(
+    protocol: str, option: str, tmp_path: Path
+) -> None:
+    prepared = "paceline.prepare(model, optimizer, loader, "
+    script = that_draws()
+    assert prepared in script
+    flags = ("-n", "3", "-p", protocol, "--threads", "1")
+    there = run(script.replace(prepared, f"{prepared}{option}, "), *flags, tmp_path=tmp_path).completed()
+    assert broken_replay(there, first=ON_DEVICE.format(seed=7)) == []
+
+
 IN_A_COPY = [
     (way, protocol) for way in ("take", "bring_bytes") for protocol in ("bsp", "all-reduce", "ps-plus", "ripples")
 ]
