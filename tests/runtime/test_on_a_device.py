@@ -53,7 +53,9 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
 
-@pytest.mark.parametrize("option", each(("clip_grad_norm=0.5", "clip_grad_value=0.05"), default=("clip_grad_norm=0.5",)))
+@pytest.mark.parametrize(
+    "option", each(("clip_grad_norm=0.5", "clip_grad_value=0.05"), default=("clip_grad_norm=0.5",))
+)
 @pytest.mark.parametrize("protocol", each(("all-reduce", "ps-plus", "ad-psgd"), default=("all-reduce",)))
 def test_a_run_that_clips_in_memory_is_made_again_on_a_device_to_the_same_bits(
     protocol: str, option: str, tmp_path: Path

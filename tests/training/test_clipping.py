@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_
 from paceline.errors import ConfigError
 from paceline.training import own_clipping
 from paceline.training.clipping import Clip, clip_before_steps
+from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import Layout, Places
 from paceline.training.own_clipping import OwnClipping, watch
 from paceline.training.parts import CHUNK, NotFinite, cuts_of
@@ -306,3 +308,35 @@ def test_what_prepare_cannot_do_is_not_advised(
     assert not found[0].whole
     assert "give prepare(clip_grad_norm=1.0)" not in found[0].remark(in_means=True)
     assert "no others" in found[0].remark(in_means=True)
+
+
+# --- in a worker ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_a_workers_own_step_is_clipped_to_the_bits_of_torch_and_the_script_keeps_its_gradients(clip: Clip) -> None:
+    """Others may read the same mean, so it is not clipped where it is."""
+    ours, plain = model_of_many(), model_of_many()
+    optimizers = [OPTIMIZERS["adam"](model.parameters()) for model in (ours, plain)]
+    parameters = list(ours.parameters())
+    joined = Mock(optimizer=optimizers[0], parameters=parameters, clip=clip, link=Mock(rate_scale=1.0))
+    stepping, values = Stepping(joined), [parameter.detach().clone() for parameter in parameters]
+    for step in range(2):
+        gradients = gradients_of(ours, step, worker=0)
+        for model in (ours, plain):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+        stepping.step(values)
+        plain_clip(plain, clip)
+        optimizers[1].step()
+        assert all(torch.equal(value, there) for value, there in zip(values, plain.parameters(), strict=True))
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is None:
+                assert parameter.grad is None
+            else:
+                assert torch.equal(_gradient(parameter), gradient)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
