@@ -181,12 +181,13 @@ def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_
 
 
 @pytest.mark.parametrize("request_", [1, 2])
-def test_all_workers_lack_what_training_begins_with_if_that_will_never_come(request_: int) -> None:
+def test_a_host_takes_no_part_if_what_training_begins_with_will_never_come(request_: int) -> None:
+    """What waits for the beginning waits for ever then, so the host can't go on without these workers."""
     host = Host()
     if request_ == 2:
         host.comes(1)
     host.carrier.refused(HEAD, request_, "why")
-    assert host.lacking() == [(worker, "what training begins with can't come: why") for worker in (2, 3)]
+    host.news.begins_never.assert_called_once_with("what training begins with can't come: why")
     host.begun.assert_not_called()
 
 

@@ -95,9 +95,9 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
         one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
-    assert one.host.progress.busy_with == "making version 1, and waiting for b, c to make a part"
+    assert one.host.progress.busy_with == "the parameter store is making version 1, and waiting for b, c to make a part"
     one.host.range_made("b", made(1, 1 << 63, ("last", 0)))
-    assert one.host.progress.busy_with == "making version 1, and waiting for c to make a part"
+    assert one.host.progress.busy_with == "the parameter store is making version 1, and waiting for c to make a part"
     one.said_by_store(made(1, 5, ("first", None)))
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (0, [1])
     assert one.host.range_made("c", made(1, 1 << 63))

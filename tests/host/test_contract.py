@@ -131,13 +131,16 @@ class TestOrders:
         assert (one.facts[1:], one.host.updates(0).coming) == ([UpdateArrived(worker=0, step=0, at=0.0)], ())
         one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
         one.carry_out(Release(worker=0, step=1, version=1))
-        assert (one.host.progress.idle, one.host.progress.busy_with) == (False, "making version 1")
+        assert (one.host.progress.idle, one.host.progress.busy_with) == (
+            False,
+            "the parameter store is making version 1",
+        )
         one.make()
         assert one.news.told("committed") == [(1, 0, 0.0)]
         assert one.facts[2:] == [ParametersTaken(worker=0, version=1, at=0.0)]
         assert [type(said).__name__ for _, said in one.told] == ["Compute", "Compute"]
         one.host.record(1, [0], "file", "mean")
-        assert one.host.progress.busy_with == "writing a version to disk"
+        assert one.host.progress.busy_with == "the parameter store is writing a version to disk"
         one.said_by_store(messages.Recorded(1, "digest"))
         assert one.news.told("written") == [(1, "digest", None)]
         assert one.host.progress.idle
@@ -1063,5 +1066,5 @@ class TestSeveral:
         two = elsewhere(2)
         two.host.prepare(1)
         assert two.news.told("lost") == [
-            ("no worker of the head's host has come to prepare(), which makes the store there",)
+            ("no worker of the head's host has come to prepare(), so nothing can make versions there",)
         ]

@@ -136,7 +136,7 @@ def test_a_range_moves_once_all_have_begun() -> None:
     assert not company.moves.rests()
     company.head.may_move = True
     assert company.moves.rests()
-    assert company.moves.busy_with == "moving the range of host b to host c"
+    assert company.moves.busy_with == "the store is moving the range of host b to host c"
 
 
 def test_no_version_is_freed_and_none_is_made_until_the_range_has_moved() -> None:
@@ -223,12 +223,12 @@ def test_ranges_move_one_after_the_other_and_not_to_a_host_that_leaves_as_well()
     for host in ("c", "b"):
         company.moves.move(host, company.done)
         assert company.moves.rests()
-    assert company.moves.busy_with == "moving the range of host c to host b"
+    assert company.moves.busy_with == "the store is moving the range of host c to host b"
     company.moves.leaving = {"b"}
     company.head.shards = [HEAD, Shard("b", 40, 90)]
     company.moves._now = None
     assert company.moves.rests()
-    assert company.moves.busy_with == "moving the range of host b to host head"
+    assert company.moves.busy_with == "the store is moving the range of host b to host head"
 
 
 def test_a_host_that_leaves_takes_a_range_over_only_if_no_other_can() -> None:
@@ -236,7 +236,7 @@ def test_a_host_that_leaves_takes_a_range_over_only_if_no_other_can() -> None:
     company.moves.leaving = {"b", "c"}
     company.moves.move("b", company.done)
     assert company.moves.rests()
-    assert company.moves.busy_with == "moving the range of host b to host head"
+    assert company.moves.busy_with == "the store is moving the range of host b to host head"
 
 
 def test_a_host_that_is_lost_before_its_range_moves_is_forgotten() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from unittest.mock import Mock
 
 import msgspec
@@ -137,8 +138,8 @@ def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
 
 def test_an_update_is_not_kept_that_was_dropped_before_training_began_here() -> None:
     host = Host(*HALVES)
-    host.branch.about_range(between.Bring((0, 0, "update"), None))
-    host.branch.about_range(between.Drop((0, 0, "update")))
+    for order in between.Bring((0, 0, "update"), None), between.Drop((0, 0, "update")):
+        host.branch.in_turn(partial(host.branch.about_range, order))
     host.begins()
     assert not host.claimed(Update(0, 0))
 
@@ -166,7 +167,7 @@ def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> No
     host.loop.hear(STORE, PeerLost("it has closed"))
     host.workers.end.assert_called_once_with(1)
     assert [call.args for call in host.news.shard_lost.call_args_list] == [
-        ("its worker could not start the process that computes for it",)
+        ("none of its workers is there to start the parameter store",)
     ]
 
 

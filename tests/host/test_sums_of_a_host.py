@@ -117,16 +117,33 @@ def test_no_gradients_are_told_early_where_they_are_added_up() -> None:
     assert not Host().branch._tells
 
 
+def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has() -> None:
+    host = Host()
+    host._gone(1, 9)
+    host.loop.hear(STORE, PeerLost("it has closed"))
+    assert host.forks() == [1, 2]
+    assert host.lost() == []
+    host.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+    host.comes(1, 2)
+    host.begun.assert_called_once_with()
+
+
+NOBODY = "none of its workers is there to start the process that adds up"
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (PeerLost("it has closed"), "its worker could not start the process that computes for it"),
-        (messages.StoreFailed("no memory"), "the process that adds up failed: no memory"),
+        ([PeerLost("it has closed")] * 2, NOBODY),
+        ([messages.StoreFailed("no memory")], "the process that adds up failed: no memory"),
     ],
 )
-def test_without_the_process_training_begins_and_the_head_is_told(said: messages.Message | Exception, why: str) -> None:
+def test_without_the_process_training_begins_and_the_head_is_told(
+    said: list[messages.Message | Exception], why: str
+) -> None:
     host = Host()
-    host.loop.hear(STORE, said)
+    for one in said:
+        host.loop.hear(STORE, one)
     host.comes(1, 2)
     host.begun.assert_called_once_with()
     assert host.lost() == [why]
@@ -149,7 +166,7 @@ def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does() -> None
 def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:
     host = Host(prepared=(), begins=())
     assert host.forks() == []
-    assert host.lost() == ["none of its workers is there to start the process that computes for it"]
+    assert host.lost() == [NOBODY]
 
 
 def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head_calls_void() -> None:

@@ -232,7 +232,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
             """
         ),
         ("-n", "2"),
-        "the optimizer, of class Lookahead, wraps another one, and the store can't tell which of them has the "
+        "the optimizer, of class Lookahead, wraps another one, and Paceline can't tell which of them has the "
         "parameters",
     ),
     "an attribute of a user's own optimizer that changes": (
@@ -251,7 +251,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
     "an optimizer that keeps the parameters in a list of its own": (
         training(before="optimizer.mine = list(model.parameters())"),
         ("-n", "2"),
-        'the optimizer keeps parameters in its attribute "mine"; the store steps others in their place',
+        'the optimizer keeps parameters in its attribute "mine"; Paceline steps others in their place',
     ),
     "an optimizer whose state has other keys than parameters": (
         training(before="optimizer.state['count'] = 0"),

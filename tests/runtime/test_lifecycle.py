@@ -220,7 +220,7 @@ def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Pa
     member = stage.rooms.members[0]
     finish(stage, 4)
     stage.crew.hear(0, messages.ScriptEnded())
-    assert (member.stage, member.waits) == ("training", "the last update is on its way to the store")
+    assert (member.stage, member.waits) == ("training", "the last update is on its way")
     stage.rooms.leaving.go_on()
     assert stage.rooms.leaving.awaits(member)
     stage.coordinator.carry_out(DropUpdate(worker=0, step=4, samples="return"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,6 +40,7 @@ class Run:
             say=self.said.append,
             stop=lambda member, at_once, interrupted: self.stopped.append((member.worker, at_once, interrupted)),
             kill=lambda member: self.killed.append(member.worker),
+            wake=Mock(),
         )
         self.limits = Limits(
             settings, self.membership, self.ending, loop, say=self.said.append, began=lambda: self.began

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from paceline.core.items import Item
+from paceline.core.machine import Spec
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel, End
 from paceline.host import messages
@@ -13,6 +16,15 @@ from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
 from paceline.host.processes import end_in_time
 from paceline.host.shelf import Owner, Shelf
+
+STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the process that records versions"
+"""What the process is called where people read of it: it makes versions, only adds up updates, or writes means."""
+
+
+def called(spec: Spec) -> str:
+    """Return what the head's process is called under that protocol. Where each worker owns a replica, no store is."""
+    return STORE if spec.versions == "stored" else MEANS
+
 
 Hear = Callable[[messages.Message, list[int]], bool]
 """Told what the process says of its orders, and the descriptors that came along. Returns whether it was asked."""
@@ -26,14 +38,15 @@ class Arithmetic:
         shelf: Shelf,
         loop: Loop,
         *,
+        name: str = STORE,
         ready: Callable[[str], None],
         not_forked: Callable[[], None],
         hear: Hear,
         lost: Callable[[str], None],
     ) -> None:
         """`ready(beginning)`: it is there. `not_forked()`: its worker can't fork it. `lost(why)`: it has gone."""
-        self.adds_only = False
-        """Whether it makes no versions, so that nobody is told of a store if it has gone."""
+        self.name = name
+        """What it is called where its end is told. See `STORE`."""
         self.process: int | None = None
         """Its number, once it says that it is there."""
         self.lost = False
@@ -54,17 +67,13 @@ class Arithmetic:
         """Whether a version is being written to disk."""
         return bool(self._writing)
 
-    @property
-    def _name(self) -> str:
-        return "the process that adds up" if self.adds_only else "the parameter store"
-
     def open(self) -> End:
         """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
         self.abandon()
         channel, theirs = self._loop.connect(messages.FromStore, "the store")
         self._loop.watch(channel, self._receive)
         self._channel = channel
-        self._outbox = Outbox(channel, self._loop, lambda: self.lose(f"{self._name} does not read what it is sent"))
+        self._outbox = Outbox(channel, self._loop, lambda: self.lose(f"{self.name} does not read what it is sent"))
         return theirs
 
     def abandon(self) -> None:
@@ -118,6 +127,12 @@ class Arithmetic:
             self.written(version)
         self._on_loss(why)
 
+    def wake(self) -> None:
+        """The run is to end, for which this process has work to do: have it go on if it is stopped."""
+        if self.process is not None and not self.lost:
+            with suppress(ProcessLookupError):  # its end is about to show
+                os.kill(self.process, signal.SIGCONT)
+
     def close(self) -> None:
         """Tell the process to end, and see that it does."""
         self.abandon()
@@ -135,10 +150,10 @@ class Arithmetic:
                 self._not_forked()
             return  # else its end is about to show
         except MessageUnreadable as why:
-            self.lose(f"{self._name} sent a message that can't be read ({why})")
+            self.lose(f"{self.name} sent a message that can't be read ({why})")
             return
         if not self._means(message, descriptors):
-            self.lose(f"{self._name} sent {type(message).__name__} out of turn")
+            self.lose(f"{self.name} sent {type(message).__name__} out of turn")
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -153,13 +168,13 @@ class Arithmetic:
                 self._ready(beginning)
                 return True
             case messages.StoreFailed(error=error):
-                self.lose(f"{self._name} failed: {error.strip()}")
+                self.lose(f"{self.name} failed: {error.strip()}")
                 return True
         return self._hear(message, descriptors)
 
     def _ended(self) -> None:
-        died = "the parameter store's process died; the files in versions/ are whole"
-        self.lose(f"{self._name} died" if self.adds_only else died)
+        process = f"{self.name}'s process" if self.name == STORE else self.name
+        self.lose(f"{process} died" + ("" if self.name == SUMS else "; the files in versions/ are whole"))
 
     def _unwatch(self) -> None:
         if self._channel is not None and self._loop.watches(self._channel):

@@ -423,6 +423,10 @@ class Kept(Message):
     """A piece of what workers have printed is in its log."""
 
 
+class Wake(Message):
+    """The run is to end: have the processes go on that make versions and move bytes, if they are stopped."""
+
+
 class Close(Message):
     """The run is over."""
 
@@ -466,6 +470,7 @@ FromHead = (
     | SeenOff
     | Has
     | Kept
+    | Wake
     | Close
 )
 

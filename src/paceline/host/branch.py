@@ -6,7 +6,7 @@ The head's store makes versions, or this host makes a range of each of them, as 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Protocol, cast
@@ -18,6 +18,7 @@ from paceline.core.shards import Shard, pieces
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Region, Span
 from paceline.host import between, messages
+from paceline.host.arithmetic import STORE, SUMS
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
@@ -87,6 +88,9 @@ class BranchNews(WorkersNews, SumsNews, ReplicasNews, Protocol):
 
     def lacks(self, worker: int, why: str) -> None:
         """The worker needs what will never come."""
+
+    def begins_never(self, why: str) -> None:
+        """What training begins with will never come: this host can't take part."""
 
     def fetched(self, fetch: Fetch) -> None:
         """An item is here. Who waits for it hears of that next."""
@@ -212,7 +216,7 @@ class Branch:
         self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
         self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
-        self._adds_up, self._arithmetic.process.adds_only = sums, own is None
+        self._adds_up, self._arithmetic.process.name = sums, SUMS if own is None else STORE
         if own is not None:
             self._ranges = self._arithmetic.ranges = Ranges(
                 own,
@@ -236,9 +240,13 @@ class Branch:
                 self._stand_in.end()
             self._fetch_beginning(workers, version, begun, state)
 
-        forker = min(workers or self._prepared, default=None) if self._stand_in is None else self._stand_in.number
+        def forkers() -> Iterable[int]:
+            if self._stand_in is not None:
+                return [self._stand_in.number]
+            return self._prepared & workers.keys() if workers else self._prepared
+
         # what the worker begins with is the region's first version only until the head's is fetched
-        self._arithmetic.fork(forker, self.region, self._plan.fork(steps, begin, end), forked)
+        self._arithmetic.fork(forkers, self.region, self._plan.fork(steps, begin, end), forked)
 
     def _fetch_beginning(
         self,
@@ -273,10 +281,7 @@ class Branch:
         def lost(why: str) -> None:
             for file in (*kept.values(), *(() if state_file is None else (state_file,))):
                 os.close(file)
-            for worker in workers:
-                self._news.lacks(worker, f"what training begins with can't come: {why}")
-            if self._stand_in is not None:
-                self._news.shard_lost(f"what training begins with can't come: {why}")
+            self._news.begins_never(f"what training begins with can't come: {why}")
 
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
@@ -296,8 +301,6 @@ class Branch:
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
-        if self._waits(partial(self.carry_out, order)):
-            return
         match order:
             case Release():
                 self.releases.carry_out(order)
@@ -318,8 +321,6 @@ class Branch:
 
     def about_range(self, order: between.OfRange) -> None:
         """Carry out an order about this host's range."""
-        if self._waits(partial(self.about_range, order)):
-            return
         assert self._ranges is not None
         match order:
             case between.Expect(worker=worker, step=step):
@@ -341,8 +342,6 @@ class Branch:
 
     def about_sum(self, order: between.OfSums) -> None:
         """Carry out an order about a sum of updates that are here."""
-        if self._waits(partial(self.about_sum, order)):
-            return
         match order:
             case between.SumUp():
                 self._arithmetic.sum_up(order)
@@ -351,19 +350,16 @@ class Branch:
 
     def about_replicas(self, order: between.OfReplicas) -> None:
         """Carry out an order about replicas, of workers here or elsewhere."""
-        if not self._waits(partial(self.about_replicas, order)):
-            assert self._replicas is not None
-            self._replicas.carry_out(order)
+        assert self._replicas is not None
+        self._replicas.carry_out(order)
 
     def miss(self, host: str, why: str) -> None:
         """That host takes no part any more. What was to come from there does not."""
-        if not self._waits(partial(self.miss, host, why)) and self._carrier.has_met(host):
+        if self._carrier.has_met(host):
             self._carrier.ended(host, why)
 
     def made(self, version: int) -> None:
         """The store has made that version, and all before it."""
-        if self._waits(partial(self.made, version)):
-            return
         self.shelf.release(BEGINNING)  # whoever needs it has claimed it
         for made in [one for one in self._contributed if one <= version]:
             for worker, step in self._contributed.pop(made):
@@ -372,21 +368,17 @@ class Branch:
 
     def recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make all versions from now on, and that host leaves. What is on its way is asked for anew."""
-        if self._waits(partial(self.recut, shards, left)):
-            return
         self._shards = shards
         self._carrier.again(lambda item: isinstance(item, Version))
         self._carrier.ended(left, "it has left in good order")
 
     def let(self, worker: int, version: int) -> None:
         """The worker may have that version."""
-        if not self._waits(partial(self.let, worker, version)) and self._told is not None:
+        if self._told is not None:
             self._told.let(worker, version)
 
     def show(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
-        if self._waits(partial(self.show, worker, version, hold)):
-            return
         item = Version(version)
         self.shelf.claim((step_of if hold else look_of)(worker), item)
 
@@ -397,8 +389,6 @@ class Branch:
 
     def say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
-        if self._waits(partial(self.say, worker, message, attached)):
-            return
         if self._replicas is not None:
             message = self._replicas.told(message)
         if isinstance(message, messages.HandOver):  # see `Joins`
@@ -413,9 +403,11 @@ class Branch:
             self._bring_attached(attached)
 
     def in_turn(self, call: Callable[[], None]) -> None:
-        """Call that after all that was ordered before."""
-        if not self._waits(call):
+        """Call that, once training's beginning is here if that is on its way, after all that was ordered before."""
+        if self._later is None:
             call()
+        else:
+            self._later.append(call)
 
     def returns(self, worker: int) -> None:
         """A new process is about to begin as this worker. Call this in turn."""
@@ -425,8 +417,6 @@ class Branch:
 
     def admit(self, worker: int, epoch: int, at: float, place: int | None = None) -> None:
         """See `contract.Host`. `place`: of the replica that the worker shows, which is here."""
-        if self._waits(partial(self.admit, worker, epoch, at, place)):
-            return
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
@@ -453,14 +443,10 @@ class Branch:
 
     def join(self, worker: int) -> None:
         """The worker takes part from now on."""
-        if self._waits(partial(self.join, worker)):
-            return
         self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
 
     def adopt(self, worker: int) -> None:
         """See `contract.Host`."""
-        if self._waits(partial(self.adopt, worker)):
-            return
         place = self.shelf.put(Beginning(worker), _written_by(worker), self._plan.shared)
         assert place is not None  # only the first version is here
         self._workers.send(worker, messages.AdoptInto(place))
@@ -470,8 +456,7 @@ class Branch:
 
         `state`: that of the optimizer, which goes with it. `place`: where it lies at the head, if replicas begin as it.
         """
-        again = partial(self.adopted, worker, state, place)
-        if self.region is None or self._waits(again):  # without, no worker trains here
+        if self.region is None:  # no worker trains here
             return
         assert self._offer is not None
         state_file = None if state is None else self._file_for(state)
@@ -490,8 +475,7 @@ class Branch:
         def lost(why: str) -> None:
             if state_file is not None:
                 os.close(state_file)
-            for one in self._seats:
-                self._news.lacks(one, f"what training begins with can't come: {why}")
+            self._news.begins_never(f"what training begins with can't come: {why}")
 
         self._later = []
         items: list[Item] = []
@@ -507,8 +491,6 @@ class Branch:
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
-        if self._waits(partial(self.left, worker, died)):
-            return
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self._prepared.discard(worker)
@@ -518,13 +500,15 @@ class Branch:
 
     def gone(self, worker: int) -> None:
         """See `contract.Host`."""
-        if self._waits(partial(self.gone, worker)):
-            return
         self._seats[worker].here = False
         self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
         self.releases.gone(worker)
         self.shelf.release(_written_by(worker))
+
+    def wake(self) -> None:
+        """See `contract.Host`."""
+        self._arithmetic.process.wake()
 
     def close(self) -> None:
         """All workers have been told to end: the memory of all items here is free."""
@@ -763,13 +747,6 @@ class Branch:
         later, self._later = self._later or [], None
         for call in later:
             call()
-
-    def _waits(self, call: Callable[[], None]) -> bool:
-        """Whether this has to wait until training's beginning is here. It is called then."""
-        if self._later is None:
-            return False
-        self._later.append(call)
-        return True
 
     # --- what workers say ---------------------------------------------------------------------------
 

@@ -5,13 +5,13 @@ A host with one worker has nothing to add up, and one without a shard makes no r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from paceline.core.items import Sum, Update
 from paceline.fabric.memory import Region
 from paceline.host import between, messages
-from paceline.host.arithmetic import Arithmetic
+from paceline.host.arithmetic import SUMS, Arithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.loop import Loop
 from paceline.host.plan import Plan
@@ -47,21 +47,38 @@ class BranchArithmetic:
         self._workers = workers
         self._news = news
         self._forker: int | None = None
-        """The worker that was asked to fork the process."""
+        """The worker that was asked last to fork the process."""
+        self._fork: Callable[[], None] = lambda: None
+        """Asks the next worker."""
         self._ready: Callable[[], None] = lambda: None
 
-    def fork(self, worker: int | None, region: Region, order: messages.ForkStore, ready: Callable[[], None]) -> None:
-        """Have this worker, which has come to `prepare`, fork the process. None: no worker is there to do that.
+    def fork(
+        self,
+        forkers: Callable[[], Iterable[int]],
+        region: Region,
+        order: messages.ForkStore,
+        ready: Callable[[], None],
+    ) -> None:
+        """Have the lowest worker fork the process. If it dies before it has, the next one does.
 
-        `ready` is called then, or once that can't be.
+        `forkers()` are those that have come to `prepare` and are there. `ready` is called once the process is there, or
+        can't be.
         """
-        self._forker, self._ready = worker, ready
-        if worker is None:
-            self.process.lose("none of its workers is there to start the process that computes for it")
-            return
-        end = self.process.open()
-        self._workers.send(worker, order, (region.descriptor, end.fileno()))
-        end.close()
+        asked: set[int] = set()
+
+        def fork() -> None:
+            there = sorted(set(forkers()) - asked)
+            if not there:
+                self.process.lose(f"none of its workers is there to start {self.process.name}")
+                return
+            self._forker = there[0]
+            asked.add(there[0])
+            end = self.process.open()
+            self._workers.send(there[0], order, (region.descriptor, end.fileno()))
+            end.close()
+
+        self._ready, self._fork = ready, fork
+        fork()
 
     def sum_up(self, order: between.SumUp) -> None:
         """Add these updates up."""
@@ -72,7 +89,7 @@ class BranchArithmetic:
         """The worker could not fork the process. Return whether the run can go on without: nothing but sums is lost."""
         if worker != self._forker or self.ranges is not None:
             return False
-        self.process.lose(f"the process that adds up can't be started: {why}")
+        self.process.lose(f"{SUMS} can't be started: {why}")
         return True
 
     def close(self) -> None:
@@ -92,9 +109,9 @@ class BranchArithmetic:
 
     def _not_forked(self) -> None:
         assert self._forker is not None
-        if self.ranges is not None:
+        if self.ranges is not None:  # most likely it has died. A worker that can't fork goes on if only sums are lost
             self._workers.end(self._forker)
-        self.process.lose("its worker could not start the process that computes for it")
+        self._fork()
 
     def _lost(self, why: str) -> None:
         self.summer.lost()

@@ -38,7 +38,7 @@ class Progress:
     averages: int
     """Averages of replicas that have taken effect."""
     busy_with: str | None
-    """What the arithmetic process is doing, if anything."""
+    """What the arithmetic process is doing, as a sentence that names the process. None: nothing."""
     lost: bool
     """Whether the arithmetic process has gone."""
 
@@ -179,6 +179,12 @@ class Host(Protocol):
 
     def due(self) -> float | None:
         """Seconds until the next fetch ends, if one is under way."""
+
+    def ends(self, worker: int) -> None:
+        """The worker's process is told to end. Its end is not put off for what it has said and is still on its way."""
+
+    def wake(self) -> None:
+        """The run is to end: have the processes that make and record versions go on if they are stopped."""
 
     def close(self) -> None:
         """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""

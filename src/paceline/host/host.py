@@ -31,7 +31,7 @@ from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
-from paceline.host.arithmetic import Arithmetic
+from paceline.host.arithmetic import Arithmetic, called
 from paceline.host.arrivals import Arrivals
 from paceline.host.attached import recorded_file
 from paceline.host.averages import Averages, MadeHere
@@ -176,6 +176,7 @@ class LocalHost:
         self.arithmetic = Arithmetic(
             self.shelf,
             loop,
+            name=called(spec),
             ready=self._ready,
             not_forked=self._not_forked,
             hear=self._hear_arithmetic,
@@ -291,10 +292,10 @@ class LocalHost:
     def progress(self) -> Progress:
         """See `contract.Host`."""
         making, writing = self.commits.making, self.arithmetic.writing
-        busy_with = "writing a version to disk" if writing else None
+        busy_with = f"{self.arithmetic.name} is writing a version to disk" if writing else None
         if making is not None:
-            lacking = listed(self.commits.lacking)
-            busy_with = f"making version {making}" + (f", and waiting for {lacking} to make a part" if lacking else "")
+            lacking = f", and waiting for {listed(self.commits.lacking)} to make a part" if self.commits.lacking else ""
+            busy_with = f"{self.arithmetic.name} is making version {making}{lacking}"
         return Progress(
             idle=self.commits.idle and not writing,
             settled=self.steps.settled and self.averages.settled,
@@ -517,6 +518,13 @@ class LocalHost:
         self.joins.gone(worker)
         self.shelf.release(beginning_of(worker))  # nothing is written there any more
         self.commits.go_on()
+
+    def ends(self, worker: int) -> None:
+        """See `contract.Host`. What a worker says here comes at once."""
+
+    def wake(self) -> None:
+        """See `contract.Host`."""
+        self.arithmetic.wake()
 
     def close(self) -> None:
         """See `contract.Host`."""

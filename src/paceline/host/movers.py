@@ -61,6 +61,9 @@ class Mover(Protocol):
     def dial(self, pipe: Any, address: Address, hello: Hello, timeout: float) -> None:
         """Stay connected with that host, which listens there. `hello`: this host's."""
 
+    def wake(self) -> None:
+        """The run is to end, for which bytes may still have to move: have a process go on that is stopped."""
+
     def cpu_seconds(self) -> float | None:
         """Return the time of processors that moving took. None: nobody knows, as the loop does other things, too."""
 
@@ -95,6 +98,9 @@ class InLoop:
     def dial(self, pipe: Bulk, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self._diallers.append(Dialler(pipe, address, self._keys, self._loop, hello, self._show, timeout))
+
+    def wake(self) -> None:
+        """See `Mover`."""
 
     def cpu_seconds(self) -> None:
         """See `Mover`."""
@@ -193,6 +199,11 @@ class InProcess:
         """See `Mover`."""
         self.say(told.Dial(pipe.number, *pipe.peer, address, hello, timeout))
         self._has_to_answer(timeout)
+
+    def wake(self) -> None:
+        """See `Mover`."""
+        if not self._has_ended:
+            os.kill(self._process, signal.SIGCONT)
 
     def cpu_seconds(self) -> float | None:
         """See `Mover`."""

@@ -140,8 +140,9 @@ class Moves:
 
     @property
     def busy_with(self) -> str | None:
-        """What the store is busy with, if a range moves."""
-        return None if self._now is None else f"moving the range of host {self._now.host} to host {self._now.by}"
+        """What the run waits for, if a range moves."""
+        now = self._now
+        return None if now is None else f"the store is moving the range of host {now.host} to host {now.by}"
 
     def rests(self) -> bool:
         """Whether the next version is to wait. No version is being made: a range may begin to move."""

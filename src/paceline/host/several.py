@@ -269,6 +269,10 @@ class SeveralHosts:
         if not other.workers:
             self.gathered()
 
+    def moves_no_more(self, why: str) -> None:
+        """No bytes are moved between this host and the others any more: no version can be made, nor an average."""
+        self._head.arithmetic.lose(why)
+
     def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
         """That host is about to leave in good order. Bring what its workers have come to here, then go on."""
         other = self._others.get(host)
@@ -388,7 +392,7 @@ class SeveralHosts:
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """See `contract.Host`."""
         if worker in self._by_worker:
-            self._news.lost("no worker of the head's host has come to prepare(), which makes the store there")
+            self._news.lost("no worker of the head's host has come to prepare(), so nothing can make versions there")
             return
         came = {other.name for worker, other in self._by_worker.items() if self._head.prepares(worker)}
         came |= {self._head.name, *(name for name in self._standing_in if name in self._others)}
@@ -562,6 +566,18 @@ class SeveralHosts:
         """See `contract.Host`."""
         return self._head.due()
 
+    def ends(self, worker: int) -> None:
+        """See `contract.Host`."""
+        for message in self._behind.pop(worker, ()):
+            if isinstance(message, between.Gone):
+                self._deliver(self._by_worker[worker].name, message)
+
+    def wake(self) -> None:
+        """See `contract.Host`."""
+        self._head.wake()
+        for other in self._others.values():
+            other.tell(between.Wake())
+
     def close(self) -> None:
         """See `contract.Host`."""
         self._head.close()
@@ -669,9 +685,13 @@ class SeveralHosts:
             files.append(file)
             items.append(Blob(attached.name))
             self._beside[Blob(attached.name)] = name, span
-        self._behind[worker] = []
+        behind = self._behind[worker] = []
 
         def there() -> None:
+            if self._behind.get(worker) is not behind:  # it was ended meanwhile
+                for file in files:
+                    os.close(file)
+                return
             if heard.message is None:
                 try:
                     said = self._coding.decode(span.memory, ())
@@ -689,8 +709,9 @@ class SeveralHosts:
         def lost(why: str) -> None:
             for file in files:
                 os.close(file)
-            self._never_comes(worker, why)
-            self._go_on(name, worker)
+            if self._behind.get(worker) is behind:
+                self._never_comes(worker, why)
+                self._go_on(name, worker)
 
         bring(self._carrier, items, f"of worker {worker}", there, lost)
 

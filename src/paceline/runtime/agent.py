@@ -202,6 +202,8 @@ class _Agent:
         """Whether the head has told this incarnation the run."""
         self._stand_in: StandIn | None = None
         """What this host has in the place of workers, if it has none."""
+        self._to_start: set[int] = set()
+        """Workers that are to begin again, and whose turn has not come."""
         self._loop, self._mover = loop, mover
         self._moved_before = mover.cpu_seconds() or 0.0
         """Seconds that moving bytes had taken before this incarnation."""
@@ -269,7 +271,7 @@ class _Agent:
     # --- the link -----------------------------------------------------------------------------------
 
     def delivered(self, message: Any) -> None:
-        """See `HostNews`."""
+        """See `HostNews`. Orders wait until training's beginning is here. What the run's end may need does not."""
         if self.over is not None:
             return
         match message:
@@ -287,16 +289,39 @@ class _Agent:
                 self._begun = self._loop.now() - at
                 self._meet(message.neighbours)
                 self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state, sums=sums)
+            case between.Meet(neighbour=neighbour):
+                self._mover.expect(self._carrier.meet(neighbour.host, neighbour.incarnation))
+            case between.MissHost(host=host, why=why):
+                self._branch.miss(host, why)
+            case between.Has(attached=name):
+                self._branch.drop(name)
+            case between.StartWorker(worker=worker):
+                self._to_start.add(worker)
+                self._branch.in_turn(partial(self._start, worker))
+            case between.EndWorker(worker=worker, why=why):
+                self._end(worker, why)
+            case between.Wake():
+                self._mover.wake()
+                self._branch.wake()
+            case between.Kept():
+                self._output.kept()
+                self._workers.read_on()
+                if self._stand_in is not None:
+                    self._stand_in.workers.read_on()
+            case between.Close(outcome=outcome):
+                self.over, self.may_come_again = message, outcome == "again"
+            case _:
+                self._branch.in_turn(partial(self._obey, message))
+
+    def _obey(self, message: Any) -> None:
+        """Have the branch do this, whose turn has come."""
+        match message:
             case _ if isinstance(message, between.OfRange):
                 self._branch.about_range(message)
             case _ if isinstance(message, between.OfSums):
                 self._branch.about_sum(message)
             case _ if isinstance(message, between.OfReplicas):
                 self._branch.about_replicas(message)
-            case between.Meet(neighbour=neighbour):
-                self._mover.expect(self._carrier.meet(neighbour.host, neighbour.incarnation))
-            case between.MissHost(host=host, why=why):
-                self._branch.miss(host, why)
             case between.Shards(shards=shards, left=left):
                 self._branch.recut(shards, left)
             case between.CarryOut():
@@ -313,29 +338,14 @@ class _Agent:
                 self._branch.adopt(worker)
             case between.Adopted(worker=worker, state=state, place=place):
                 self._branch.adopted(worker, state, place)
-            case between.Has(attached=name):
-                self._branch.drop(name)
-            case between.StartWorker(worker=worker):
-                self._branch.in_turn(partial(self._start, worker))
             case between.Admit(worker=worker, epoch=epoch, at=at, place=place):
                 self._branch.admit(worker, epoch, at, place)
             case between.Join(worker=worker):
                 self._branch.join(worker)
-            case between.EndWorker(worker=worker, why=None):
-                self._branch.in_turn(partial(self._workers.end, worker))
-            case between.EndWorker(worker=worker, why=str(why)):
-                self._branch.in_turn(partial(self._workers.give_up, worker, why))
             case between.Left(worker=worker, died=died):
                 self._branch.left(worker, died)
             case between.SeenOff(worker=worker):
                 self._branch.gone(worker)
-            case between.Kept():
-                self._output.kept()
-                self._workers.read_on()
-                if self._stand_in is not None:
-                    self._stand_in.workers.read_on()
-            case between.Close(outcome=outcome):
-                self.over, self.may_come_again = message, outcome == "again"
 
     def connected(self, incarnation: int) -> None:
         """See `HostNews`."""
@@ -484,11 +494,24 @@ class _Agent:
 
     def _start(self, worker: int) -> None:
         self._branch.returns(worker)
+        if worker not in self._to_start:  # it was ended before its turn came
+            return
+        self._to_start.discard(worker)
         try:
             self._workers.start([worker])
         except NoProcess as error:
             self._output.say(f"worker {worker} can't be started again: {error}")
             self.gone(worker, signal.SIGKILL)
+
+    def _end(self, worker: int, why: str | None) -> None:
+        """End the worker's process now. One that has yet to begin never does."""
+        if worker in self._to_start:
+            self._to_start.discard(worker)
+            self.gone(worker, signal.SIGKILL)
+        elif why is None:
+            self._workers.end(worker)
+        else:
+            self._workers.give_up(worker, why)
 
     def _judge(self) -> None:
         if self.over is None and self._fence.tick(self._link.now()):
@@ -581,6 +604,10 @@ class _Agent:
     def lacks(self, worker: int, why: str) -> None:
         """See `BranchNews`."""
         self._link.send(between.Lacks(worker, why))
+
+    def begins_never(self, why: str) -> None:
+        """See `BranchNews`."""
+        self.leave(why)
 
     def fetched(self, fetch: Fetch) -> None:
         """See `BranchNews`."""

@@ -24,6 +24,7 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.host import messages
+from paceline.host.arithmetic import called
 from paceline.host.processes import exit_phrase
 from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
@@ -167,8 +168,7 @@ class Coordinator:
 
     def _busy_with(self) -> str | None:
         """What the run itself is doing, if anything."""
-        busy_with = self.rooms.host.progress.busy_with
-        return self._disk.busy_with or (f"the store is {busy_with}" if busy_with else None)
+        return self._disk.busy_with or self.rooms.host.progress.busy_with
 
     def _switch(self, order: SwitchProtocol) -> None:
         """Deal data as the protocol does that decides from here on."""
@@ -234,7 +234,7 @@ class Coordinator:
             case messages.Refused(message=text):
                 rooms.ending.refuse(text)
             case messages.StoreNotForked(error=error):
-                rooms.ending.fail(f"the parameter store can't be started: {error}")
+                rooms.ending.fail(f"{called(rooms.settings.choice.spec)} can't be started: {error}")
             case messages.ParserEnded(code=code):
                 self.parser_ended = min(self.parser_ended or (worker, code), (worker, code))
                 why = f"the script's own argument parser ended it, with exit code {code}"

@@ -24,8 +24,12 @@ class Ending:
         say: Callable[[str], None],
         stop: Callable[[Member, bool, bool], None],
         kill: Callable[[Member], None],
+        wake: Callable[[], None],
     ) -> None:
-        """`stop(member, at_once, interrupted)` tells a worker that nothing is left to do; see `messages.Stop`."""
+        """`stop(member, at_once, interrupted)` tells a worker that nothing is left to do; see `messages.Stop`.
+
+        `wake()` has other processes go on that are stopped, and have work to do before the end.
+        """
         self.outcome: Outcome = "completed"
         self.error: str | None = None
         self.lacks_host = False
@@ -42,6 +46,7 @@ class Ending:
         self._say = say
         self._stop = stop
         self._kill = kill
+        self._wake = wake
         self._grace = GRACE
         """Seconds that a script has to end once the run is stopped, and then what it has started."""
         self._leaves_at_once = False
@@ -85,6 +90,7 @@ class Ending:
         then. A run that loses a host as it ends well has its scripts left at once. `finished` is called when they have
         been told.
         """
+        self._wake()
         if self.stopping:
             self._tell()
             if at_once and self.lacks_host and not self._leaves_at_once:  # scripts may wait for what it had
@@ -130,6 +136,7 @@ class Ending:
 
     def _end_stragglers(self) -> None:
         """Kill the workers whose scripts run on; of a run that is not to be completed, all others too."""
+        self._wake()
         if running := self._membership.running():
             said = "has not ended its script" if len(running) == 1 else "have not ended their scripts"
             self._end_late(running, f"{said} in time")

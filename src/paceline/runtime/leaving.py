@@ -111,7 +111,7 @@ class Leaving:
         waits = self._host.updates(member.worker).coming or self._stays(member.worker)
         if not (member.trains and member.here and waits):
             return False
-        member.wait("the last update is on its way to the store")
+        member.wait("the last update is on its way")
         member.step = None  # it was released for this step, and has no data for it
         self._postponed.append((member, end))
         return True

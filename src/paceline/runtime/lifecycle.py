@@ -9,6 +9,7 @@ from functools import partial
 from paceline.core.facts import TrainingBegan
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
+from paceline.host.arithmetic import called
 from paceline.host.contract import Resumption
 from paceline.records.before import read_before
 from paceline.records.segments import ON_DEVICES, PLACEMENT
@@ -128,7 +129,7 @@ class Gathering:
 
     def _fork_store(self, member: Member) -> None:
         self.forker = member
-        member.wait("the store is being set up")
+        member.wait(f"{called(self.rooms.settings.choice.spec)} is being set up")
         self.rooms.host.prepare(member.worker, _resumption(self.rooms, sorted(self.offers)))
 
 
@@ -154,6 +155,9 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     for worker in workers:
         rooms.membership.trains(worker)
     rooms.host.begin(workers)
+    for member in offered:
+        here = rooms.others is None or rooms.others.host_of(member.worker) == rooms.others.head
+        member.wait(None if here else f"host {rooms.hosts[member.worker]} has yet to get what training begins with")
     for seconds, kill in settings.scenario.kills_by_time():
         if (left := seconds - (0.0 if state is None else state.at)) >= 0:  # the others came before the snapshot
             rooms.loop.after(left, partial(rooms.returns.kill, kill))

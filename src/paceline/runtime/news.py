@@ -58,7 +58,7 @@ class News:
 
     def awaits_place(self, worker: int) -> None:
         """See `contract.News`."""
-        self._rooms.members[worker].wait("the store still needs its last updates")
+        self._rooms.members[worker].wait("its last updates are still needed")
 
     def computes(self, worker: int, at: float, *, took: bool) -> None:
         """See `contract.News`."""

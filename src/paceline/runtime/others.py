@@ -109,7 +109,6 @@ class Others:
         """Hosts that make ranges of versions."""
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
-        self._news: News | None = None
         self.drains: Callable[[str], None] = lambda host: None
         """Told of a host that wants to leave in good order."""
         self._leaving: set[str] = set()
@@ -194,9 +193,6 @@ class Others:
         hosts.makes, hosts.neighbours, hosts.idles = self._makes, self._neighbours_of, self._idles
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
-        self._news = news
-        if self._failure:
-            news.lost(self._failure)
         return hosts
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
@@ -215,7 +211,7 @@ class Others:
                 self._say(
                     f"bring {meeting.token} there before: whoever has that file may run code as you on every host"
                 )
-        while self._awaits():
+        while self._awaits() or self._failure:
             waited = self._loop.now() - began
             patience = meeting.patience
             if to_end():
@@ -309,6 +305,10 @@ class Others:
         """The run can't be made."""
         self._close = between.Close("refused", why)
 
+    def wake(self) -> None:
+        """See `Mover`."""
+        self._mover.wake()
+
     def close(self) -> None:
         """Tell all hosts how the run has ended, and leave no socket. What was said before goes out."""
         self._alarm.turn_off()
@@ -398,8 +398,10 @@ class Others:
 
     def _fails(self, why: str) -> None:
         self._failure = why
-        if self._news is not None:
-            self._news.lost(why)
+        if self._all is not None:
+            self._all.moves_no_more(why)
+            for host in self._prepared:  # after that: no worker is to be ended for what it lacks
+                self.carrier.ended(host, why)
 
     def _amiss(self, host: str, message: Any) -> str:
         """Why the host may not say this now; empty if it may."""

@@ -87,7 +87,7 @@ class Rooms:
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
         self.accounts = Accounts(journal, self.clock, terms.measures)
-        self.ending = Ending(self.membership, loop, say=say, stop=self._stop, kill=self._kill)
+        self.ending = Ending(self.membership, loop, say=say, stop=self._stop, kill=self._kill, wake=self._wake)
         self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
         self.data = Data(
             ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
@@ -302,6 +302,12 @@ class Rooms:
 
     def _kill(self, member: Member) -> None:
         self.workers.end(member.worker)
+        self.host.ends(member.worker)
+
+    def _wake(self) -> None:
+        self.host.wake()
+        if self.others is not None:
+            self.others.wake()
 
     def _epoch_opened(self, samples: int) -> None:
         self.recordings.epoch_opened(samples)

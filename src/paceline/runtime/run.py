@@ -139,7 +139,7 @@ def _run(
                 undo(settings.folder, made)
             raise SystemExit(code)
         rooms = coordinator.rooms
-        keep = keep or rooms.ending.usage_error is None or rooms.recordings.newest.version > 0
+        keep = keep or rooms.ending.usage_error is None or rooms.applied.steps > 0
         summary = _conclude(rooms) if keep else None
         if rooms.ending.usage_error is not None:
             raise ConfigError(rooms.ending.usage_error)

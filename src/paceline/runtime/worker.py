@@ -254,7 +254,7 @@ class WorkerLink:
                     except NoProcess as error:
                         self._channel.send(messages.StoreNotForked(str(error)))
                     except Exception as error:
-                        message = f"no store can be made of this model and optimizer: {type(error).__name__}: {error}"
+                        message = f"no version can be made of this model and optimizer: {type(error).__name__}: {error}"
                         self.refuse(message)
                         raise ConfigError(message) from error
                 case messages.Begin() as begin:

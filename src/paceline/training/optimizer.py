@@ -83,10 +83,10 @@ class PacedOptimizer(_Base):
         return plain_optimizer(self, state).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: groups are added before `prepare`, where the store is laid out."""
+        """Refuse: groups are added before `prepare`, where memory is laid out."""
         self.paceline_session.refuse(
-            "add_param_group() came after paceline.prepare(), where the store is laid out; add parameter groups "
-            "before it (a group whose parameters get no gradient costs nothing until they do)"
+            "add_param_group() came after paceline.prepare(), which has laid out memory for all groups; add parameter "
+            "groups before it (a group whose parameters get no gradient costs nothing until they do)"
         )
 
 

@@ -479,7 +479,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
     for name, value in vars(optimizer).items():
         if name not in ("param_groups", "state") and _holds_one_of(value, names):
             raise ConfigError(
-                f'the optimizer keeps parameters in its attribute "{name}"; the store steps others in their place: '
+                f'the optimizer keeps parameters in its attribute "{name}"; Paceline steps others in their place: '
                 "let it find them in param_groups"
             )
     if any(not isinstance(key, Tensor) for key in optimizer.state):
@@ -491,7 +491,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
         )
     if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
         raise ConfigError(
-            f"the optimizer, of class {type(optimizer).__name__}, wraps another one, and the store can't tell which of "
+            f"the optimizer, of class {type(optimizer).__name__}, wraps another one, and Paceline can't tell which of "
             "them has the parameters; give prepare() an optimizer of its own" + where_prepare_goes(optimizer)
         )
     if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):

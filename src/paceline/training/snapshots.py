@@ -80,7 +80,7 @@ def unpack(data: bytes) -> OfWorker:
 
 def write(file: Path, part: OfStore | OfReplica) -> str:
     """Write it. On return it is on disk. Return the file's SHA-256. Raises ConfigError for what can't be packed."""
-    save(_tree(part), "the store", file)
+    save(_tree(part), "the snapshot", file)
     return _finished(file)
 
 
