@@ -721,6 +721,49 @@ def test_a_host_of_a_name_that_is_taken_and_one_too_many_are_refused(launch: Lau
     assert [ended(other).code for other in others] == [0, 0]
 
 
+ALIKE = "import socket; socket.gethostname = lambda: 'localhost'"
+"""Every machine of a test is called localhost, as containers are."""
+
+
+def test_hosts_of_one_name_get_names_of_their_own(launch: Launch) -> None:
+    listens = "--listen", "127.0.0.1:0", "--hosts", "3", "-n", "1", "--threads", "1", "-p", "bsp"
+    head = launch.start(script(), *listens, first=ALIKE)
+    address = listens_at(head)
+    others = []
+    for number in (2, 3):
+        others.append(launch.start_joining(address, "-n", "1", first=ALIKE))
+        said(others[-1], f"let in as host localhost-{number};")
+    run = ended(head).completed()
+    assert [ended(other).code for other in others] == [0, 0]
+    assert "refused" not in run.err
+    ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert [host for _, host, _ in json.loads(facts)["members"]] == ["localhost", "localhost-2", "localhost-3"]
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_host_that_comes_again_by_its_machines_name_finds_its_own_place(launch: Launch) -> None:
+    """Both hosts are called localhost, as the head is. One is killed and comes again, and the other stays."""
+    listens = "--listen", "127.0.0.1:0", "--hosts", "3", "-n", "1", "--threads", "1", "-p", "asp", "--restart", "1"
+    head = launch.start(script(each_step=AT_STEP), *listens, "--on-loss", "continue", first=ALIKE)
+    address = listens_at(head)
+    others = {}
+    for number in (2, 3):
+        others[number] = launch.start_joining(address, "-n", "1", first=ALIKE)
+        said(others[number], f"let in as host localhost-{number};")
+    for worker in range(3):
+        await_file(launch.tmp_path / f"at-{worker}")
+    others[2].kill()
+    ended(others.pop(2))
+    said(head, "host localhost-2 is lost")
+    others[2] = launch.start_joining(address, "-n", "1", first=ALIKE)
+    said(others[2], "let in as host localhost-2;")
+    said(head, "host localhost-2 is back")
+    (launch.tmp_path / "go-on").touch()
+    run = ended(head).completed()
+    assert [ended(other).code for other in others.values()] == [0, 0]
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
 def test_a_host_without_the_heads_script_is_refused_and_the_head_waits_on(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

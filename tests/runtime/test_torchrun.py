@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,30 @@ def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) 
     assert [host[0] for _, host, _ in json.loads(facts)["members"]] == ["0", "0", "1", "1"]
     assert [(run / f"worker-{worker}.log").read_text().splitlines()[0] for worker in (0, 2)] == ["found []"] * 2
     assert (found := checked(run)).ok, found.wrong
+
+
+@pytest.mark.long
+def test_two_hosts_whose_rendezvous_is_on_loopback_find_each_other(torchruns: Torchruns) -> None:
+    """torchrun names the machine, and its name leads to loopback."""
+    well(torchruns.run(C10D, "-p", "bsp", *FLAGS, "train.py", local="localhost"))
+    assert summary(only_run(torchruns.folder))["outcome"] == "completed"
+
+
+def test_a_head_whose_names_lead_to_loopback_listens_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    found = placement(engines.torchrun(0, 2, "localhost"))
+    assert found is not None
+    assert ip_address(engine.leading_address(found)).is_loopback
+
+
+def test_a_host_that_loopback_does_not_lead_to_the_head_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = placement(engines.torchrun(1, 2, "127.0.0.1") | {"MASTER_PORT": str(store.port)})
+    assert found is not None
+    Announcement(found, 1, "127.0.0.1").publish(("127.0.0.1", 7117))
+    monkeypatch.setattr(engine, "leading_to", lambda hosts: "10.0.0.2")
+    with pytest.raises(ConfigError, match=r"listens at 127\.0\.0\.1:7117, and that is loopback of its own machine"):
+        engine.await_head(found, lambda: ("", 0), lambda: False, print)
 
 
 @pytest.mark.long

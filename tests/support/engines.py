@@ -120,14 +120,14 @@ class Torchruns:
         self.folder, self.traces, self.port = tmp_path, traces, free_port()
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, flags: Sequence[str], *run: str, static: bool = False) -> None:
-        """Start both, with these flags of torchrun's, and these words of `paceline run`'s."""
+    def start(self, flags: Sequence[str], *run: str, static: bool = False, local: str = "127.0.0.1") -> None:
+        """Start both, with these flags of torchrun's, and these words of `paceline run`'s. `local`: this machine."""
         address = f"127.0.0.1:{self.port}"
         for host in range(2):
             where = (
                 ["--master-addr", "127.0.0.1", "--master-port", str(self.port), "--node-rank", str(host)]
                 if static
-                else ["--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--local-addr", "127.0.0.1"]
+                else ["--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--local-addr", local]
             )
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *where]
             paceline = ["--no-python", sys.executable, "-m", "paceline", "run", *run]
@@ -145,9 +145,9 @@ class Torchruns:
                 )
             )
 
-    def run(self, flags: Sequence[str], *run: str, static: bool = False) -> list[Run]:
+    def run(self, flags: Sequence[str], *run: str, static: bool = False, local: str = "127.0.0.1") -> list[Run]:
         """The same, to the end."""
-        self.start(flags, *run, static=static)
+        self.start(flags, *run, static=static, local=local)
         return self.ended()
 
     def launcher(self, host: int) -> int:

@@ -37,10 +37,16 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     add = command.add_argument
+    called = "what this host is called (default: the machine's name, with -2 or so if another host has it)"
     here = "workers here (default: 2); with 0 this host only makes a part of every version"
     add("address", metavar="HEAD:PORT", help="where the head listens")
     add("-n", "--workers", type=whole("-n", 0, MOST_WORKERS), default=2, metavar="N", help=here)
-    add("--name", type=name_of_host, metavar="NAME", help="what this host is called (default: the machine's name)")
+    add(
+        "--name",
+        type=name_of_host,
+        metavar="NAME",
+        help=called,
+    )
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
     add("--wait", nargs="?", type=_wait, const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
     add_isa(command)
@@ -70,7 +76,10 @@ def call(options: argparse.Namespace) -> int:
         say(NOT_ENCRYPTED)
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
-    end = join(address, name, options.workers, keys, say, lambda: not (options.stdin and tied.has_ended()))
+    def may_drain() -> bool:
+        return not (options.stdin and tied.has_ended())
+
+    end = join(address, name, options.workers, keys, say, may_drain, named=options.name is not None)
     return code_of(end, say)
 
 

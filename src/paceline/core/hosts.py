@@ -25,6 +25,19 @@ UNREACHABLE = 1.2
 """How many timeouts two hosts have to reach each other again. One that is lost is found lost before."""
 
 
+def is_taken(name: str, why: str) -> bool:
+    """Whether that is why a host was refused: another one has its name, the head or one that takes part."""
+    return why in (_taken(name), _head_is(name))
+
+
+def _taken(name: str) -> str:
+    return f"a host named {name} takes part already; give this one another with --name"
+
+
+def _head_is(name: str) -> str:
+    return f"the head is named {name}; give this host another with --name"
+
+
 @dataclass(frozen=True, slots=True)
 class Admit:
     """The host is let in, as this incarnation."""
@@ -119,7 +132,7 @@ class Hosts:
         one = self._hosts.get(host)
         if one is not None and one.here:
             if one.lost is None and self._listened - one.heard <= 2 * GRACE * self.timeout:
-                return [Refuse(host, f"a host named {host} takes part already; give this one another with --name")]
+                return [Refuse(host, _taken(host))]
             orders += self._ends(one, "it has come again")
         if why := self._why_not(host):
             return [*orders, Refuse(host, why)]
@@ -251,7 +264,7 @@ class Hosts:
 
     def _why_not(self, host: str) -> str | None:
         if host == self.head:
-            return f"the head is named {host}; give this host another with --name"
+            return _head_is(host)
         if self.names and host not in self.names:
             return f"this run's hosts are {', '.join(self.names)}"
         return None if self.missing else f"this run has all of its {self.wanted + 1} hosts"

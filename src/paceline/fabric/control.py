@@ -73,6 +73,8 @@ class Hello(Frame):
     """The host's, which the head has assigned. 0: the host is new."""
     received: Count
     """The number of the last message that has come."""
+    named: bool = True
+    """Whether the user has named the host. One that goes by its machine's name takes another if that is taken."""
 
 
 class Refused(Frame):
@@ -182,9 +184,13 @@ Outcome = list[Order | Event]
 class HostEnd:
     """A host's end, for one incarnation. It dials the head until the incarnation has ended."""
 
-    def __init__(self, host: str, nonce: bytes, kinds: Any, *, timeout: float = 15.0) -> None:
-        """`kinds`: the union of what the head may send. `timeout`: seconds after which silence means a loss."""
+    def __init__(self, host: str, nonce: bytes, kinds: Any, *, timeout: float = 15.0, named: bool = True) -> None:
+        """`kinds`: the union of what the head may send. `timeout`: seconds after which silence means a loss.
+
+        `named`: see `Hello`.
+        """
         self.host = host
+        self._named = named
         self.incarnation = 0
         """0 until the head has assigned one."""
         self._nonce = nonce
@@ -213,7 +219,7 @@ class HostEnd:
         if connection != self._connection or self._stage != "dialling":
             return []
         self._stage, self._since, self._frames = "greeting", now, Frames(LONGEST_HELLO)
-        hello = Hello(self.host, self._nonce, self.incarnation, self._line.received)
+        hello = Hello(self.host, self._nonce, self.incarnation, self._line.received, self._named)
         return [Write(connection, written(hello))]
 
     def received(self, connection: int, data: bytes, now: float) -> Outcome:
@@ -453,7 +459,9 @@ class HeadEnd:
 
     def refuse(self, connection: int, why: str) -> Outcome:
         """Tell the host that has come over this connection why it can't take part."""
-        return self._refuse(connection, why, show=True) if connection in self._connections else []
+        if (one := self._connections.get(connection)) is None:
+            return []
+        return self._refuse(connection, why, show=one.hello is None or one.hello.named)
 
     def end(self, host: str, incarnation: int, why: str) -> Outcome:
         """Exchange nothing more with this incarnation. The host is told why, now or when it dials again."""

@@ -93,7 +93,8 @@ def put_aside(folder: Path) -> Path:
 def leading_address(placed: Placement) -> str:
     """Return this machine's address on the way to the head's address, which is one of its own.
 
-    Raises ConfigError, in one line, if other machines don't reach it there.
+    It is loopback's if the engine's own rendezvous is there: all hosts are this machine, and hear of it in the engine's
+    store. Raises ConfigError, in one line, if other machines don't reach it there.
     """
     names = [placed.head]
     if not _is_number(placed.head):
@@ -105,7 +106,7 @@ def leading_address(placed: Placement) -> str:
             f"{placed.engine} says that {placed.head} is the head, and no address of this host is known to lead there "
             f"({error.strerror or error}); name one with --listen, such as --listen 10.0.0.1:7117"
         ) from None
-    if ip_address(address).is_loopback and not _is_number(placed.head):
+    if ip_address(address).is_loopback and not _is_number(placed.head) and placed.store is None:
         raise ConfigError(
             f"{placed.engine} says that {placed.head} is the head, and on this host that leads to {address}, where no "
             "other machine comes; name its own address with --listen, such as --listen 10.0.0.1:7117"
@@ -149,6 +150,8 @@ def await_head(
             return None
         try:
             head = Head(address(), placed.attempt) if published is None else _published(published.head())
+            if head is not None and _is_loopback(head.address[0]) and not _leads_here(placed.head):
+                break
             why = "it has not said where" if head is None else answers(head.address)
             if head is not None and not why:
                 return head
@@ -165,6 +168,10 @@ def await_head(
             where = "" if placed.port is None else f" at {shown((placed.head, placed.port))}"
             say(f"waiting for the head, {placed.engine}'s host 0 of {placed.hosts} ({placed.head}), to listen{where}")
         time.sleep(PAUSE)
+    raise ConfigError(
+        f"the head, {placed.engine}'s host 0 of {placed.hosts} ({placed.head}), listens at {shown(head.address)}, and "
+        "that is loopback of its own machine; name its address there with --listen, such as --listen 10.0.0.1:7117"
+    )
 
 
 def sees(folder: Path, placed: Placement, attempt: int) -> bool:
@@ -183,6 +190,18 @@ def sees(folder: Path, placed: Placement, attempt: int) -> bool:
 
 def _published(found: tuple[Address, int] | None) -> Head | None:
     return None if found is None else Head(*found)
+
+
+def _leads_here(host: str) -> bool:
+    """Whether that name or address is this machine's."""
+    try:
+        return _is_loopback(leading_to([host]))
+    except OSError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_number(host) and ip_address(host).is_loopback
 
 
 def _is_number(host: str) -> bool:

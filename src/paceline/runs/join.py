@@ -52,10 +52,12 @@ def join(
     keys: Keys,
     say: Callable[[str], None],
     may_drain: Callable[[], bool] = lambda: True,
+    *,
+    named: bool = True,
 ) -> Close:
     """Take part in the run whose head listens there, until it is over. Return how that came.
 
-    `may_drain()`: whether SIGTERM lets the host leave in good order.
+    `may_drain()`: whether SIGTERM lets the host leave in good order. `named`: see `runtime.agent.agent`.
 
     Raises ConfigError, in one line, if this machine has no room for so many workers.
     """
@@ -68,4 +70,6 @@ def join(
     allow_files(workers, True)
     interrupts = Interrupts()
     import_torch(b"")
-    return agent(name, workers, address, keys, forks_mover=True, interrupts=interrupts, say=say, may_drain=may_drain)
+    return agent(
+        name, workers, address, keys, forks_mover=True, interrupts=interrupts, say=say, may_drain=may_drain, named=named
+    )

@@ -19,12 +19,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
-from paceline.core.hosts import Fence
+from paceline.core.hosts import Fence, is_taken
 from paceline.core.items import Sum, Update
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError, unforeseen
@@ -82,12 +84,14 @@ def agent(
     forks_mover: bool = False,
     comes_again: bool = True,
     may_drain: Callable[[], bool] = lambda: True,
+    named: bool = True,
 ) -> between.Close:
     """Take part as this host, with so many workers, until the run is over for it. Return how that came.
 
     `address`: where the head listens. `interrupts`: signals that have the host leave. `forks_mover`: whether a process
     of its own moves the bytes of items. `comes_again`: whether the host comes again by itself if the run goes on from a
-    snapshot. `may_drain()`: whether the host may take its time as it leaves.
+    snapshot. `may_drain()`: whether the host may take its time as it leaves. `named`: whether the user has named it. If
+    not, and another host has its name, it takes the next one that is free, and keeps that: NAME-2, NAME-3, and so on.
     """
     let_go = _nothing if interrupts is None else interrupts.let_go
 
@@ -112,10 +116,10 @@ def agent(
                 loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, lambda worker: True)
             )
 
-        def take_part(patience: float) -> _Agent:
+        def take_part(called: str, patience: float) -> _Agent:
             """Be one incarnation of the host, and return it once it is over."""
             given = company, from_head, loop, mover
-            here = _Agent(name, workers, address, keys, *given, patience=patience, say=say)
+            here = _Agent(called, workers, address, keys, *given, patience=patience, say=say, named=named)
             try:
                 if interrupts is not None:
                     loop.watch(interrupts, partial(_interrupted, here, interrupts, may_drain))
@@ -132,7 +136,13 @@ def agent(
                 end_adopted(strangers)
 
         try:
-            here, took_part = take_part(LET_IN), False
+            called, took_part = name, False
+            here = take_part(called, LET_IN)
+            for number in count(2):
+                if named or here.over is None or not is_taken(called, here.over.error or ""):
+                    break
+                called = f"{name[: LONGEST_NAME - 4]}-{number}"
+                here = take_part(called, LET_IN)
             while here.may_come_again:
                 assert here.over is not None
                 if here.over.outcome == "again" and not comes_again:
@@ -142,7 +152,7 @@ def agent(
                 say(f"{what} comes again: {here.over.error}")
                 time.sleep(PAUSE)
                 took_part = took_part or here.takes_part
-                here = take_part(LET_IN if anew else here.patience)
+                here = take_part(called, LET_IN if anew else here.patience)
             assert here.over is not None
             if here.over.outcome == "refused" and took_part:  # it had to come again, and may not
                 return between.Close("lost", here.over.error)
@@ -180,8 +190,9 @@ class _Agent:
         *,
         patience: float = LET_IN,
         say: Say = lambda line: None,
+        named: bool = True,
     ) -> None:
-        """`patience`: seconds that the head has to let this incarnation in."""
+        """`patience`: seconds that the head has to let this incarnation in. `named`: see `Hello`."""
         self.over: between.Close | None = None
         """Why this incarnation takes no part any more; None: it does."""
         self.may_come_again = False
@@ -214,7 +225,7 @@ class _Agent:
         """When the run began, by the loop's clock."""
         self._let_in = False
         self._incarnation = 0
-        end = HostEnd(name, secrets.token_bytes(16), between.FromHead)
+        end = HostEnd(name, secrets.token_bytes(16), between.FromHead, named=named)
         self._fence = Fence()
         self._alarm = Alarm(loop, self._judge)
         self._link = HostLink(end, address, keys, loop, self)
