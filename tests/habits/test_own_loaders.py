@@ -347,3 +347,34 @@ def test_what_is_set_between_loops_holds_from_the_next_one_on_unless_processes_p
     assert (
         "has set the loader's collate_fn, which has no effect: with persistent_workers=True" in run.err
     ) is persistent
+
+
+CYCLE = """
+import itertools
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+loader = DataLoader(TensorDataset(torch.arange(20.0).reshape(20, 1)), batch_size=8)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+for _, (x,) in zip(range(7), itertools.cycle(loader)):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ps-plus"], default=("asp",)))
+def test_a_script_that_repeats_kept_batches_is_told_that_they_are_counted_once(protocol: str, launch: Launch) -> None:
+    run = launch.run(CYCLE, "-n", "1", "-p", protocol).completed()
+    assert run.err.count("trains again on batches that its script keeps since an earlier loop, as itertools.cycle") == 1
+    assert run.rows("SELECT sum(samples) FROM pushes") == [(20,)]
+    weights = run.rows("SELECT json_extract(body, '$.weight') FROM facts WHERE kind = 'GradientReady' ORDER BY step")
+    assert [weight for (weight,) in weights][3:] == [8, 8, 4, 8]
+    assert main(["check", str(run.folder)]) == 0
+    assert broken_replay(run) == []

@@ -79,6 +79,9 @@ class Script:
                 self.steps.append((counted, [batch.index for batch in stands.skipped], weight))
 
 
+ONCE_EACH: list[tuple[list[int], list[int], float]] = [([k], [], 2**k) for k in range(3)]
+
+
 @pytest.mark.parametrize(
     ("what", "letters", "steps"),
     [
@@ -98,6 +101,9 @@ class Script:
         ("two steps by hand", "FhszhszFhsz", [([0], [], 1), ([], [], 1), ([1], [], 2)]),
         ("batches that are used together", "FKgszFKgsz", [([0, 1], [], 3), ([2, 3], [], 12)]),
         ("an open window at the end of an epoch", "FgsFgeFgsz", [([0], [], 1), ([1, 2], [], 6)]),
+        ("kept batches again", "FgszKgszKgszegszgszgszgsz", [*ONCE_EACH, *(([], [], 2**k) for k in (0, 1, 2, 0))]),
+        ("the same, a moved input", "FgszKgszegzgszgzgsz", [*ONCE_EACH[:2], ([], [], 1), ([], [], 2)]),
+        ("more steps of the last batch, the others gone", "FgszFgszFgszegszgsz", [*ONCE_EACH, *2 * [([], [], 4)]]),
         ("a step after the end of an epoch", "FgFgesz", [([0, 1], [], 3)]),
         ("a look at the data, to its end", "FFFeFgsz", [([3], [0, 1, 2], 8)]),
         ("a step without any gradient", "FsFgsz", [([], [], 0), ([1], [0], 2)]),
@@ -133,6 +139,8 @@ class Twin:
         self.counted: set[int] = set()
         self.last: list[int] = []
         self.loop: list[int] = []
+        self.ring: list[int] = []
+        self.keeps, self.over = True, False
         self.skipped: list[int] = []
         self.there = False
         self.steps: list[tuple[list[int], list[int], float]] = []
@@ -145,6 +153,7 @@ class Twin:
             self.place[batch] = place
             if place == "skipped" and batch not in self.counted:
                 self.skipped.append(batch)
+                self.counted.add(batch)
 
     def gradient(self) -> None:
         if opened := self.of("open"):
@@ -152,12 +161,22 @@ class Twin:
             for batch in opened:
                 self.move([batch], "window" if batch == opened[-1] or batch in self.alive else "skipped")
         elif not self.of("window"):
-            self.move(self.of("erased") or self.last, "window")
+            self.move(self.of("erased") or self.repeated() or self.last, "window")
+
+    def repeated(self) -> list[int]:
+        if not self.over or len(self.ring) < 2 or not {self.ring[0], self.ring[-1]} <= self.alive:
+            return []
+        self.ring = [*self.ring[1:], self.ring[0]]
+        return self.ring[-1:]
 
     def do(self, letter: str) -> None:
         match letter:
             case "F" | "K":
                 batch = len(self.place)
+                if self.over:
+                    self.ring, self.keeps, self.over = [], True, False
+                self.keeps = self.keeps and (not self.ring or self.ring[0] in self.alive)
+                self.ring = [*self.ring, batch] if self.keeps else []
                 self.kept |= {batch - 1} if letter == "K" else set()
                 self.place[batch], self.alive = "open", {*self.kept, batch}
                 self.loop.append(batch)
@@ -172,7 +191,7 @@ class Twin:
             case "e":
                 if len(self.loop) > 1 and all(self.place[batch] == "open" for batch in self.loop):
                     self.move(self.loop[:-1], "skipped")
-                self.loop = []
+                self.loop, self.over = [], True
             case "s":
                 if not self.there:
                     self.move(self.of("window"), "erased")

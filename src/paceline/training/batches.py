@@ -82,6 +82,12 @@ class Batches:
         """The parameters that have a gradient of the present backward. Kept only if another thread fetches batches."""
         self._over = False
         """Whether it has come to the loader's end since the last batch."""
+        self.repeats = False
+        """Whether the script has trained again on batches that it keeps since an earlier loop, as `itertools.cycle`."""
+        self._kept: deque[Fetched] = deque()
+        """All batches of the present loop, or of the last one, as long as the script keeps them."""
+        self._keeps = True
+        """Whether it has kept them so far."""
         self._behind: int | None = None
         """How many batches it has fetched ahead of their use, once that is known."""
         self._joined: list[Fetched] = []
@@ -99,6 +105,7 @@ class Batches:
         """The loader hands out this batch. `ahead`: to another thread than the script's."""
         weight = None if batch is None else samples
         self.open.append(Fetched(batch, samples, weight, _references(data), ahead))
+        self._keep(self.open[-1])
         self._over = False
         self._asked = self.changed = True
 
@@ -129,7 +136,7 @@ class Batches:
             self.erased = []
             self._join(self._in_use())
         elif not self.window:
-            again, self.erased = self.erased or self.last, []
+            again, self.erased = self.erased or self._repeated() or self.last, []
             self._join(again)
 
     def zeroed(self) -> None:
@@ -190,6 +197,25 @@ class Batches:
     def left_over(self) -> int:
         """How many batches have gradients that are in no step."""
         return sum(not one.counted for one in self.window)
+
+    def _keep(self, one: Fetched) -> None:
+        """Note what the script keeps of a loop: in most loops nothing, as the first batch is gone at the third."""
+        if self._over:
+            self._kept.clear()
+            self._keeps = True
+        self._keeps = self._keeps and (not self._kept or self._kept[0].alive)
+        if self._keeps:
+            self._kept.append(one)
+        else:
+            self._kept.clear()
+
+    def _repeated(self) -> list[Fetched]:
+        """The next batch of those that the script keeps since the loop that is over; none unless it keeps all."""
+        if not self._over or len(self._kept) < 2 or not (self._kept[0].alive and self._kept[-1].alive):
+            return []
+        self.repeats = True
+        self._kept.rotate(-1)
+        return [self._kept[-1]]
 
     def _in_use(self) -> list[Fetched]:
         """Take from `open` what the gradient is of. Skip what is not in use any more.

@@ -175,7 +175,7 @@ class PacedLoader(_Paced):
         """See `_Paced`."""
         if self._leased._iterator is not None and name in PROCESSES_HAVE:
             self._session.link.remark(
-                f"the script has set the loader's {name}, which has no effect: with persistent_workers=True the "
+                f"has set the loader's {name}, which has no effect: with persistent_workers=True the "
                 "loader's processes stay as they began; set it before the first loop, or leave persistent_workers out"
             )
 

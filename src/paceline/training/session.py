@@ -39,6 +39,12 @@ from paceline.training.store import Scalars, scalars_of, unfit_rate
 from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
 
+REPEATS = (
+    "trains again on batches that its script keeps since an earlier loop, as itertools.cycle(loader) does: each worker "
+    "repeats its own, and their samples are counted once; begin a loop over the loader anew to have all of the data "
+    "shared out again (while True: for batch in loader: ...)"
+)
+
 
 class Session:
     """Takes the worker from step to step: counts batches, has gradients pushed, waits for releases, keeps the times.
@@ -71,6 +77,7 @@ class Session:
         """Loops of epochs that are used up."""
         self.goes_on_in: int | None = None
         """The epoch that the script's next loop is of, if the script has asked for it."""
+        self._told_of_repeats = False
         self._keeps: list[tuple[Keep, OfWorker | None]] = []
         """What is to be kept as the script next comes here, and what the optimizer had when that was ordered."""
         self._buffers: dict[str, Tensor] = {}
@@ -174,6 +181,9 @@ class Session:
         computed = time.monotonic()
         edits = self.changes.see_to()
         stands = self.batches.step(self._has_gradient())
+        if self.batches.repeats and not self._told_of_repeats and self.link.worker == 0:
+            self._told_of_repeats = True
+            self.link.remark(REPEATS)
         gradient = self._first_gradient(stands) if not self.steps else None
         self.steps += 1
         if self.holder.keeps_state:  # the step may change what is to be kept
