@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.protocols import registry
 from support.launch import Launch
+from support.runs import killed_once_kept, replayed
 from support.scripts import functions_of
 from support.suites import each
 
@@ -124,3 +125,154 @@ def test_a_scripted_model_is_trained_as_alone(launch: Launch) -> None:
         assert state.keys() == want.keys()
         for name, value in want.items():
             torch.testing.assert_close(state[name], value)  # compiled code rounds in its own way
+
+
+PRUNED = """
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(0)
+x = torch.randn(128, 8)
+y = x[:, :2].sum(1, keepdim=True)
+
+
+def evaluate(model):
+    with torch.no_grad():
+        return {"error": (model(x) - y).square().mean().item(), "zeros": (model[0].weight == 0).sum().item()}
+
+
+def train(removes, folder):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+    model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=4, evaluate=evaluate)
+    for epoch in paceline.epochs(4):
+        if epoch == 2:
+            time.sleep(0.1 * paceline.worker())
+            prune.l1_unstructured(model[0], "weight", 0.5)
+        for a, b in loader:
+            (model(a) - b).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    if removes:
+        prune.remove(model[0], "weight")
+    paceline.finish()
+    evaluate(model)
+    torch.save(model.state_dict(), f"{folder}/{paceline.worker()}.pt")
+
+
+if __name__ == "__main__":
+    train(len(sys.argv) > 2, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("removes", each([False, True], default=[True]))
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("asp",)))
+def test_a_model_pruned_on_the_way_comes_out_alike_everywhere(protocol: str, removes: bool, launch: Launch) -> None:
+    """Masks are made of each worker's own version: all take the first worker's."""
+    arguments = (str(launch.tmp_path), *["removes"] * removes)
+    flags = ("-n", "2", "-p", protocol, "--record", "1", "--saves", "all")
+    ended = launch.run(PRUNED, *flags, args=arguments).completed()
+    states = [torch.load(launch.tmp_path / f"{worker}.pt", weights_only=True) for worker in range(2)]
+    final = ended.final()
+    assert final.keys() == {"0.weight_orig", "0.weight_mask", "0.bias", "2.weight", "2.bias"}
+    for state in states:
+        assert state.keys() == (
+            final.keys() - {"0.weight_orig", "0.weight_mask"} | {"0.weight"} if removes else final.keys()
+        )
+        for name, value in state.items():
+            expected = final["0.weight_orig"] * final["0.weight_mask"] if name == "0.weight" else final[name]
+            assert torch.equal(value, expected), name
+    zeros = [
+        value
+        for _, metric, value in ended.rows("SELECT version, metric, value FROM evaluations ORDER BY rowid")
+        if metric == "zeros"
+    ]
+    assert zeros[0] == 0
+    assert zeros[-1] == 64
+    again = replayed(ended.folder).completed()
+    assert "the same bits" in again.out
+
+
+def test_a_run_that_goes_on_after_pruning_says_that_its_model_lacks_the_masks(launch: Launch) -> None:
+    script = PRUNED.replace("epochs=4", "epochs=4000").replace("epochs(4)", "epochs(4000)")
+    running = launch.start(script, "-n", "1", "-p", "bsp", "--checkpoint", "1", args=(str(launch.tmp_path),))
+    killed = killed_once_kept(running, such=lambda state: state.get("edits", 0) > 0)
+    ended = launch.resume(killed.folder)
+    assert ended.code == 2
+    assert "was taken after the script had changed the model's structure once, and worker 0" in ended.err
+
+
+MOMENTUM = """
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 3), nn.Linear(4, 3)
+        for parameter in self.k.parameters():
+            parameter.requires_grad = False
+
+    def forward(self, x):
+        with torch.no_grad():
+            for q, k in zip(self.q.parameters(), self.k.parameters()):
+                k.data = k.data * 0.9 + q.data * 0.1 + x.mean() * 0.01
+            key = self.k(x)
+        return (self.q(x) - key - 1).square().mean()
+
+
+torch.manual_seed(0)
+model = Pair()
+optimizer = torch.optim.SGD(model.q.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+for epoch in range(2):
+    for (x,) in loader:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+paceline.finish()
+torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
+"""
+
+
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
+def test_a_momentum_encoder_is_each_workers_own_and_the_lowest_workers_in_the_end(
+    protocol: str, launch: Launch
+) -> None:
+    ended = launch.run(MOMENTUM, "-n", "2", "-p", protocol, "--saves", "all", args=(str(launch.tmp_path),)).completed()
+    final = ended.final()
+    for worker in range(2):
+        state = torch.load(launch.tmp_path / f"{worker}.pt", weights_only=True)
+        assert all(torch.equal(state[name], value) for name, value in final.items())
+    assert 'worker 0 moves the parameter "k.' in ended.err
+    assert "the same bits" in replayed(ended.folder).completed().out
+
+
+DIFFERENT = PRUNED.replace(
+    "paceline.epochs(4):\n        if epoch == 2:", "paceline.epochs(4):\n        if epoch == 1 + paceline.worker():"
+).replace(
+    'prune.l1_unstructured(model[0], "weight", 0.5)',
+    'prune.l1_unstructured(model[2 * paceline.worker()], "weight", 0.5)',
+)
+
+
+def test_workers_that_change_different_parts_are_refused(launch: Launch) -> None:
+    ended = launch.run(DIFFERENT, "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
+    assert ended.code == 2
+    assert "change the model in the same way in every worker" in ended.err

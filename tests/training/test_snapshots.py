@@ -125,7 +125,7 @@ def everything(store: Store, slot: int) -> dict[str, Any]:
         "groups": [{**group, "params": None} for part in store.parts for group in part.optimizer.param_groups],
         "attributes": store_module.own_attributes(store.parts[0].optimizer),
         "buffers": store.buffers,
-        "tensors": store.tensors(slot, [0, 1], "mean"),
+        "tensors": store.version(slot, [0, 1], "mean").saved,
     }
 
 

@@ -49,6 +49,9 @@ class Shows:
     def is_its_own(self) -> bool:
         return self.own
 
+    def look_at_structure(self) -> None:
+        pass
+
     @contextmanager
     def showing_newest(self) -> Iterator[None]:
         self.times += 1
@@ -160,7 +163,7 @@ def test_scripted_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(torch.ones(3, 2))
     assert followed.buffers()["1.num_batches_tracked"].item() == 1
     assert followed.parameters.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    session: Any = SimpleNamespace(shows=followed.has_some_of, is_its_own=lambda: True)
+    session: Any = SimpleNamespace(shows=followed.has_some_of, is_its_own=lambda: True, look_at_structure=lambda: None)
     monkeypatch.setattr(nn.Module, "state_dict", nn.Module.state_dict)
     follow_state_dicts(lambda: session)
     state = scripted.state_dict()

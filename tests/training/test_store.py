@@ -501,7 +501,7 @@ def test_a_version_has_the_buffers_of_the_last_applied_updates_of_the_workers_as
     gradients = [torch.zeros(2), torch.zeros(2)]
 
     def means(workers: list[int]) -> list[float]:
-        return store.tensors(0, workers, "mean")["running_mean"].tolist()
+        return store.version(0, workers, "mean").saved["running_mean"].tolist()
 
     assert means([0, 1]) == [0.0, 0.0]  # nobody has pushed: the first ones
     push(store, 0, gradients, {"running_mean": torch.tensor([1.0, 1.0]), "num_batches_tracked": torch.tensor(4)})
@@ -512,7 +512,7 @@ def test_a_version_has_the_buffers_of_the_last_applied_updates_of_the_workers_as
     push(store, 1, gradients, {"running_mean": torch.tensor([9.0, 9.0])})  # on its way, not applied
     assert means([0, 1]) == [2.0, 2.0]
     assert means([1]) == [3.0, 3.0]
-    assert store.tensors(0, [0, 1], "mean")["num_batches_tracked"].item() == 6
+    assert store.version(0, [0, 1], "mean").saved["num_batches_tracked"].item() == 6
 
 
 # --- recorded versions ------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ def test_a_recorded_version_is_a_whole_file_under_the_script_s_names_with_its_pa
     model.register_buffer("scratch", torch.zeros(2), persistent=False)
     store = store_of(model, optimizer)
     file = tmp_path / "version.safetensors"
-    digest = store.record(store.tensors(0, [0], "mean"), file)
+    digest = store.version(0, [0], "mean").record(file)
     loaded = safetensors.torch.load_file(file)
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
@@ -543,7 +543,7 @@ def test_a_version_has_its_name_only_when_its_bytes_are_on_disk_and_the_name_the
     monkeypatch.setattr(os, "fsync", fsync)
     model = nn.Linear(2, 1)
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    store.record(store.tensors(0, [0], "mean"), file)
+    store.version(0, [0], "mean").record(file)
     assert synced == [(str(tmp_path / "version.unfinished"), False), (str(tmp_path), True)]
 
 
@@ -557,7 +557,7 @@ def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(
     store = store_of(*small())
     monkeypatch.setattr(store_module, "save_file", full)
     with pytest.raises(OSError, match="no space left"):
-        store.record(store.tensors(0, [0], "mean"), tmp_path / "version.safetensors")
+        store.version(0, [0], "mean").record(tmp_path / "version.safetensors")
     assert not (tmp_path / "version.safetensors").exists()
 
 

@@ -32,11 +32,11 @@ from paceline.host.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.training.buffers import Policy
 from paceline.training.keeping import Keeping
-from paceline.training.packing import packed, unpacked
+from paceline.training.packing import load, packed, unpacked
 from paceline.training.parts import STATE, NotFinite
 from paceline.training.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.training.snapshots import write_packed
-from paceline.training.store import Committed, Store
+from paceline.training.store import Committed, Known, Store, Version
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:
@@ -79,6 +79,10 @@ def _serve(store: Store, end: socket.socket) -> int:
                     store.adopted = True
                     if descriptors:
                         store.load(unpacked(attached(descriptors[0])))
+                case messages.Restructure(file=file):
+                    store.restructure(load(Path(file)))
+                case messages.TakeValues(worker=worker, number=number):
+                    store.take_values((worker, number), unpacked(attached(descriptors[0])))
                 case messages.SendWhole():
                     _send_packed(recorder, messages.WholeReady, lambda: pack_whole(store.pass_on()))
                 case messages.Load():
@@ -93,16 +97,18 @@ def _serve(store: Store, end: socket.socket) -> int:
                     send = partial(_send_state, recorder, worker, store, store.begin_keeping())
                     gatherings.begin(number, shares, send)
                 case messages.Record():
-                    tensors = store.tensors(order.slot, order.workers, cast(Policy, order.buffers))
+                    version = store.version(order.slot, order.workers, cast(Policy, order.buffers), _known(order))
                     if order.waits:
-                        held[order.file] = partial(recorder.write, store, tensors, order)
+                        held[order.file] = partial(recorder.write, version, order)
                     else:
-                        recorder.write(store, tensors, order)
+                        recorder.write(version, order)
                 case messages.GoOn(file=file):
                     held.pop(file)()
                 case messages.RecordMean():
-                    tensors, distance = store.mean(order.sources, order.target, cast(Policy, order.buffers))
-                    sha256 = store.record(tensors, Path(order.file))
+                    version, distance = store.mean(
+                        order.sources, order.target, cast(Policy, order.buffers), _known(order)
+                    )
+                    sha256 = version.record(Path(order.file))
                     recorder.send(messages.MeanRecorded(order.version, sha256, distance))
                 case messages.KeepState(file=file, number=number, shares=shares):
                     keep = partial(_keep_state, recorder, order, store, store.begin_keeping())
@@ -125,6 +131,10 @@ def _serve(store: Store, end: socket.socket) -> int:
     except Exception as error:
         recorder.send(messages.StoreFailed(_said(error)))
         return 1
+
+
+def _known(order: messages.Record | messages.RecordMean) -> Known:
+    return Known(order.known.edit, order.known.own)
 
 
 def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Committed:
@@ -277,10 +287,10 @@ class _Recorder:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def write(self, store: Store, tensors: dict[str, torch.Tensor], order: messages.Record) -> None:
+    def write(self, version: Version, order: messages.Record) -> None:
         def write() -> None:
             try:
-                digest = store.record(tensors, Path(order.file))
+                digest = version.record(Path(order.file))
                 self.send(messages.Recorded(order.version, digest))
             except Exception as error:
                 self.send(messages.StoreFailed(f"version {order.version} can't be written to {order.file}: {error}"))

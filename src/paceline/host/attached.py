@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Item
 from paceline.errors import RunFailed
 from paceline.fabric.memory import OpenFile, Span
 from paceline.fabric.unix import attachment
+from paceline.files import to_disk
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.carrier import Carrier
@@ -27,6 +30,16 @@ def recorded_file(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def write_attached(descriptor: int, path: str) -> None:
+    """Write what came along to that file: whole or not at all. On return it is on disk."""
+    unfinished = Path(f"{path}.unfinished")
+    with open(descriptor, "rb", closefd=False) as came, unfinished.open("wb") as file:
+        came.seek(0)
+        shutil.copyfileobj(came, file, 1 << 20)
+    to_disk(unfinished)
+    unfinished.rename(path)
 
 
 def file_bytes(descriptor: int) -> Span:

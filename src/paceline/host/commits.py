@@ -191,11 +191,18 @@ class Commits:
         self._shelf.replace(Version(0), Beginning(worker))
         self._shelf.claim(NEWEST, Version(0))  # what it was is needed by those only who compute on it
 
-    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+    def record(
+        self,
+        version: int,
+        workers: Sequence[int],
+        file: str,
+        buffers: str,
+        known: messages.Known = messages.UNTOLD,
+    ) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
         waits = self.others is not None
-        order = messages.Record(version, place, file, list(workers), buffers, waits)
+        order = messages.Record(version, place, file, list(workers), buffers, waits, known)
         self._arithmetic.write(order, Version(version))
         if waits:
             self.brings(version, lambda: self._arithmetic.send(messages.GoOn(file)))

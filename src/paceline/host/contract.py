@@ -136,16 +136,30 @@ class Host(Protocol):
     def adopt(self, worker: int) -> None:
         """Have the worker write what its script changed the first version to. All begin with that once it has."""
 
+    def edit(self, number: int, file: str) -> None:
+        """Have that change of the model's structure written to the file as a worker tells it. See `messages.Edited`."""
+
+    def restructure(self, file: str) -> None:
+        """Versions from now on have the structure that is in this file."""
+
     def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
         """Tell the worker this. What is recorded in that file comes along, wherever the worker is.
 
         Raises RunFailed if the file is there no more.
         """
 
-    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+    def record(
+        self,
+        version: int,
+        workers: Sequence[int],
+        file: str,
+        buffers: str,
+        known: messages.Known = messages.UNTOLD,
+    ) -> None:
         """Have a version written to that file: `News.written` tells when.
 
-        It is a version that is made, with the buffers of these workers. Where versions are means, it is the mean of
+        It is a version that is made, with the buffers of these workers, and what is `known` besides. Where versions are
+        means, it is the mean of
         these workers' replicas as they are now.
         """
 

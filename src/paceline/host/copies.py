@@ -29,7 +29,14 @@ class Copies:
         self._steps = steps
         self._news = news
 
-    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+    def record(
+        self,
+        version: int,
+        workers: Sequence[int],
+        file: str,
+        buffers: str,
+        known: messages.Known = messages.UNTOLD,
+    ) -> None:
         """Have the mean of these workers' replicas as they are at this moment made and written, as that version.
 
         The arithmetic process is told so when the steps ordered so far are made. If one never will be, there is no such
@@ -45,7 +52,7 @@ class Copies:
             self._brings(replicas, write, lambda lost: void([lost]))
 
         def write() -> None:
-            order = messages.RecordMean(version, places, target, file, buffers)
+            order = messages.RecordMean(version, places, target, file, buffers, known)
             self._arithmetic.write(order, *replicas.values(), Version(version))
             let_go()
 

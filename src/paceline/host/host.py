@@ -33,7 +33,7 @@ from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic, called
 from paceline.host.arrivals import Arrivals
-from paceline.host.attached import recorded_file
+from paceline.host.attached import recorded_file, write_attached
 from paceline.host.averages import Averages, MadeHere
 from paceline.host.averaging import Averaging
 from paceline.host.commits import HERE, NEWEST, Commits
@@ -124,6 +124,8 @@ class LocalHost:
         self._first = 0
         """The version that training has begun with."""
         self._numbers = count()
+        self._edits: dict[int, str] = {}
+        """By change of the model's structure that a worker tells: the file for it."""
         self._lacks_host = False
         """Whether a host has gone that made a range of each version."""
         self._beginning = ""
@@ -460,6 +462,14 @@ class LocalHost:
             case ReplicaCopied(worker=worker):
                 self.joins.copied(worker)
 
+    def edit(self, number: int, file: str) -> None:
+        """See `contract.Host`."""
+        self._edits[number] = file
+
+    def restructure(self, file: str) -> None:
+        """See `contract.Host`."""
+        self.arithmetic.send(messages.Restructure(file))
+
     def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
         """See `contract.Host`."""
         if file is None:
@@ -468,9 +478,16 @@ class LocalHost:
         with recorded_file(file) as descriptor:
             self._tell(worker, message, (descriptor,))
 
-    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+    def record(
+        self,
+        version: int,
+        workers: Sequence[int],
+        file: str,
+        buffers: str,
+        known: messages.Known = messages.UNTOLD,
+    ) -> None:
         """See `contract.Host`."""
-        self._recorder.record(version, workers, file, buffers)
+        self._recorder.record(version, workers, file, buffers, known)
 
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
         """See `contract.Host`."""
@@ -793,6 +810,11 @@ class LocalHost:
                 self.arithmetic.send(messages.SendState(worker, *self.shares.ask()))
             case messages.Adopted():
                 self._adopt(worker, descriptors)
+            case messages.Edited(number=number):
+                write_attached(descriptors[0], self._edits[number])
+                self.restructure(self._edits[number])
+            case messages.OwnValues(number=number):
+                self.arithmetic.send(messages.TakeValues(worker, number), tuple(descriptors))
             case messages.Kept():
                 self.snapshots.packed(worker, message, descriptors)
             case messages.Handed():

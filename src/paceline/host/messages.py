@@ -236,6 +236,33 @@ class Adopted(Message):
     descriptors: ClassVar[int] = 1
 
 
+class EditWanted(Message):
+    """The script has changed the model's structure, the how manieth time. See `training.structure.Structure`."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    names: dict[str, str]
+    added: dict[str, str]
+    ties: bool
+    """Whether all names are as they were in `prepare`."""
+
+
+class Edited(Message):
+    """The structure comes along, packed, with the values of its new tensors."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: Count
+
+
+class OwnValues(Message):
+    """What comes along, packed, are this worker's values of what no step moves. See `training.store.OwnValues`."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: Count
+    """From 1."""
+
+
 class FinishWanted(Message):
     """The script waits in `finish()`."""
 
@@ -314,6 +341,9 @@ FromWorker = (
     | StateWanted
     | AdoptionWanted
     | Adopted
+    | EditWanted
+    | Edited
+    | OwnValues
     | FinishWanted
     | Stepped
     | Kept
@@ -508,6 +538,20 @@ class AdoptedAlready(Message):
     """Another worker has put the same there."""
 
 
+class TellEdit(Message):
+    """You are the first with this change of the model's structure: send it, with the values of its new tensors."""
+
+    number: int
+
+
+class TakeEdit(Message):
+    """Another worker was the first with this change. What it has sent comes along: take its values."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: int
+
+
 class FinalRecorded(Message):
     """All workers have ended. The file with the final version comes along, if there is one."""
 
@@ -545,6 +589,8 @@ ToWorker = (
     | OptimizerState
     | AdoptInto
     | AdoptedAlready
+    | TellEdit
+    | TakeEdit
     | FinalRecorded
     | Evaluate
     | Exit
@@ -636,6 +682,18 @@ class SumUp(Message):
     """Whether NaN and infinity are looked for."""
 
 
+class Known(Message):
+    """What a version has of what workers tell beside their updates."""
+
+    edit: Count = 0
+    """The number of the model's structure. See `EditWanted`."""
+    own: tuple[Count, Count] | None = None
+    """(worker, number) of the `OwnValues` that it has."""
+
+
+UNTOLD = Known()
+
+
 class Record(Message):
     """Write the version in that slot to a file, with the buffers of these workers."""
 
@@ -646,6 +704,7 @@ class Record(Message):
     buffers: str
     waits: bool
     """Whether other hosts make ranges of the version: then the file is written after `GoOn`."""
+    known: Known
 
 
 class GoOn(Message):
@@ -662,12 +721,28 @@ class RecordMean(Message):
     target: int
     file: str
     buffers: str
+    known: Known
 
 
 class Adopt(Message):
     """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
 
     descriptors: ClassVar[int] = 1
+
+
+class Restructure(Message):
+    """The model's structure, and the first values of new tensors, are in that file. Versions that follow have these."""
+
+    file: str
+
+
+class TakeValues(Message):
+    """That worker has sent these as `OwnValues`."""
+
+    descriptors: ClassVar[int] = 1
+
+    worker: int
+    number: int
 
 
 class SendWhole(Message):
@@ -784,6 +859,8 @@ ToStore = (
     | GoOn
     | RecordMean
     | Adopt
+    | Restructure
+    | TakeValues
     | SendWhole
     | Load
     | TakeRange

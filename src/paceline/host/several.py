@@ -528,6 +528,14 @@ class SeveralHosts:
         self._head.adopt(worker)
         self._tell(worker, between.Adopt(worker))
 
+    def edit(self, number: int, file: str) -> None:
+        """See `contract.Host`."""
+        self._head.edit(number, file)
+
+    def restructure(self, file: str) -> None:
+        """See `contract.Host`."""
+        self._head.restructure(file)
+
     def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
         """See `contract.Host`."""
         other = self._by_worker.get(worker)
@@ -542,9 +550,16 @@ class SeveralHosts:
                     one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
             other.tell_of(worker, between.Say(worker, message, between.Attached(name, one.span.nbytes)))
 
-    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+    def record(
+        self,
+        version: int,
+        workers: Sequence[int],
+        file: str,
+        buffers: str,
+        known: messages.Known = messages.UNTOLD,
+    ) -> None:
         """See `contract.Host`."""
-        self._head.record(version, workers, file, buffers)
+        self._head.record(version, workers, file, buffers, known)
 
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
         """See `contract.Host`."""

@@ -33,6 +33,10 @@ class Turns:
         """Snapshots that it is to say for what its script keeps."""
         self._hands: set[int] = set()
         """Joinings of workers that it is to hand over to what its script keeps."""
+        self._edits: set[int] = set()
+        """Changes of the model's structure that it is to tell."""
+        self._edited = 0
+        """How many it has made."""
         self._draws: set[tuple[int, int]] = set()
         """(epoch, block) whose order it is to tell."""
         self._adoption: type[messages.Message] | None = messages.AdoptionWanted
@@ -63,6 +67,8 @@ class Turns:
                 self._begun, self._forks_store = True, False
             case messages.AdoptInto():
                 self._adoption = messages.Adopted
+            case messages.TellEdit(number=number):
+                self._edits.add(number)
             case messages.OptimizerState():
                 self._questions -= 1
             case messages.Evaluate(version=version):
@@ -105,6 +111,13 @@ class Turns:
                 return self._forks_store
             case messages.AdoptionWanted() | messages.Adopted():
                 return self._adopts(type(message))
+            case messages.Edited(number=number):
+                return _taken(self._edits, number)
+            case messages.EditWanted(number=number):
+                self._edited += 1
+                return self._begun and number == self._edited
+            case messages.OwnValues():
+                return self._begun
             case messages.SnapshotWanted():
                 return self._begun and self._stored
             case messages.StateWanted():

@@ -24,6 +24,11 @@ STATUSES = ("running", "completed", "interrupted", "failed", "diverged", "crashe
 HEAD = b"SQLite format 3\0"
 
 
+def edit_file(run: Path, number: int) -> Path:
+    """Return the file with that change of the model's structure, from 1, and the values of its new tensors."""
+    return run / "structures" / f"{number}.safetensors"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """A run, as a listing shows it. What its files do not say is None."""

@@ -48,6 +48,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """By worker that trained: its next step number."""
     scalars: dict[int, list[dict[str, Any]]]
     """By worker: its optimizer's hyperparameters as of its last push."""
+    edits: int = 0
+    """How often scripts had changed the model's structure."""
     files: dict[str, str]
     """The snapshot's other files, and the SHA-256 of each."""
 

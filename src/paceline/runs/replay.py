@@ -205,6 +205,7 @@ def _direct(
     workers.prescribe(part.leases())
     notes = part.segment.notes
     workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
+    workers.prescribe_edits(recorded.folder)
     workers.prescribe_leaving(part.leaving())
     workers.recordings.prescribed = part.recordings()
     workers.recordings.lacking = frozenset(notes.get(LACKING, ()))

@@ -251,6 +251,12 @@ class Coordinator:
                 rooms.adopting.wanted(member, digest)
             case messages.Adopted():
                 rooms.adopting.written(worker)
+            case messages.EditWanted():
+                rooms.edits.wanted(member, message)
+            case messages.Edited(number=number):
+                rooms.edits.told(number)
+            case messages.OwnValues(number=number):
+                rooms.edits.came(worker, number)
             case messages.FinishWanted():
                 rooms.leaving.finish(member)
             case messages.ScriptEnded():
@@ -284,7 +290,7 @@ class Coordinator:
             member.scalars = done.scalars
         if not member.trains:
             return  # it was on its way when the run was stopped: its batches returned then
-        if not rooms.adopting.pushed(worker):
+        if not rooms.adopting.pushed(worker) or not rooms.edits.pushed(worker, done.step):
             return
         if done.gradient is not None and (line := self._alike.warning(worker, done.gradient)):
             rooms.output.say(line)
@@ -331,6 +337,7 @@ class Coordinator:
         died = rooms.leaving.gone(member, "stopped" if rooms.ending.stopping else "drained" if drained else "died")
         rooms.host.gone(worker)
         rooms.adopting.gone(worker)
+        rooms.edits.gone(worker)
         rooms.snapshots.gone(worker)
         if died and not rooms.ending.stopping and not drained:
             seconds = rooms.returns.due(member, step)

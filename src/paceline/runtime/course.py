@@ -6,10 +6,12 @@ import sys
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
+from paceline.records.folders import edit_file
 from paceline.runtime.terms import Terms
 
 
@@ -136,6 +138,8 @@ class Course:
     """(worker, step) that replicas are ordered and do not make, as their workers had left."""
     handed: dict[tuple[int, int], int | None] = field(default_factory=dict)
     """By worker and its how manieth return: who has handed over to it; None: nobody lived to."""
+    recorded: Path | None = None
+    """The folder of the run that is made again."""
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
     """By worker and its how manieth return: the epoch in which its script went on."""
     leaving: dict[int, deque[str]] = field(default_factory=dict)
@@ -158,6 +162,7 @@ class Course:
             joins_in=self._joins_in,
             admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),
             hand_over=self._hand_over,
+            told_edit=self._told_edit,
             decides=lambda: self.prescribed is None,  # else it has decided, in the recorded run
             host_of=lambda worker: self.hosts.get(worker, ""),
             deaths_are_told=True,
@@ -175,6 +180,10 @@ class Course:
         leases = self.prescribed[worker] if self.prescribed is not None else None
         while leases and leases.popleft() is not None:
             pass
+
+    def _told_edit(self, number: int) -> Path | None:
+        file = None if self.recorded is None else edit_file(self.recorded, number)
+        return file if file is not None and file.exists() else None
 
     def _joins_in(self, worker: int) -> int | None:
         if self.prescribed is None:

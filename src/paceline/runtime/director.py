@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from paceline.core.facts import (
     GradientReady,
@@ -91,6 +92,10 @@ class Director:
         """
         self._course.admitted = {(worker, nth): epoch for worker, nth, epoch in admitted}
         self._course.handed = {(worker, nth): source for worker, nth, source in handed}
+
+    def prescribe_edits(self, recorded: Path) -> None:
+        """At each change of the model's structure, all take the values that the run in that folder took."""
+        self._course.recorded = recorded
 
     def prescribe_leaving(self, leaving: dict[int, deque[str]]) -> None:
         """Each worker leaves for these reasons, one after the other."""

@@ -26,6 +26,7 @@ from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
 from paceline.runtime.display import Display
+from paceline.runtime.edits import Edits
 from paceline.runtime.ending import Ending
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.joining import Joining, Returns, There
@@ -111,6 +112,17 @@ class Rooms:
         )
         self.ending.before = self.snapshots.stop
         self.versions = self._made_versions()
+        self.edits = Edits(
+            settings.folder,
+            self.host,
+            self.members,
+            terms,
+            send=self.send,
+            refuse=self.ending.refuse,
+            apart=self._apart,
+        )
+        self.versions.known = self.edits.known
+        self.snapshots.edits = lambda: self.edits.known().edit
         self.adopting = Adopting(self.host, self.members, ledger, self.send, self.ending.refuse)
         self.leaving = Leaving(
             self.membership,
@@ -204,6 +216,7 @@ class Rooms:
         self.snapshots.told(fact)
         if isinstance(fact, GradientReady):
             self.data.told(fact.worker, fact.step)
+        self.edits.tell(fact)
         self.versions.tell(fact)
         self.joining.tell(fact)
 
@@ -211,6 +224,7 @@ class Rooms:
         """The run goes on from there, with what it had before."""
         self.applied.resumed(state.steps, state.samples)
         self.joining.resumed(state.next_steps)
+        self.edits.resumed(state.edits)
         self.recordings.resumed(state.version, state.at, state.samples, before.recorded)
         self.scores.resumed()
         if before.epoch_samples is not None:
@@ -295,6 +309,9 @@ class Rooms:
             averages_gradients = spec.averages == "gradients"
             return Means(self.host, self.applied, averages_gradients, self.recordings, self.journal, self.clock.at)
         return StoredVersions(self.host, self.applied, range(self.settings.workers), self.recordings)
+
+    def _apart(self) -> None:
+        self.scores.apart()
 
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
         self.leaving.leave(member, "stopped")

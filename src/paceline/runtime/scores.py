@@ -45,6 +45,8 @@ class Scores:
         self._display = display
         self._evaluator = evaluator
         self._say = say
+        self._apart = False
+        """Whether the model's structure is not that of the process beside the workers any more."""
         self._died = died
 
     # --- while workers train ------------------------------------------------------------------------
@@ -59,8 +61,17 @@ class Scores:
 
     def recorded(self) -> None:
         """Another version is on disk."""
-        if self._evaluator is not None and self._ending.outcome == "completed":
+        if self._evaluator is not None and not self._apart and self._ending.outcome == "completed":
             self._evaluator.recorded(*self._recordings.files()[-1])
+
+    def apart(self) -> None:
+        """The script has changed the model's structure: versions from now on are evaluated after training."""
+        if self._evaluator is not None and not self._apart:
+            self._say(
+                "the script has changed the model's structure: versions from now on are evaluated after training, and "
+                "the run does not stop at its target"
+            )
+        self._apart = True
 
     def evaluated(self, version: int, metrics: dict[str, float]) -> None:
         """This version has these metrics."""

@@ -73,6 +73,8 @@ class Snapshots:
         """`times_an_epoch` is 0 if no snapshot is taken at all. `in_rounds`: see `Spec.rounds`."""
         self.memory: Callable[[], Any] = lambda: None
         """What the machine declares durable."""
+        self.edits: Callable[[], int] = int
+        """See `State`."""
         self.keeps = False
         """Whether workers have something that nobody else has: what their scripts keep, or their optimizers' states."""
         self.stays: set[int] = set()
@@ -269,6 +271,7 @@ class Snapshots:
             leases=self._data.plain(in_replicas),
             epoch=self._data.epoch(in_replicas),
             next_steps=dict(self._next_steps),
+            edits=self.edits(),
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
         )

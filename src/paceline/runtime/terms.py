@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.core.leases import Dealing, Leases
@@ -36,6 +37,8 @@ class Terms:
     """The epoch in which this worker's script goes on as it comes for the nth time; None: the one that is under way."""
     hand_over: Callable[[int, int, list[int]], list[int]]
     """Those of these workers of whom the first that lives hands over to this one, which joins for the nth time."""
+    told_edit: Callable[[int], Path | None]
+    """The file with the values that all take at that change of the model's structure; None: the first worker's."""
     decides: Callable[[], bool]
     """Whether a machine decides, which may have to know how much work there is."""
     host_of: Callable[[int], str]
@@ -59,6 +62,7 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         joins_in=lambda worker: None,
         admitted_in=lambda worker, nth: None,
         hand_over=lambda worker, nth, others: others,
+        told_edit=lambda number: None,
         decides=lambda: True,
         host_of=lambda worker: "",
         deaths_are_told=False,

@@ -23,6 +23,8 @@ class _Versions:
         self._host = host
         self._applied = applied
         self._recordings = recordings
+        self.known: Callable[[], messages.Known] = messages.Known
+        """What a version that is ordered now has besides."""
         self._buffers = "mean"
         self._trained: Sequence[int] = ()
         """Workers that were there as training began."""
@@ -61,8 +63,8 @@ class StoredVersions(_Versions):
         """`workers` are all of the run."""
         super().__init__(host, applied, recordings)
         self._workers = workers
-        self._there: dict[int, Sequence[int]] = {}
-        """By version that is not made yet: the workers whose buffers it has."""
+        self._there: dict[int, tuple[Sequence[int], messages.Known]] = {}
+        """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
         self._alive: Sequence[int] = ()
         """The workers whose buffers count. It is made anew as workers die or return, and not for each version."""
         self._alive_without: dict[int, None] | None = None
@@ -71,19 +73,19 @@ class StoredVersions(_Versions):
     def ordered(self, version: int) -> None:
         """The store is to make that version, which is not made yet."""
         self._recordings.ordered(version, self._applied.samples)
-        self._there[version] = self._survivors()
+        self._there[version] = self._survivors(), self.known()
 
     def made(self, version: int, at: float) -> None:
         """The store has made that version, `at` seconds since the run's start: write it if it is due."""
         there = self._there.pop(version)
         if self._recordings.made(version, at):
-            self._record(there)
+            self._record(*there)
 
     def record_last(self) -> bool:
         """The newest version is the last: have it written. Return whether there is something left to wait for."""
         if self._recordings.newest.version in self._recordings.hashes:
             return False
-        self._record(self._survivors())
+        self._record(self._survivors(), self.known())
         return True
 
     def _survivors(self) -> Sequence[int]:
@@ -93,9 +95,9 @@ class StoredVersions(_Versions):
             self._alive_without = dict(self._lost)
         return self._alive
 
-    def _record(self, workers: Sequence[int]) -> None:
+    def _record(self, workers: Sequence[int], known: messages.Known) -> None:
         """Write the newest version, with these workers' buffers."""
-        self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers)
+        self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers, known)
 
 
 class Means(_Versions):
@@ -190,7 +192,7 @@ class Means(_Versions):
         recordings.made(version, self._now())
         file = recordings.begin()
         self._recording, self._cut, self._mean_of = True, (len(workers), recordings.newest), self._replicas_now()
-        self._host.record(version, workers, file, self._buffers)
+        self._host.record(version, workers, file, self._buffers, self.known())
 
     def _replicas_now(self) -> tuple[int, int, list[int]]:
         """Steps and averages so far, and whose replicas count. The mean changes when any of these does."""

@@ -62,6 +62,7 @@ from paceline.training.link import (
 from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import plain_ids, seed_script
 from paceline.training.snapshots import unpack
+from paceline.training.structure import Structure
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
@@ -178,6 +179,8 @@ class WorkerLink:
         """The channel once the script's part in the run has ended. Its end would be taken for this process's."""
         self._keeps = 0
         """What the script has yet to keep. It is not left before."""
+        self._values = 0
+        """How often it has told its own values."""
         self._leasing = threading.Lock()
         self.forked = False
         """Whether the script has forked this process: it takes no part in the run, and may not speak for it."""
@@ -485,6 +488,27 @@ class WorkerLink:
         self._channel.send(messages.Adopted(), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def edit(self, structure: Structure, ties: bool, packing: Callable[[], bytes]) -> bytes | None:
+        """See `training.link.Link`."""
+        wanted = messages.EditWanted(structure.number, structure.names, structure.added, ties)
+        answer = self._ask(wanted, messages.TellEdit, messages.TakeEdit)
+        match answer:
+            case messages.TellEdit(number=number):
+                self._attach(messages.Edited(number), packing())
+            case messages.TakeEdit():
+                return attached(self._descriptors.pop())
+        return None
+
+    def own_values(self, packing: bytes) -> None:
+        """See `training.link.Link`."""
+        self._values += 1
+        self._attach(messages.OwnValues(self._values), packing)
+
+    def _attach(self, message: messages.Message, packing: bytes) -> None:
+        descriptor = attachment(packing)
+        self._channel.send(message, (descriptor,))
+        os.close(descriptor)
 
     def hold(self) -> int:
         """See `training.link.Link`."""

@@ -42,6 +42,8 @@ class Changes:
         """What the script sees of the optimizer's state where the store has it."""
         self._state_shown: bytes | None = None
         """The store's state of the optimizer when the script last looked at it in this step."""
+        self._before_batches: list[str] | None = None
+        """Parameters of the fixed part that the script had changed as it got its first batch; None: it got none."""
         self._stepped = False
         """Whether the script has made a step."""
         self._devices = [tensor.device for tensor in (*joined.parameters, *fixed.tensors)]
@@ -104,13 +106,31 @@ class Changes:
         """The names of parameters that the script has changed, all in all."""
         return [*self._holder.changed(), *self._fixed.changed()]
 
+    def first_batch(self) -> None:
+        """The script gets its first batch: what it changes from now on is a part of its training."""
+        self._before_batches = self._fixed.changed()
+
+    def _leave_to_script(self, names: list[str]) -> None:
+        """The script moves these parameters, which the optimizer lacks: a momentum encoder's, say."""
+        if self._joined.link.worker == 0 and not self._fixed.moved:
+            self._joined.link.remark(
+                f'moves the parameter "{names[0]}", which the optimizer does not have: each worker moves its own, and '
+                "recorded versions have the lowest worker's"
+            )
+        self._fixed.moved.update(names)
+
     def see_to(self) -> Sequence[StateEdit]:
         """The script steps. Adopt what it changed before its first step, and refuse what it changed since.
 
         Return what it edited in the optimizer's state since, where the store has that.
         """
         self._refuse_other_groups()
-        changed = self.moved()
+        changed, fixed = self._holder.changed(), self._fixed.changed()
+        in_forward = self._before_batches is not None and not (changed or self._state_loaded or self._before_batches)
+        if fixed and (self._stepped or in_forward):
+            self._leave_to_script(fixed)
+        else:
+            changed = [*changed, *fixed]
         if changed:
             self._refuse_another_device()
         edits = [] if self._holder.keeps_state else self._state_edits()

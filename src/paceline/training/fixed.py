@@ -16,6 +16,8 @@ class Fixed:
     def __init__(self, places: Places, followed: Followed) -> None:
         self._places = places
         self._followed = followed
+        self.moved: set[str] = set()
+        """Parameters that the script moves by itself: each worker has its own ones."""
         self.entries = [entry for entry in places.layout.fixed if entry.name in followed.parameters]
         self.tensors: list[Tensor] = [followed.parameters[entry.name] for entry in self.entries]
         shown = list(zip(self.entries, self.tensors, strict=True))
@@ -41,7 +43,7 @@ class Fixed:
 
     def changed(self) -> list[str]:
         """The names of parameters that the script has written into."""
-        return [*self._window.changed(), *self._copies.changed()]
+        return [name for name in (*self._window.changed(), *self._copies.changed()) if name not in self.moved]
 
     @torch.no_grad()
     def put(self) -> None:

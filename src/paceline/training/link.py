@@ -22,6 +22,7 @@ from paceline.training.layout import Layout
 from paceline.training.orders import Orders
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, Store
+from paceline.training.structure import Structure
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]
@@ -351,6 +352,16 @@ class Link(Protocol):
 
     def adopted(self, state: bytes) -> None:
         """The slot has what all workers begin with. `state` is the optimizer's; empty if it has not changed."""
+
+    def edit(self, structure: Structure, ties: bool, packing: Callable[[], bytes]) -> bytes | None:
+        """The script has changed the model's structure to this. Every worker must do the same.
+
+        `ties`: whether all names are as in `prepare`. `packing` packs the new tensors. Return what the worker has
+        packed that was the first with this change; None if this worker is.
+        """
+
+    def own_values(self, packing: bytes) -> None:
+        """This worker has these values of what only workers move. See `store.OwnValues`."""
 
     def hold(self) -> int:
         """Return the newest version's slot, which is kept until the process ends or the next release."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, overload
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -20,6 +22,7 @@ from paceline.training import accelerator, plateau
 from paceline.training.alone import unjoined
 from paceline.training.batches import Batches
 from paceline.training.buffers import POLICIES
+from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
@@ -42,7 +45,7 @@ from paceline.training.own_clipping import OwnClipping, watch
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
 from paceline.training.seeding import mixed, seed_all
-from paceline.training.session import Session, install
+from paceline.training.session import Session, install, structure_of
 from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.store import Store, scalars_of, unfit_rate
 from paceline.training.structure import Followed
@@ -236,6 +239,7 @@ def prepare(
     )
     session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
     session.loads, session.epochs, session.batches = leased, epochs, Batches(leased=leased)
+    session.evaluates = evaluate is not None
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)
@@ -304,12 +308,28 @@ def finish() -> None:
     session.done_computing()
     file = session.link.finish()
     if file is not None:
-        held = session.followed.buffers()
+        followed, remade = session.followed, session.remade()
+        masks = {name: mask for name, mask in remade.items() if mask is not None}
+        own = remade.keys() - masks.keys()
+        before = _sum_of(session) if own else ""
+        held = followed.buffers() | {name: followed.parameters[name] for name in (*session.fixed.moved, *masks)}
         if not session.holder.hold_newest():  # else its parameters are in memory, and need not be read from the file
-            held |= session.followed.parameters
+            held |= {name: tensor for name, tensor in followed.parameters.items() if name not in own}
         with path_of(file) as path:
-            install(held, path)
+            install(held, path, followed.added)
+        with torch.no_grad():
+            for name, mask in masks.items():
+                followed.parameters[name].mul_(mask)
         session.live = False
+        if own and _sum_of(session) != before:
+            session.link.remark(
+                f'has put values of its own into "{min(own)}" before finish(), and given it another name: these stay, '
+                "and the other parameters are the final version's; do this after finish()"
+            )
+
+
+def _sum_of(session: Session) -> str:
+    return checksum([parameter.detach() for parameter in session.parameters])
 
 
 def script_ended() -> None:
@@ -329,6 +349,7 @@ def keep(orders: Sequence[Keep]) -> None:
     if session is not None:
         session.keep(orders)
         session.send_kept()
+        session.tell_values()
 
 
 def hand_over(order: HandOver) -> None:
@@ -349,7 +370,11 @@ def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
     if not _Process.left:
         held = (*session.model.parameters(), *session.model.buffers())
         _Process.left += [(one, one.detach().clone()) for one in held]
-    return _evaluated(session.followed, evaluate, session.link.seed, version, file)
+    with safe_open(file, framework="pt") as recorded:
+        number, _ = structure_of(recorded.metadata())
+    now = session.followed.look() is None and number == session.followed.structure.number
+    with nullcontext() if now else session.shapes[number].again():
+        return _evaluated(session.followed, session.followed.added, evaluate, session.link.seed, version, file)
 
 
 def end_of_part() -> None:
@@ -373,12 +398,14 @@ def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure 
     if evaluate is None or any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
     followed = Followed(model)
-    return lambda version, file: _evaluated(followed, evaluate, seed, version, file)
+    return lambda version, file: _evaluated(followed, None, evaluate, seed, version, file)
 
 
-def _evaluated(followed: Followed, evaluate: Evaluate, seed: int, version: int, file: Path) -> dict[str, float]:
+def _evaluated(
+    followed: Followed, added: Mapping[str, Tensor] | None, evaluate: Evaluate, seed: int, version: int, file: Path
+) -> dict[str, float]:
     seed_all(mixed("evaluate", seed, version))
-    install(followed.held(), file)
+    install(followed.held(), file, added)
     return metrics_of(evaluate, followed.model)
 
 

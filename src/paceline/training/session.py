@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import defaultdict
@@ -33,10 +34,11 @@ from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, 
 from paceline.training.loop import Loop
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
+from paceline.training.packing import packed, unpacked
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
-from paceline.training.store import Scalars, scalars_of, unfit_rate
-from paceline.training.structure import Followed
+from paceline.training.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
+from paceline.training.structure import Followed, Shape, Structure
 from paceline.training.uncompiled import uncompiled
 
 REPEATS = (
@@ -93,6 +95,8 @@ class Session:
         self.live = True
         """Whether the store may be newer than the model; false once the final version is installed."""
         self.loads = False
+        self.evaluates = False
+        """Whether recorded versions are evaluated."""
         self.epochs: int | None = None
         self.steps = 0
         """Steps that this worker has made."""
@@ -112,6 +116,11 @@ class Session:
         """Install what all workers begin with, and take the first step's release."""
         places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
         self.followed = Followed(self.model)
+        self.followed.watch()
+        self.began_with = self.followed.structure
+        self._told_values: list[tuple[int, int]] = []
+        self.shapes = [Shape(self.model)] if self.evaluates else []
+        """By number of the structure."""
         self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
         joined = self._joined = Joined(
             link=self.link,
@@ -161,6 +170,71 @@ class Session:
             self._take_up(kept=True)
         self._place = -1  # what is shown by now is not what the first step begins with
         self._await_release(since)
+
+    def look_at_structure(self, *, whole: bool = False) -> None:
+        """Have the run told how the script has changed the model's structure. The first worker's new tensors hold.
+
+        `whole`: look at the model even if nothing was registered: what is deleted is not seen otherwise.
+        """
+        if not (whole or self.followed.touched) or not self.here or (self.go is None and not self.joins):
+            return
+        before = self.followed.structure
+        structure = self.followed.look()
+        if structure is None:
+            return
+        if self.steps and self._remade(before):  # prune.remove() after training, say: see `finish`
+            self.followed.structure = before
+            return
+        if self.evaluates:
+            self.shapes.append(Shape(self.model))
+        added = self.followed.added
+        lacking = [name for name, one in added.items() if isinstance(one, nn.Parameter) and one.requires_grad]
+        if lacking and self.link.worker == 0:
+            self.link.remark(
+                f'has a new parameter "{lacking[0]}", which no step moves: the optimizer did not have it in prepare(); '
+                "give the model its final parameters before prepare()"
+            )
+        tree = {"number": structure.number, "names": structure.names, "forms": structure.added, "added": added}
+        try:
+            packing = packed(tree, "the model")
+        except ConfigError as error:
+            self.refuse(str(error))
+        first = self.link.edit(structure, structure.only_ties(self.began_with), lambda: packing)
+        if first is not None:
+            values = unpacked(first)["added"]
+            with torch.no_grad():
+                for name, tensor in added.items():
+                    tensor.copy_(values[name])
+        self._told_values = self._values_now()[1]
+
+    def remade(self) -> dict[str, Tensor | None]:
+        """Return the parameters that the script has given other names, and values, since its last step.
+
+        With each comes its mask, if it was pruned until then: `prune.remove` has multiplied it by that.
+        """
+        before, added = self.followed.structure, self.followed.added
+        if self.followed.look() is None:
+            return {}
+        names = {entry: name for name, entry in before.names.items()}
+        return {name: added.get(f"{names.get(name, name).removesuffix('_orig')}_mask") for name in self._remade(before)}
+
+    def _remade(self, before: Structure) -> set[str]:
+        now = self.followed.structure.names
+        kept = {entry for name, entry in now.items() if before.names.get(name) == entry}
+        return {name for name in self.holder.changed() if name not in kept}
+
+    def tell_values(self) -> None:
+        """Tell of the newest values of what no step moves, if there is such a thing."""
+        values, marks = self._values_now()
+        if marks and marks != self._told_values and self.here and self.go is not None:
+            self._told_values = marks
+            self.link.own_values(packed(values, "the model"))
+
+    def _values_now(self) -> tuple[OwnValues, list[tuple[int, int]]]:
+        """Return these values, and what tells them from others."""
+        moved, added = {name: self.followed.parameters[name] for name in self.fixed.moved}, self.followed.added
+        marks = [(id(tensor), tensor._version) for tensor in (*moved.values(), *added.values())]
+        return {"moved": moved, "added": dict(added)}, [*marks, *[(self.steps, 0)] * bool(moved)]
 
     def step(self) -> None:
         """Push this step's gradient, wait for the next release, install its version."""
@@ -268,6 +342,7 @@ class Session:
         `epoch`: it only asks for the next batch of this epoch. If none is left of that, it ends the epoch first.
         """
         if self.here:
+            self.look_at_structure()
             self.send_kept(epoch)
             if self.go is None:
                 self.link.raise_if_interrupted()
@@ -304,11 +379,14 @@ class Session:
             if self.go is not None or self.joins:
                 self.batches.fetched(batch, samples, data, ahead=True)
             return
+        self.look_at_structure()
         if self.joins:
             self.join()
         if self.go is None:
             return
         self.go_on()
+        if not self.steps and not self.batches_in_step:
+            self.changes.first_batch()
         if self.batches.window and not self._has_gradient():
             self.thrown_away()  # by model.zero_grad(), say
         if self.batches_in_step == 0:
@@ -327,6 +405,8 @@ class Session:
         """
         if not self.here or last.ended:
             return False
+        self.look_at_structure(whole=True)
+        self.tell_values()
         if last.handed_out and self.only_looked(last):
             return True
         if last.handed_out and self.batches.ends_with(last.handed_out[-1:]):
@@ -358,6 +438,7 @@ class Session:
     def done_computing(self) -> None:
         """Make no further step: no worker is to wait for this one."""
         self.other_training.ends()
+        self.tell_values()
         if self.go is not None or self.joins:
             self.go, self.joins = None, False
             self.holder.settle()  # the version that the script has may be written over from now on
@@ -385,7 +466,10 @@ class Session:
         self._joined.refuse(message)
 
     def _await_release(self, since: float) -> None:
-        self.go = self._released()
+        go = self._released()
+        if go is None:
+            self.tell_values()
+        self.go = go
         granted = time.monotonic()
         if self.go is None:
             self.holder.let_go()
@@ -487,8 +571,22 @@ class Session:
         return checksum(dense) if any(gradient.any() for gradient in dense) else None
 
 
-def install(held: dict[str, Tensor], file: Path) -> None:
-    """Copy those of these tensors that a recorded version has, in place."""
+def install(held: Mapping[str, Tensor], file: Path, added: Mapping[str, Tensor] | None = None) -> None:
+    """Copy those of these tensors that a recorded version has, in place.
+
+    `held` are tensors by their names in `prepare`, and `added` are later ones by their names now. Without these the
+    model is as it was in `prepare`, and names are what counts.
+    """
     with torch.no_grad(), safe_open(file, framework="pt") as recorded:
-        for name in recorded.keys() & held.keys():  # further names of a tied parameter are not in both
-            held[name].copy_(recorded.get_tensor(name))
+        _, names = structure_of(recorded.metadata())
+        places = dict(held)
+        if names and added is not None:
+            places = {name: held[entry] for name, entry in names.items() if entry in held} | dict(added)
+        for name in recorded.keys() & places.keys():  # further names of a tied parameter are not in both
+            places[name].copy_(recorded.get_tensor(name))
+
+
+def structure_of(metadata: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+    """Return a recorded version's structure, as its number and names; no names if it is as in `prepare`."""
+    number, names = json.loads(metadata.get(STRUCTURE, "[0, {}]"))
+    return number, names

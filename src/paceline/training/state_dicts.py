@@ -32,6 +32,7 @@ def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
         keeps_variables = named.get("keep_vars") or args[2:3] == (True,)
         if within == threading.get_ident() or keeps_variables or session is None or not session.shows(module):
             return plain(module, *args, **named)
+        session.look_at_structure()
         given = named.get("destination", args[0] if args else None)
         before = dict(given) if isinstance(given, dict) else {}
         within = threading.get_ident()

@@ -31,9 +31,9 @@ from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, Limit
 from paceline.training.keeping import Keeping
-from paceline.training.layout import Places, parameters_sha256
+from paceline.training.layout import Layout, Places, parameters_sha256
 from paceline.training.optimizer_state import by_parameter
-from paceline.training.packing import packs
+from paceline.training.packing import Tree, packs
 from paceline.training.parts import (
     CAPTURABLE,
     ELEMENTWISE,
@@ -55,12 +55,21 @@ from paceline.training.plain import OURS
 from paceline.training.pushed import Pushed, add_up
 from paceline.training.shares import Share, Whole
 from paceline.training.snapshots import OfReplica, OfStore, put, read, write
+from paceline.training.structure import UNSAVED, Structure
 
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
 
+OwnValues = dict[str, dict[str, Tensor]]
+"""What only workers move. `moved`: parameters that the optimizer lacks, by the name in `prepare`. `added`: tensors that
+came later, by name."""
+
+NO_VALUES: OwnValues = {"moved": {}, "added": {}}
+
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
+STRUCTURE = "structure"
+"""In the same place, if the script has changed the structure: its number, and by name the name in `prepare`."""
 Norms = list[tuple[int, float]]
 """The Euclidean norm of each parameter's mean gradient, by the parameter's number; without those that have none."""
 WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing over a part of a commit costs more than it saves
@@ -74,6 +83,56 @@ class Committed:
     """The first NaN or infinity that was found."""
     checksum: int
     """The sum of its parameters' bits, as whole numbers modulo 2**64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a version has of what workers tell beside their updates."""
+
+    edit: int = 0
+    """The number of the model's structure."""
+    own: tuple[int, int] | None = None
+    """The worker and the number of its own values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version as it is written."""
+
+    saved: dict[str, Tensor]
+    """All that is written, by name. Tensors may share memory."""
+    order: list[str]
+    """The parameters, in the order of the hash."""
+    structure: Structure
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], added: dict[str, Tensor], structure: Structure, layout: Layout) -> Version:
+        """`tensors` by their names in `prepare`, `added` by their own."""
+        saved = {name: tensors[entry] for name, entry in structure.names.items() if entry in tensors}
+        forms = structure.added
+        saved |= {name: value for name, value in added.items() if not forms.get(name, UNSAVED).endswith(UNSAVED)}
+        names = {entry: name for name, entry in reversed(structure.names.items())}
+        return cls(saved, [names[entry] for entry in layout.names if entry in names], structure)
+
+    def record(self, file: Path) -> str:
+        """Write it as safetensors: whole or not at all, even if the machine fails. On return it is on disk.
+
+        Return the SHA-256 of the parameters.
+        """
+        unfinished = file.with_suffix(".unfinished")
+        whole, taken = dict[str, Tensor](), set[int]()
+        for name, value in self.saved.items():
+            whole[name] = value.clone() if id(value) in taken else value.contiguous()  # no two may share memory
+            taken.add(id(value))
+        metadata = {ORDER: json.dumps(self.order)}
+        if self.structure.number:
+            metadata[STRUCTURE] = json.dumps([self.structure.number, self.structure.names])
+        save_file(whole, unfinished, metadata)
+        unfinished.chmod(file.parent.stat().st_mode & 0o666)  # as all files of the run; safetensors makes it private
+        to_disk(unfinished)
+        unfinished.rename(file)
+        to_disk(file.parent)  # else the new name may be lost
+        return parameters_sha256(self.saved[name] for name in self.order)
 
 
 class Store:
@@ -134,6 +193,10 @@ class Store:
             )
         self.adopted = False
         """Whether the fixed part is the adopted one."""
+        self._structures: dict[int, tuple[Structure, dict[str, Tensor]]] = {0: (Structure.of(layout), {})}
+        """By number: with what the model has had since `prepare`, as the worker had it that was the first."""
+        self._values: dict[tuple[int, int], OwnValues] = {}
+        """By worker and number: what only workers move, as it has told."""
         self._keepings: list[Keeping] = []
         """States of the optimizer that are being copied, as of an earlier version."""
         self._averages: Averages | None = None
@@ -374,7 +437,7 @@ class Store:
         parameters = {} if slot is None else dict(zip(self.names, self.places.slot(slot), strict=True))
         part = OfStore(
             parameters=parameters,
-            fixed=self.places.fixed(self.adopted),
+            fixed={**self.places.fixed(self.adopted), **self._newest_values()},
             buffers=keeping.buffers,
             state=whole.state,
             groups=whole.groups,
@@ -382,6 +445,12 @@ class Store:
             told=whole.told,
         )
         return write(file, part)
+
+    def _newest_values(self) -> dict[str, Tensor]:
+        """What the lowest worker moves, of those that move something."""
+        lowest = min((worker for worker, _ in self._values), default=None)
+        told = max((one for one in self._values if one[0] == lowest), default=None)
+        return {} if told is None else self._values[told]["moved"]
 
     def keep_replica(self, area: int, file: Path) -> str:
         """Write the replica in that area to the file. Return the file's SHA-256."""
@@ -433,42 +502,47 @@ class Store:
             put(parameters, dict(zip(self.names, push.gradients, strict=True)))
             put(buffers, push.buffers)
 
-    def tensors(self, slot: int, workers: list[int], policy: Policy) -> dict[str, Tensor]:
-        """The version in that slot under the script's own names, with the buffers of these workers.
+    def restructure(self, edit: Tree) -> None:
+        """Versions from now on have this structure."""
+        structure = Structure(edit["number"], edit["names"], edit["forms"])
+        self._structures[structure.number] = structure, edit["added"]
+
+    def take_values(self, told: tuple[int, int], values: OwnValues) -> None:
+        """That worker has told these values of what only workers move, the how manieth time."""
+        worker, number = told  # a process that returns begins anew, and an order refers to one of the last three
+        self._values = {
+            one: theirs for one, theirs in self._values.items() if one[0] != worker or number - 3 < one[1] < number
+        }
+        self._values[told] = values
+
+    def version(self, slot: int, workers: Iterable[int], policy: Policy, known: Known | None = None) -> Version:
+        """The version in that slot, with the buffers of these workers.
 
         Parameters are views: the caller keeps the slot from being written meanwhile.
         """
         moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
         buffers = merged(copies, policy) if copies else {}
-        return {**self.places.fixed(self.adopted), **moving, **buffers}
+        return self._version({**moving, **buffers}, known or Known())
 
-    def mean(self, replicas: list[int], target: int, policy: Policy) -> tuple[dict[str, Tensor], float]:
-        """Make the mean of the replicas in these areas in the area `target`. Return it as `tensors` returns a version.
+    def mean(
+        self, replicas: list[int], target: int, policy: Policy, known: Known | None = None
+    ) -> tuple[Version, float]:
+        """Make the mean of the replicas in these areas in the area `target`. Return it as `version` returns a version.
 
         Return also the replicas' distance from it: root mean square over the replicas, Euclidean over the parameters.
         """
         distance = self._in_groups().mean(replicas, target)
         parameters = dict(zip(self.names, self.pushes[target].gradients, strict=True))
         buffers = merged([self.pushes[area].buffers for area in replicas], policy)
-        return {**self.places.fixed(self.adopted), **parameters, **buffers}, distance
+        return self._version({**parameters, **buffers}, known or Known()), distance
 
-    def record(self, tensors: dict[str, Tensor], file: Path) -> str:
-        """Write the tensors as safetensors: whole or not at all, even if the machine fails. On return they are on disk.
-
-        Return the SHA-256 of the parameters.
-        """
-        saved = {name: tensors[name] for name in self.layout.names}
-        saved |= {name: tensors[name] for name in tensors if name in self.layout.saved_buffers}
-        saved |= {alias: tensors[name].clone() for alias, name in self.layout.aliases.items()}
-        unfinished = file.with_suffix(".unfinished")
-        whole = {name: value.contiguous() for name, value in saved.items()}
-        save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
-        unfinished.chmod(file.parent.stat().st_mode & 0o666)  # as all files of the run; safetensors makes it private
-        to_disk(unfinished)
-        unfinished.rename(file)
-        to_disk(file.parent)  # else the new name may be lost
-        return parameters_sha256(tensors[name] for name in self.layout.names)
+    def _version(self, tensors: dict[str, Tensor], known: Known) -> Version:
+        """Put these tensors under the names that they have by then, with the fixed part and what was added."""
+        structure, added = self._structures[known.edit]
+        values = self._values[known.own] if known.own else NO_VALUES
+        tensors = {**self.places.fixed(self.adopted), **values["moved"], **tensors}
+        return Version.of(tensors, {**added, **values["added"]}, structure, self.layout)
 
     @torch.no_grad()
     def _commit(
