@@ -281,6 +281,22 @@ def kept(name: str) -> between.Heard:
     return between.Heard(2, KEPT, between.Attached(name, len(PACKED)))
 
 
+def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> None:
+    """Its bytes may never come: what moves them may have stopped."""
+    for said_before in (True, False):
+        several = Several()
+        several.say(kept("one"), between.Heard(2, DECLINED))
+        if said_before:
+            several.say(between.Gone(2, 9))
+            several.news.gone.assert_not_called()
+        several.hosts.ends(2)
+        if not said_before:
+            several.say(between.Gone(2, 9))
+        several.news.gone.assert_called_once_with(2, 9)
+        several.comes("one")(PACKED)
+        assert several.heard == []
+
+
 def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetched() -> None:
     several = Several()
     several.say(kept("one"), between.Heard(2, DECLINED), kept("two"), between.Gone(2, 0), between.Heard(3, DECLINED))

@@ -47,6 +47,9 @@ def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothin
             ("node-1", "Open", 1, "cut control", 0.0),
             ("node-1", "fetch", 1, "cut data", 0.0),
             ("head", "Heard", 1, "cut control", 0.0),
+            ("worker 0", "fork", 1, "kill itself", 0.0),
+            ("worker 1", "fork", 1, "kill itself", 0.0),
+            ("worker 1", "fork", 1, "stop itself", 0.4),
             ("store", "commit", 1, "stop itself", 0.1),
             ("store of node-1", "commit", 1, "drain agent", 0.0),
         )

@@ -211,6 +211,10 @@ def work(number, *arguments, real=worker.work):
     stores = "store" if number < EACH else f"store of node-{number // EACH}"
     return real(number, *arguments)
 
+def fork_store(*arguments, real=worker.fork_store):
+    comes_to("fork")
+    return real(*arguments)
+
 def serve(*arguments, real=zygote._serve):
     global forks
     forks = os.getpid()
@@ -242,6 +246,7 @@ def share(self, *arguments, real=arithmetic_process._Recorder.share):
     return real(self, *arguments)
 
 paceline.comes_to = comes_to
+worker.fork_store = fork_store
 worker.work, zygote._serve, zygote.Zygote.__init__, emulated.agent = work, serve, begin, take_part
 tcp.Stream.__init__, store.Store.commit, arithmetic_process._Recorder.share = open_stream, commit, share
 around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
