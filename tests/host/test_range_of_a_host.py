@@ -167,7 +167,7 @@ def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> No
     host.loop.hear(STORE, PeerLost("it has closed"))
     host.workers.end.assert_called_once_with(1)
     assert [call.args for call in host.news.shard_lost.call_args_list] == [
-        ("none of its workers is there to start the parameter store",)
+        ("no process of its script is left there to start the parameter store",)
     ]
 
 

@@ -128,7 +128,7 @@ def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has()
     host.begun.assert_called_once_with()
 
 
-NOBODY = "none of its workers is there to start the process that adds up"
+NOBODY = "no process of its script is left there to start the process that adds up"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class BranchArithmetic:
         def fork() -> None:
             there = sorted(set(forkers()) - asked)
             if not there:
-                self.process.lose(f"none of its workers is there to start {self.process.name}")
+                self.process.lose(f"no process of its script is left there to start {self.process.name}")
                 return
             self._forker = there[0]
             asked.add(there[0])
