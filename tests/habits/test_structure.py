@@ -224,7 +224,7 @@ import paceline
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.q, self.k = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.q, self.k, self.unused = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(2, 2)
         for parameter in self.k.parameters():
             parameter.requires_grad = False
 
@@ -246,6 +246,8 @@ for epoch in range(2):
         model(x).backward()
         optimizer.step()
         optimizer.zero_grad()
+    if epoch == 0:
+        del model.unused
 paceline.finish()
 torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
 """
@@ -257,6 +259,7 @@ def test_a_momentum_encoder_is_each_workers_own_and_the_lowest_workers_in_the_en
 ) -> None:
     ended = launch.run(MOMENTUM, "-n", "2", "-p", protocol, "--saves", "all", args=(str(launch.tmp_path),)).completed()
     final = ended.final()
+    assert final.keys() == {"q.weight", "q.bias", "k.weight", "k.bias"}
     for worker in range(2):
         state = torch.load(launch.tmp_path / f"{worker}.pt", weights_only=True)
         assert all(torch.equal(state[name], value) for name, value in final.items())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as registration
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from paceline.training.structure import Followed, Shape
 
@@ -86,3 +86,19 @@ def test_a_model_takes_its_former_shape_for_a_while(followed: Followed) -> None:
     with before.again():
         assert torch.equal(model.out(x), whole)
     assert torch.equal(model.out(x), pruned)
+
+
+def test_a_former_shape_has_a_parametrization_that_was_removed_and_the_mode_of_now(followed: Followed) -> None:
+    model = followed.model
+    assert isinstance(model, Net)
+    parametrizations.weight_norm(model.out)
+    with torch.no_grad():
+        model.out.parametrizations.weight.original0.mul_(2.0)  # type: ignore[union-attr, operator]
+    shape, weight = Shape(model), model.out.weight.detach().clone()
+    parametrize.remove_parametrizations(model.out, "weight")
+    model.out.weight.data.zero_()
+    model.eval()
+    with shape.again():
+        assert torch.equal(model.out.weight, weight)
+        assert not model.out.training
+    assert not model.out.weight.any()

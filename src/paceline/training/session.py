@@ -403,10 +403,12 @@ class Session:
         Return whether the script only looked at that loop's data, and made no gradient of any. Then all of that data
         goes back, with what had been fetched ahead for it, as if the loop had never been.
         """
-        if not self.here or last.ended:
+        if not self.here:
             return False
         self.look_at_structure(whole=True)
         self.tell_values()
+        if last.ended:
+            return False
         if last.handed_out and self.only_looked(last):
             return True
         if last.handed_out and self.batches.ends_with(last.handed_out[-1:]):

@@ -139,16 +139,30 @@ class Shape:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, type(module), _own(vars(module))) for module in model.modules()]
+        self._classes = {kind: dict(vars(kind)) for _, kind, _ in self._modules}
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Give the modules back inside the block what they were and had."""
+        """Give the modules back inside the block what they were and had, but whether they are in training."""
         now = [(module, type(module), dict(vars(module))) for module, _, _ in self._modules]
+        modes = [module.training for module, _, _ in self._modules]
+        lost = [  # a parametrization's end takes a property from the class that torch has made for the module
+            (kind, name, value)
+            for kind, had in self._classes.items()
+            for name, value in had.items()
+            if name not in vars(kind)
+        ]
+        for kind, name, value in lost:
+            setattr(kind, name, value)
         self._set([(module, kind, _own(has)) for module, kind, has in self._modules])
+        for (module, _, _), mode in zip(self._modules, modes, strict=True):
+            module.training = mode
         try:
             yield
         finally:
             self._set(now)
+            for kind, name, _ in lost:
+                delattr(kind, name)
 
     def _set(self, modules: list[tuple[nn.Module, type[nn.Module], dict[str, Any]]]) -> None:
         for module, kind, has in modules:
