@@ -112,6 +112,14 @@ def test_a_look_that_fetches_ahead_to_the_end_of_the_data_did_not_ask_in_vain(la
     assert main(["check", str(looked.folder)]) == 0
 
 
+def test_what_a_look_gave_back_and_another_worker_put_back_may_come_again_in_the_same_epoch(launch: Launch) -> None:
+    """The other worker was leased it in between, so it is no batch that the look put back."""
+    folder = look(launch, "one", "-n", "1", "-p", "asp").folder
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        database.execute("INSERT INTO leases SELECT worker, epoch, epoch, batch FROM batches LIMIT 1")
+    assert main(["check", str(folder)]) == 0
+
+
 def test_a_look_that_was_none_is_found(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = look(launch, "one", "-n", "1", "-p", "bsp").folder
     for number, (change, rule) in enumerate(FORGED):

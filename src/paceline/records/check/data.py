@@ -150,6 +150,8 @@ class _Batches:
         # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
         undone = checking.run.ledger.execute("SELECT worker, step FROM undone")
         self._undone = {key for key in undone if key in checking.rules.own}
+        self._looked = {*checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks")}
+        """Each (worker, epoch) whose loop began anew, as the one before it only looked."""
         self.looks, self.uses, self.leases = First(), First(), First()
         self.skipped = 0
         """Samples."""
@@ -244,7 +246,8 @@ class _Batches:
         leases: Iterable[tuple[int, int, int]],
         returned: Mapping[int, int],
     ) -> None:
-        """A batch that a loop gave back as it was left early can come again only to a later loop.
+        """A batch that a loop gave back as it was left early can come again only to a later loop: one of a later epoch,
+        or of the same one after a look.
 
         What a worker held when it left has returned, and may be leased to it again if it comes back. What was
         outstanding when the run was interrupted has returned, too.
@@ -257,7 +260,7 @@ class _Batches:
                 self.leases.note(Broken(OPENED, self._most, found, "leases", row), row)
             key = bisect_left(self._marks, row), worker, during
             times[key] += 1
-            most = 1 + returned.get(worker, 0) + checking.rules.came_back[worker]
+            most = 1 + returned.get(worker, 0) + checking.rules.came_back[worker] + ((worker, during) in self._looked)
             if checking.completed and times[key] > most:
                 found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
                 self.leases.note(Broken(LEASED_ONCE, "another one", found, "leases", row), row)
