@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
+import paceline
 from paceline.cli.main import main
+from paceline.errors import ConfigError
 from support.launch import Launch
 from support.replays import broken_replay
 from support.runs import Run
@@ -183,3 +188,138 @@ def test_each_batch_is_counted_once_and_a_replay_has_the_same_bits(habit: str, p
     assert run.summary["samples"] + run.summary["samples_missed"] == 12
     assert main(["check", str(run.folder)]) == 0
     assert broken_replay(run) == []
+
+
+LEFT_OVER = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+torch.manual_seed(0)
+torch.set_num_threads(1)
+how, loaders = sys.argv[1], int(sys.argv[2])
+data = torch.randn(44, 4)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(data), batch_size=4, num_workers=loaders)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, shards="static")
+for epoch in range(2):
+    if how == "zeroed":
+        optimizer.zero_grad()
+    for i, (x,) in enumerate(loader):
+        if how == "before":
+            last = loader.last
+        model(x).square().mean().backward()
+        if how == "after":
+            last = loader.last
+        if how == "length":
+            last = i + 1 == len(loader)
+        if how == "zeroed":
+            last = False
+        if (i + 1) % 4 == 0 or last:
+            optimizer.step()
+            optimizer.zero_grad()
+paceline.finish()
+"""
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize(
+    ("protocol", "loaders"),
+    each([("bsp", 0), ("bsp", 2), ("all-reduce", 0), ("asp", 0), ("ps-plus", 0), ("ad-psgd", 0)], default={("bsp", 0)}),
+)
+def test_a_script_that_steps_at_its_last_batch_applies_every_batch_in_its_epoch(
+    how: str, protocol: str, loaders: int, launch: Launch
+) -> None:
+    """Of 11 batches worker 0 has 6 in the first epoch, whose last window has 2, and worker 1 has 5."""
+    flags = ("-n", "2", "-p", protocol, "--threads", "1")
+    run = launch.run(LEFT_OVER, *flags, args=(how, str(loaders))).completed()
+    assert run.rows("SELECT worker, epoch, count(*) FROM batches WHERE used = 'step' GROUP BY 1, 2") in (
+        [(0, 0, 6), (0, 1, 5), (1, 0, 5), (1, 1, 6)],
+        [(0, 0, 6), (0, 1, 6), (1, 0, 5), (1, 1, 5)],
+    )
+    mixed = "SELECT 1 FROM batches GROUP BY worker, step HAVING min(epoch) < max(epoch)"
+    assert run.rows(mixed) == []
+    assert run.summary["samples"] == 88
+    assert "in no step" not in run.err
+    assert main(["check", str(run.folder)]) == 0
+
+
+@pytest.mark.parametrize(("how", "why"), [("length", "left over at the end"), ("zeroed", "zeroed in a later loop")])
+def test_a_line_says_so_if_gradients_are_in_no_step(how: str, why: str, launch: Launch) -> None:
+    run = launch.run(LEFT_OVER, "-n", "2", "--threads", "1", args=(how, "0")).completed()
+    assert f"batches that are in no step: they were {why}. Step after a worker's last batch of a loop: loader.last" in (
+        run.err.replace("1 batch ", "1 batches ")
+    )
+
+
+def test_alone_a_loader_knows_its_last_batch_too() -> None:
+    model = torch.nn.Linear(1, 1)
+    plain = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
+    _, _, loader = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plain)
+    assert loader is plain
+    assert not loader.last
+    for _ in range(2):
+        assert [(x.tolist(), loader.last) for (x,) in loader] == [([0, 1], False), ([2, 3], False), ([4], True)]
+    for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(copied) is DataLoader
+        assert len(list(copied)) == 3
+
+
+AHEAD = """
+def ahead(batches):
+    batches = iter(batches)
+    present = next(batches)
+    for following in batches:
+        yield present
+        present = following
+    yield present
+
+def copied(batches):
+    for present in ahead([one.clone()] for (one,) in batches):
+        yield present
+"""
+
+
+def ahead_script(how: str) -> str:
+    """The script with its batches fetched ahead. A loss of few samples shows which weights there are."""
+    weigh = "        paceline.weigh(len(x))\n" if how == "weigh" else ""
+    return AHEAD + RUN.replace("in loader:\n", f"in {how if how == 'copied' else 'ahead'}(loader):\n{weigh}")
+
+
+@pytest.mark.parametrize(
+    ("how", "protocol"),
+    each(
+        [(how, protocol) for how in ("weigh", "copied") for protocol in ROUNDS],
+        default={("weigh", "all-reduce"), ("copied", "bsp")},
+    ),
+)
+def test_batches_that_the_script_fetches_ahead_are_all_used_and_weigh_what_they_should(
+    how: str, protocol: str, launch: Launch
+) -> None:
+    """Each of two workers has two batches of an epoch, of 4 and 4 samples and of 4 and 2."""
+    habit = HABITS["two losses of one graph"]
+    flags = ("-n", "2", "-p", protocol, "--threads", "1")
+    run = launch.run(MODEL + habit + ahead_script(how), *flags, args=("14",)).completed()
+    names: dict[str, Any] = {}
+    exec(MODEL + habit, names)
+    torch.manual_seed(1)
+    data = torch.randn(14, 3)
+    model, optimizer = names["made"]()
+    for _ in range(2):
+        for whole in (data[:8], data[8:]):
+            names["train"](model, optimizer, whole)
+    expected = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    torch.testing.assert_close(run.final(), expected, rtol=0.0, atol=1e-6)
+    assert (run.summary["samples"], run.summary["samples_missed"]) == (28, 0)
+
+
+@pytest.mark.parametrize("number", [-1, float("nan"), float("inf"), "8", None, True])
+def test_a_weight_that_is_none_is_refused_in_one_line(number: Any) -> None:
+    with pytest.raises(ConfigError, match=r"paceline.weigh\(\) got .*; it must be a finite number, 0 or more"):
+        paceline.weigh(number)
+
+
+def test_alone_a_weight_changes_nothing() -> None:
+    paceline.weigh(3)
+    paceline.weigh(torch.tensor(2.5))  # type: ignore[arg-type]

@@ -27,20 +27,25 @@ class Data:
 class Script:
     """Does what a script does, letter by letter, with one variable for its batch. Batch k has 2 ** k samples.
 
-    F: fetch a batch       K: the same, and keep the batch before    A: fetch as another thread does, and keep it
-    C: fetch, and keep only a copy       g: backward     z: zero_grad     s: step     h: set gradients by hand
+    F: fetch a batch       K: the same, and keep the batch before    C: fetch, and keep only a copy
+    P: fetch, and put it by      A: the same in another thread      u: use the oldest that was put by     c: or a copy
+    g: backward     z: zero_grad     s: step     h: set gradients by hand
     e: the loop comes to its end     w: say that the next gradient weighs 100
     """
 
     def __init__(self) -> None:
-        self.batches = Batches(leased=True)
+        self.batches = Batches(leased=True, named=self.named)
         self.made = 0
         self.there = False
         self.kept: list[Any] = []
+        self.put_by: list[Any] = []
         self.variable: Any = None
         self.loop: list[Batch] = []
         self.steps: list[tuple[list[int], list[int], float]] = []
         """Of each step: the batches that are counted, those that are skipped, and the weight."""
+
+    def named(self, tensors: Any) -> list[int]:
+        return [id(one) for one in tensors if one is self.variable or any(one is kept for kept in self.kept)]
 
     def does(self, letters: str) -> Script:
         for letter in letters:
@@ -49,15 +54,21 @@ class Script:
 
     def do(self, letter: str) -> None:
         match letter:
-            case "F" | "K" | "A" | "C":
+            case "F" | "K" | "A" | "C" | "P":
                 data, batch = Data(), Batch(0, self.made)
                 self.batches.fetched(batch, 2**self.made, {"x": [data]}, ahead=letter == "A")
                 self.made += 1
                 self.loop.append(batch)
-                if letter in "KA":
-                    self.kept.append(self.variable if letter == "K" else data)
-                if letter != "A":
+                if letter == "K":
+                    self.kept.append(self.variable)
+                if letter in "AP":
+                    self.put_by.append(data)
+                else:
                     self.variable = None if letter == "C" else data
+            case "u":
+                self.variable = self.put_by.pop(0)
+            case "c":
+                self.variable, _ = None, self.put_by.pop(0)
             case "g":
                 self.there = True
                 if self.batches.changed:
@@ -112,7 +123,13 @@ ONCE_EACH: list[tuple[list[int], list[int], float]] = [([k], [], 2**k) for k in 
         ("two copies ahead", "CCCgszCgszegszgsz", [([k], [], 2**k) for k in range(4)]),
         ("a step on a moved input, with a copy ahead", "CCgzgszCgzgszegzgsz", [([k], [], 2**k) for k in range(3)]),
         ("two steps, a copy ahead", "CCgszgszCgszgsz", [([0], [], 1), ([], [], 1), ([1], [], 2), ([], [], 2)]),
-        ("a thread that fetches ahead", "AAAgszAgszegszgsz", [([k], [], 2**k) for k in range(4)]),
+        ("a generator that fetches ahead", "PPugszPugszPugszeugsz", [([k], [], 2**k) for k in range(4)]),
+        ("two batches ahead", "PPPugszPugszeugszugsz", [([k], [], 2**k) for k in range(4)]),
+        ("one ahead, which the script copies as it uses it", "PPcgszPcgszecgsz", [([k], [], 2**k) for k in range(3)]),
+        ("one ahead, and one left out", "PPugszPuPugszeugsz", [([0], [], 1), ([2], [1], 4), ([3], [], 8)]),
+        ("two steps, and one ahead", "PPugszgszPugszgsz", [([0], [], 1), ([], [], 1), ([1], [], 2), ([], [], 2)]),
+        ("a thread that fetches ahead", "AAAugszAugszeugszugsz", [([k], [], 2**k) for k in range(4)]),
+        ("a thread whose batches the script copies", "AAAcgszAcgszecgszcgsz", [([k], [], 2**k) for k in range(4)]),
         ("a window with a thread that fetches ahead", "AAAgAgszgegsz", [([0, 1], [], 3), ([2, 3], [], 12)]),
         ("a step on a moved input, with a thread", "AAgzgszgzgsz", [([0], [], 1), ([1], [], 2)]),
         ("a batch fetched between backward and step", "FgKszgKszgsz", [([0], [], 1), ([1], [], 2), ([2], [], 4)]),

@@ -44,6 +44,7 @@ from paceline.runtime.worker import GRACE, redirect, run_script, show
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure
+from paceline.training.one_ahead import OneAhead
 from paceline.training.seeding import seed_script, seed_step
 from paceline.version import __version__
 
@@ -89,6 +90,7 @@ class Shared:
             persistent_workers=loader.persistent_workers,
         )
         self._epoch = -1
+        self._items: OneAhead | None = None
 
     @property
     def samples(self) -> int:
@@ -104,6 +106,15 @@ class Shared:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        self._items = OneAhead(self._counted())
+        return self._items
+
+    @property
+    def last(self) -> bool:
+        """Whether the loop's present batch is this worker's last one."""
+        return self._items is not None and not self._items.fetch()
+
+    def _counted(self) -> Iterator[Any]:
         self._epoch += 1
         self._sampler.set_epoch(self._epoch)
         size, left = self._loader.batch_size or 1, len(self._sampler)

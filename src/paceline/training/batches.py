@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -47,6 +47,10 @@ class Fetched:
         """Whether the script still has one of its tensors."""
         return any(tensor() is not None for tensor in self.tensors)
 
+    def there(self) -> list[Any]:
+        """Its tensors that the script still has."""
+        return [tensor for reference in self.tensors if (tensor := reference()) is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class Stands:
@@ -63,8 +67,11 @@ class Stands:
 class Batches:
     """Follows a script's batches from the fetch to the step. See the module."""
 
-    def __init__(self, *, leased: bool) -> None:
-        """`leased`: whether the script has a loader whose batches are leased."""
+    def __init__(self, *, leased: bool, named: Callable[[Sequence[Any]], Collection[int]] = lambda tensors: ()) -> None:
+        """`leased`: whether the script has a loader whose batches are leased.
+
+        `named(tensors)` returns the ids of those that functions have in variables which the script is in.
+        """
         self.open: deque[Fetched] = deque()
         self.window: list[Fetched] = []
         self.erased: list[Fetched] = []
@@ -76,6 +83,7 @@ class Batches:
         self.lost = 0
         """Batches whose gradient was left over at a loop's end, and was then zeroed."""
         self._leased = leased
+        self._named = named
         self._asked = False
         """Whether the script has asked the loader for a batch since the last gradient."""
         self._backward: set[int] = set()
@@ -88,6 +96,8 @@ class Batches:
         """All batches of the present loop, or of the last one, as long as the script keeps them."""
         self._keeps = True
         """Whether it has kept them so far."""
+        self._ahead = False
+        """Whether the script may fetch batches ahead of their use, so that it uses some after the loader's end."""
         self._behind: int | None = None
         """How many batches it has fetched ahead of their use, once that is known."""
         self._joined: list[Fetched] = []
@@ -99,7 +109,7 @@ class Batches:
     @property
     def pending(self) -> bool:
         """Whether a coming step may use a batch that was fetched."""
-        return bool(self.open or self.window)
+        return bool(self.open or self.window or self._ahead)
 
     def fetched(self, batch: Batch | None, samples: int, data: Any, *, ahead: bool = False) -> None:
         """The loader hands out this batch. `ahead`: to another thread than the script's."""
@@ -218,33 +228,38 @@ class Batches:
         return [self._kept[-1]]
 
     def _in_use(self) -> list[Fetched]:
-        """Take from `open` what the gradient is of. Skip what is not in use any more.
+        """Take from `open` what the gradient is of. Skip what is older and gone.
 
-        The tensors tell, as long as the script keeps those that it has fetched. If it copies them, or another thread
-        fetches, batches are used in the order in which they were fetched.
+        If several are open, the functions that the script is in have the newest one that is in use in their variables.
+        If they have none, as the script copies what it fetches, batches are used in the order of their fetches.
         """
-        newest = self.open[-1]
-        if len(self.open) > 1 and (newest.ahead or not newest.alive):
-            return self._oldest(newest.ahead)
-        used = []
-        while self.open:
+        if len(self.open) == 1:
+            return [self.open.popleft()]
+        ids = self._named([tensor for one in self.open for tensor in one.there()])
+        newest = next((one for one in reversed(self.open) if any(id(tensor) in ids for tensor in one.there())), None)
+        if newest is None:
+            return self._oldest()
+        used: list[Fetched] = []
+        while newest not in used:
             one = self.open.popleft()
             if one is newest or one.alive:
                 used.append(one)
             else:
                 self._skip([one])
-        self.unsure = self.unsure or len(used) > 1
+        self._ahead = self._ahead or bool(self.open) or len(used) > 1
+        self.unsure = self.unsure or (len(used) > 1 and self._said is None)
         return used
 
-    def _oldest(self, ahead: bool) -> list[Fetched]:
+    def _oldest(self) -> list[Fetched]:
         """Take the batch that was fetched first.
 
         A script's own thread stays as many batches ahead as it was at first. What comes on top of that was used with
         this one, or left out: it counts as used, and weighs nothing.
         """
         used = [self.open.popleft()]
-        if not ahead:
-            self.unsure = True
+        self._ahead = True
+        if not used[0].ahead:
+            self.unsure = self.unsure or self._said is None
             if self._behind is None:
                 self._behind = len(self.open)
             while len(self.open) > self._behind:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from types import new_class
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loop import Loop
+from paceline.training.one_ahead import OneAhead
 from paceline.training.orders import Orders
 from paceline.training.probe import can_be_leased
 from paceline.training.seeding import seed_fetch, seed_item, seed_stream
@@ -100,6 +103,11 @@ class _Paced:
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
 
+    @property
+    def last(self) -> bool:
+        """See `_Prepared`."""
+        raise NotImplementedError
+
     def was_set(self, name: str) -> None:
         """The script has set this attribute of the loader."""
 
@@ -139,6 +147,8 @@ class PacedLoader(_Paced):
         self._leased = _leased(loader, self)
         self.makes_iterator = False
         """Whether torch's iterator that asks for leases now is one that counts batches."""
+        self._asks_ahead = False
+        """Whether a batch is fetched only because the script asks whether the one before is the last."""
         self._iterates = type(loader).__iter__ is not DataLoader.__iter__
         """Whether the user's class makes the script's items of batches in a way of its own."""
 
@@ -150,21 +160,44 @@ class PacedLoader(_Paced):
         iteration = self._iteration = _Iteration(self._begun())
         session.other_training.loop_begins()
         try:
-            items = iter(self._leased)
-            while True:
-                self._iteration = iteration  # another one may have begun inside it
-                try:
-                    item = next(items)
-                except (StopIteration, _NothingLeft):
-                    break
+            items = iteration.items = OneAhead(iter(self._leased), _NothingLeft)
+            while self._fetch(iteration):
+                while iteration.postponed:
+                    self._session.handed_out(*iteration.postponed.popleft())
                 if session.here and session.go is not None:
                     session.go_on()
                 if self._iterates:
-                    session.batches.yielded(item)
-                yield item
+                    session.batches.yielded(items.first)
+                yield items.take()
         finally:
+            self._take_back(iteration)
             looked = self._leave(iteration.loop)
         self._end(iteration.loop, looked)
+
+    @property
+    def last(self) -> bool:
+        """See `_Prepared`. A batch that is fetched for this is handed out when its turn comes."""
+        iteration = self._iteration
+        if iteration.items is None:
+            return False
+        self._asks_ahead = True
+        try:
+            return not self._fetch(iteration)
+        finally:
+            self._asks_ahead = False
+
+    def _fetch(self, iteration: _Iteration) -> bool:
+        """Return whether the iteration has a next item, which is there then."""
+        assert iteration.items is not None
+        self._iteration = iteration  # another one may have begun inside it
+        return iteration.items.fetch()
+
+    def _take_back(self, iteration: _Iteration) -> None:
+        """The loop is left with a batch that was fetched for `last`."""
+        for batch, *_ in reversed(iteration.postponed):
+            iteration.loop.handed_out.pop()
+            iteration.loop.leased.appendleft(batch)
+        iteration.postponed.clear()
 
     @property
     def is_past(self) -> bool:
@@ -230,7 +263,11 @@ class PacedLoader(_Paced):
 
     def _hand_out(self, loop: Loop, data: Any, seconds: float) -> None:
         batch = loop.leased.popleft()
-        self._session.handed_out(batch, len(self._orders.ids(batch)), data, seconds)
+        handed_out = (batch, len(self._orders.ids(batch)), data, seconds)
+        if self._asks_ahead:
+            self._iteration.postponed.append(handed_out)
+        else:
+            self._session.handed_out(*handed_out)
         loop.handed_out.append(batch)
 
     def _leave(self, loop: Loop) -> bool:
@@ -359,6 +396,12 @@ class PacedStream(_Paced):
 
     _begun = False
     """Whether an epoch has begun."""
+    _ahead: OneAhead | None = None
+
+    @property
+    def last(self) -> bool:
+        """See `_Prepared`."""
+        return self._ahead is not None and not self._ahead.fetch()
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_if_over()
@@ -378,12 +421,13 @@ class PacedStream(_Paced):
             return
         session.other_training.loop_begins()
         asked = time.monotonic()
-        for data in self._items():
+        items = self._ahead = OneAhead(self._items())
+        while items.fetch():
             session.come_by()
             if session.go is None and not session.joins:
                 return
-            session.handed_out(None, 0, data, time.monotonic() - asked)
-            yield data
+            session.handed_out(None, 0, items.first, time.monotonic() - asked)
+            yield items.take()
             asked = time.monotonic()
         session.other_training.loop_left()
         session.other_training.loop_ended()
@@ -414,11 +458,11 @@ class SharedStream(PacedStream):
         for number in count():
             seed_item(link.seed, self._epoch, number)  # this worker's steps have drawn meanwhile
             try:
-                item = next(items)
+                item = [next(items)]
             except StopIteration:
                 return
             if number % link.workers == link.worker:
-                yield item
+                yield item.pop()  # so that this keeps no item
 
 
 @dataclass(slots=True)
@@ -429,6 +473,10 @@ class _Iteration:
     """Its last one. The user's class may chain several."""
     passes: int = 0
     """Of torch's iterators that were begun in it."""
+    items: OneAhead | None = None
+    """What the script gets of it; None before it begins."""
+    postponed: deque[tuple[Batch, int, Any, float]] = field(default_factory=deque)
+    """Batches that were fetched because the script asked whether one is the last, and are not handed out yet."""
 
 
 class _NothingLeft(BaseException):
@@ -448,6 +496,11 @@ class _Prepared(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         return iter(self._paced)
+
+    @property
+    def last(self) -> bool:
+        """Whether the loop's present batch is this worker's last one. To know that, the next batch is fetched now."""
+        return self._paced.last
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

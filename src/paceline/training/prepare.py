@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,6 +28,7 @@ from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
+from paceline.training.in_use import in_variables
 from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer
@@ -40,6 +43,7 @@ from paceline.training.loader import (
     length,
 )
 from paceline.training.names import check_name
+from paceline.training.one_ahead import with_last
 from paceline.training.optimizer import is_replaced, pace
 from paceline.training.own_clipping import OwnClipping, watch
 from paceline.training.parts import chunks_at, cuts_of
@@ -143,7 +147,8 @@ def prepare(
             step the script may change parameters or load a state into the optimizer, if every worker does the same.
             After the first step that is an error.
         loader: a `DataLoader`, or nothing if the script draws its own batches. A map-style dataset is leased to
-            workers batch by batch. With an `IterableDataset` each worker iterates its own stream.
+            workers batch by batch. With an `IterableDataset` each worker iterates its own stream. In a loop over the
+            loader that `prepare` returns, `loader.last` is true for this worker's last batch.
         epochs: how many passes over the loader there will be, if known. Training ends with the last of them: a
             later loop over the loader gets no batches. `--epochs` wins over it.
         evaluate: `evaluate(model) -> {metric: value}`. It runs on recorded versions after training. With a `--target`
@@ -192,6 +197,8 @@ def prepare(
     if link is None:
         if line := unjoined(os.environ):
             print(line, file=sys.stderr)
+        if checked_loader is not None:
+            with_last(checked_loader)
         return (model, optimizer) if loader is None else (model, optimizer, loader)
 
     try:
@@ -238,8 +245,8 @@ def prepare(
         )
     )
     session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
-    session.loads, session.epochs, session.batches = leased, epochs, Batches(leased=leased)
-    session.evaluates = evaluate is not None
+    session.loads, session.epochs, session.evaluates = leased, epochs, evaluate is not None
+    session.batches = Batches(leased=leased, named=partial(in_variables, thread=threading.get_ident()))
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)
@@ -417,6 +424,34 @@ def log(**scalars: float) -> None:
     session = _Process.session
     if session is not None and session.go is not None and not session.step_discarded:
         session.link.log(session.go.step, {name: float(value) for name, value in scalars.items()})
+
+
+@uncompiled
+def weigh(number: float) -> None:
+    """Say what the gradient that comes next weighs in a mean of several workers' gradients.
+
+    Without this it weighs as many samples as its batches have, which is right for a loss that is a mean over samples.
+    Call this before `backward()` where the loss is a mean over something else (`paceline.weigh(tokens)`), and where
+    the script's own thread has fetched more batches than the loss is of (`paceline.weigh(len(x))`). A step of several
+    batches weighs their sum. Protocols that apply each gradient by itself ignore this, and so does a script that runs
+    alone.
+
+    Args:
+        number: what the loss is a mean over: tokens, pixels, samples. 0 or more, and finite.
+
+    Raises:
+        ConfigError: if `number` is none.
+    """
+    try:
+        weight = math.nan if isinstance(number, bool | str | bytes) else float(number)
+    except (TypeError, ValueError, RuntimeError):
+        weight = math.nan
+    if not (math.isfinite(weight) and weight >= 0):
+        line = f"paceline.weigh() got {number!r}; it must be a finite number, 0 or more: the batch's tokens, say"
+        refuse(line)
+        raise ConfigError(line)
+    if _Process.session is not None:
+        _Process.session.batches.weigh(weight)
 
 
 def worker() -> int:

@@ -46,6 +46,10 @@ REPEATS = (
     "repeats its own, and their samples are counted once; begin a loop over the loader anew to have all of the data "
     "shared out again (while True: for batch in loader: ...)"
 )
+UNSURE = (
+    "has several batches at hand as a gradient comes. The gradient counts as all of theirs, or as the first one's if "
+    "the script has copied them; if that is wrong, call paceline.weigh(len(x)) before each backward()"
+)
 
 
 class Session:
@@ -71,6 +75,7 @@ class Session:
         self.clip = clip
         self._remarked: set[str] = set()
         self._shown_by: HolderKind = "window"
+        self._told_lost = False
         self.resumed: Resumed | None = None
         """What the run goes on with; None if it began here."""
         self.epoch = 0
@@ -255,9 +260,7 @@ class Session:
         computed = time.monotonic()
         edits = self.changes.see_to()
         stands = self.batches.step(self._has_gradient())
-        if self.batches.repeats and not self._told_of_repeats and self.link.worker == 0:
-            self._told_of_repeats = True
-            self.link.remark(REPEATS)
+        self._tell_of_batches()
         gradient = self._first_gradient(stands) if not self.steps else None
         self.steps += 1
         if self.holder.keeps_state:  # the step may change what is to be kept
@@ -442,6 +445,8 @@ class Session:
         self.other_training.ends()
         self.tell_values()
         if self.go is not None or self.joins:
+            if number := self.batches.left_over():
+                self.link.remark(lost(number, "left over at the end"))
             self.go, self.joins = None, False
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.done_computing()
@@ -558,6 +563,17 @@ class Session:
 
         return take
 
+    def _tell_of_batches(self) -> None:
+        """Have the user told once of what the script may not mean to do with its batches."""
+        if self.batches.lost and not self._told_lost:
+            self._told_lost = True
+            self.link.remark(lost(self.batches.lost, "zeroed in a later loop"))
+        if self.batches.unsure:
+            self._remark_once("unsure", UNSURE)
+        if self.batches.repeats and not self._told_of_repeats and self.link.worker == 0:
+            self._told_of_repeats = True
+            self.link.remark(REPEATS)
+
     def _has_gradient(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters)
 
@@ -571,6 +587,15 @@ class Session:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
         return checksum(dense) if any(gradient.any() for gradient in dense) else None
+
+
+def lost(batches: int, how: str) -> str:
+    """What a worker does whose script has made gradients that are in no step."""
+    what = "1 batch" if batches == 1 else f"{batches} batches"
+    return (
+        f"has made gradients of {what} that are in no step: they were {how}. Step after a worker's last batch of a "
+        "loop: loader.last tells which one it is, while len(loader) counts the batches of all workers"
+    )
 
 
 def install(held: Mapping[str, Tensor], file: Path, added: Mapping[str, Tensor] | None = None) -> None:
