@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "terminal": set(),
     "api": {"cluster", "core", "errors", "protocols", "records", "sim"},
     "__init__": {"errors", "version", "training", "api", "programs"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "host"},
 }
 """Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
 

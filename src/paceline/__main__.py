@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from paceline.host import hash_seed
 
 
 def command(say: Callable[[object], None] | None = None) -> NoReturn:
     """The program, from its first moment on. `say` shows why a command did not go on (default: on standard error)."""
     end_when_asked()
+    hash_seed.begin_again_with(hash_seed.of_a_command(sys.argv[1:]), is_program=True)
     from paceline.cli.main import command
 
     command(say)
@@ -25,6 +29,7 @@ def end_when_asked() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # see `host.hash_seed`
 
 
 def _interrupted(*_: Any) -> NoReturn:

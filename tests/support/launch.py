@@ -34,17 +34,20 @@ class Launch:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
 
-    def start_joining(self, address: str, *flags: str, first: str = "") -> Launcher:
+    def start_joining(self, address: str, *flags: str, fresh: bool = False, first: str = "") -> Launcher:
         """`paceline join ADDRESS FLAGS`, not waited for."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
-        return joining(address, *flags, env=traces.environment | self.events.environment, first=first)
+        return joining(address, *flags, env=traces.environment | self.events.environment, fresh=fresh, first=first)
 
-    def start_resumed(self, run: Path, *flags: str, first: str = "", quiet: bool = True) -> Launcher:
+    def start_resumed(
+        self, run: Path, *flags: str, fresh: bool = False, first: str = "", quiet: bool = True
+    ) -> Launcher:
         """See `support.runs.resume`."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
-        return resume(run, *flags, env=traces.environment | self.events.environment, first=first, quiet=quiet)
+        env = traces.environment | self.events.environment
+        return resume(run, *flags, env=env, fresh=fresh, first=first, quiet=quiet)
 
     def resume(self, run: Path, *flags: str, quiet: bool = True) -> Run:
         """Go on with that run, to its end."""

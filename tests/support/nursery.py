@@ -9,9 +9,9 @@ torch reads ATEN_CPU_CAPABILITY when it first computes, OpenMP its own while it 
 replay rounds in another way than its run did. So a run is forked from a nursery that was started with its values of
 those (`READ_ONCE`): each set of them has one, and nearly all runs have the session's.
 
-What a fork can't renew: the seed of `str`'s hashes and the command line that `ps` shows. Nor can it be interrupted
-while it imports. Nor does such a run wait until what it has written is on disk. A test that is about such a thing
-starts its run with `fresh=True`.
+What a fork can't renew: the seed of `str`'s hashes, which is 0, and the command line that `ps` shows. Nor can it be
+interrupted while it imports. Nor does such a run wait until what it has written is on disk. A test that is about such a
+thing starts its run with `fresh=True`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Process:
 
     def __init__(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None, first: str = "") -> None:
         """`variables` are added to the environment of the test session. `first` is Python that it executes first."""
-        environment = {**os.environ, **(variables or {})}
+        environment = {"PYTHONHASHSEED": "0", **os.environ, **(variables or {})}  # a fork can't be given another one
         request = {"arguments": arguments, "environment": environment, "folder": os.getcwd(), "first": first}
         read_once = tuple(sorted((key, value) for key, value in environment.items() if key.startswith(READ_ONCE)))
         with _starting:

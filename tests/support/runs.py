@@ -120,15 +120,22 @@ def start(
 
 
 def resume(
-    run: Path, *flags: str, env: Mapping[str, str] | None = None, first: str = "", quiet: bool = True
+    run: Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
+    first: str = "",
+    quiet: bool = True,
 ) -> Launcher:
     """`paceline run --resume RUN FLAGS`, not waited for."""
-    return _started(["run", *["--quiet"] * quiet, "--resume", str(run), *flags], run, env, first=first)
+    return _started(["run", *["--quiet"] * quiet, "--resume", str(run), *flags], run, env, fresh=fresh, first=first)
 
 
-def joining(address: str, *flags: str, env: Mapping[str, str] | None = None, first: str = "") -> Launcher:
+def joining(
+    address: str, *flags: str, env: Mapping[str, str] | None = None, fresh: bool = False, first: str = ""
+) -> Launcher:
     """`paceline join ADDRESS FLAGS`, not waited for. It has no folder of a run."""
-    return _started(["join", address, *flags], Path(), env, first=first)
+    return _started(["join", address, *flags], Path(), env, fresh=fresh, first=first)
 
 
 def replayed(run: Path, *, fresh: bool = False) -> Run:

@@ -49,6 +49,7 @@ OTHERS = (
     *("paceline", "script", "directory", "script_sha256", "arguments", "protocol", "buffers", "evaluates", "targets"),
     *("stop_at_target", "hosts", "clip_grad_norm", "clip_grad_value"),
     *("limits", "environment", "simulated", "scenario", "code"),
+    "hash_seed",
 )
 """Keys that are no flag, or not one each."""
 

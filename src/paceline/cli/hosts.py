@@ -22,6 +22,7 @@ from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import Choice
 from paceline.core.placement import How, check_shards_on, hosts_with_shards, why_idle
 from paceline.errors import ConfigError
+from paceline.host import hash_seed
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
@@ -158,7 +159,8 @@ class Joining:
             from paceline.runtime.launch import ray, ssh
 
             trusted = ["--trusted-network"] if self.options.trusted_network else []
-            flags = [f"--isa={self.options.isa}", *trusted]
+            hashes = [] if (seed := hash_seed.of_this_process()) is None else [f"--hash-seed={seed}"]
+            flags = [f"--isa={self.options.isa}", *hashes, *trusted]
             directory = None if self.options.send else ssh.working_directory()
             if isinstance(self.on, ssh.On):
                 launch = partial(ssh.agents, self.on, flags, directory)

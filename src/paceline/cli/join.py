@@ -15,10 +15,11 @@ from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token
+from paceline.host import hash_seed
 from paceline.host.between import Close
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
-from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, join
+from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, hash_seed_of, join
 from paceline.runs.keys import keys_of
 from paceline.runs.run import CODES
 from paceline.runtime.launch import tied
@@ -50,6 +51,8 @@ def add_to(commands: Any) -> None:
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
     add("--wait", nargs="?", type=_wait, const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
     add_isa(command)
+    hashes = "seed of Python's hashes (default: the run's, which the head says)"
+    add("--hash-seed", type=whole("--hash-seed", 0, hash_seed.SEEDS - 1), metavar="N", help=hashes)
     until = "read the token from the first line of standard input, and leave the run when standard input ends"
     add("--stdin", action="store_true", help=until)
     add_trusted_network(command)
@@ -66,6 +69,7 @@ def _wait(text: str) -> float:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     address, name = resolved(parsed(options.address, "HEAD:PORT"), "HEAD"), options.name or socket.gethostname()
+    hash_seed.begin_again_with(options.hash_seed, is_program=options.is_program)
     cap(options.isa)
     token, say = None, _say
     if options.stdin:
@@ -75,6 +79,8 @@ def call(options: argparse.Namespace) -> int:
     if options.trusted_network:
         say(NOT_ENCRYPTED)
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
+    if options.hash_seed is None and not options.stdin:  # of which the first line is read
+        hash_seed.begin_again_with(hash_seed_of(address, keys), is_program=options.is_program)
 
     def may_drain() -> bool:
         return not (options.stdin and tied.has_ended())

@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[object], None] |
             known = ", ".join(COMMANDS)
             raise ConfigError(f'unknown command "{words[0]}"{nearest(words[0], COMMANDS)}; known: {known}')
         options = parser(words[0]).parse_args(words)
+        options.is_program = arguments is None  # and so may start itself again
         code: int = options.call(options)
         _flush(sys.stdout, code)
     except ConfigError as error:

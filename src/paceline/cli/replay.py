@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.cli.values import whole
 from paceline.errors import ConfigError
+from paceline.host import hash_seed
 from paceline.host.processor import ISAS, can_cap, cap
 from paceline.protocols import registry
 from paceline.records.reading import open_run, reading
@@ -47,6 +48,7 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     recorded = open_run(options.run, registry())
+    hash_seed.begin_again_with(hash_seed.recorded(recorded.config, options.run), is_program=options.is_program)
     if can_cap():
         cap(recorded.config.get("isa", ISAS[0]))
     with closing(recorded.ledger):
@@ -65,13 +67,17 @@ def call(options: argparse.Namespace) -> int:
         replayed = replay(recorded, script, folder, options.until, json=options.json)
         summary = replayed.summary
         compared = compared_with(recorded, folder, summary, replayed.until, options.excused)
+    said = len(notes)
     notes += replayed.notes
+    seed = hash_seed.recorded(recorded.config, options.run)
+    if compared is not None and not compared.same and (seed is None or seed != hash_seed.of_this_process()):
+        notes.append("the hash seed is not the run's, or is not known: the script may have sets in another order")
     if options.json:
         print(json.dumps(_plain(options, folder, notes, summary, compared), indent=2))
     elif compared is None:
         print(summary["outcome"] if summary["error"] is None else f"{summary['outcome']}: {summary['error']}")
     else:
-        for line in replayed.notes:
+        for line in notes[said:]:
             print(f"paceline: {line}")
         for sentence in compared.sentences:
             print(sentence)

@@ -24,7 +24,7 @@ from paceline.cluster.scenario_file import load
 from paceline.core.choice import Choice, choose
 from paceline.core.listed import count
 from paceline.errors import ConfigError
-from paceline.host import devices
+from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
@@ -214,6 +214,7 @@ def call(options: argparse.Namespace) -> int:
     choice = chosen(options.protocol)
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
+    _begin_with_hash_seed(options)
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")
@@ -322,6 +323,15 @@ def call(options: argparse.Namespace) -> int:
     if summary["outcome"] in ("interrupted", "failed") and next(whole_snapshots(folder), None) is not None:
         print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
     return CODES[summary["outcome"]]
+
+
+def _begin_with_hash_seed(options: argparse.Namespace) -> None:
+    """Start again with the hash seed of the run, or of the one that it goes on with or is made again of."""
+    seed = hash_seed.of_a_run(options.seed)
+    if (named := source(options)) is not None:
+        before = hash_seed.recorded(recorded(*named), named[0])
+        seed = seed if before is None else before
+    hash_seed.begin_again_with(seed, is_program=options.is_program)
 
 
 def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | None, script: Path) -> Snapshot:

@@ -17,6 +17,7 @@ from paceline.cli.values import seconds, whole
 from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
+from paceline.host import hash_seed
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Target
 from paceline.runs.run import CODES, STARTS
@@ -105,6 +106,8 @@ def call(options: argparse.Namespace) -> int:
     simulations = _on_a_cluster(options) if options.run is None else _in_place_of_a_run(options)
     _check_flags(options)
     script = None if options.gradients is None else _script(options)
+    if script is not None:
+        hash_seed.begin_again_with(hash_seed.of_a_run(options.seed or 0), is_program=options.is_program)
     check(simulations, script)
     folders = folders_of(options.out, simulations)
     for remark in dict.fromkeys(remark for simulation in simulations for remark in simulation.remarks()):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.listed import workers_named
-from paceline.host import devices
+from paceline.host import devices, hash_seed
 from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
 from paceline.version import __version__
 
@@ -44,6 +44,8 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
     """Of the system on it. Hosts with the same one are on one machine, and share its cores."""
     devices: int = 0
     """Accelerators that workers may have. See `host.devices`."""
+    hash_seed: int | None = None
+    """See `host.hash_seed`."""
 
 
 def machine() -> Machine:
@@ -64,6 +66,7 @@ def machine() -> Machine:
         cores=len(os.sched_getaffinity(0)),
         boot=BOOT.read_text().strip(),
         devices=len(devices.visible(os.environ, devices.there())),
+        hash_seed=hash_seed.of_this_process(),
     )
 
 
@@ -117,7 +120,8 @@ def unlike(
 
 
 def _noted(one: Machine, threads: int) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(one), "threads": threads}
+    seed = hash_seed.UNKNOWN if one.hash_seed is None else one.hash_seed
+    return {**msgspec.structs.asdict(one), "hash_seed": seed, "threads": threads}
 
 
 def _minor(python: str) -> str:

@@ -427,6 +427,9 @@ _OTHER_COMMANDS = {
 """By purpose: the two commands that listen are told apart by what they serve."""
 
 
+_OTHER_COMMANDS["hash-seed"] = _OTHER_COMMANDS["control"]  # which `paceline join` asks for before
+
+
 def _not_served(purpose: str) -> _NotServed:
     nothing = _NotServed(f"nothing is served there for {purpose!r}", f"nothing is served here for {purpose!r}")
     return _OTHER_COMMANDS.get(purpose, nothing)

@@ -142,10 +142,12 @@ def main() -> None:
     from paceline.__main__ import command, end_when_asked
 
     end_when_asked()
+    from paceline.host import hash_seed
     from paceline.host.processes import die_with
 
     die_with(parent)
     os.set_inheritable(report, False)
+    hash_seed.keep_open(report)
 
     def say(message: object) -> None:
         with suppress(OSError):

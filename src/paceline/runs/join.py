@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from paceline.errors import ConfigError
 from paceline.host.between import Close
+from paceline.host.loop import Loop
 from paceline.host.opening import Keys
+from paceline.host.seed_asked import PURPOSE, heard
 from paceline.host.tcp import Address, shown
+from paceline.runs.dialled import dialled
 
 TRIES_FOR = 5.0
 """Seconds in which somebody has to listen, unless the user says otherwise."""
@@ -43,6 +47,13 @@ def answers(address: Address) -> str:
     except OSError as error:
         return "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
     return ""
+
+
+def hash_seed_of(address: Address, keys: Keys) -> int | None:
+    """Return the hash seed of the run whose head listens there; None if it does not say one."""
+    with closing(Loop()) as loop:
+        end, _, _ = dialled(address, keys, PURPOSE, loop)
+        return None if end is None else heard(end)
 
 
 def join(

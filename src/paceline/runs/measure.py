@@ -15,12 +15,13 @@ import msgspec
 
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.control import one_line
-from paceline.host import opening, tcp
+from paceline.host import tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
 from paceline.host.machine import machine
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
+from paceline.runs.dialled import dialled
 from paceline.runs.link import Link, Side, clock, round_trip
 from paceline.runs.talk import (
     FLOWING,
@@ -43,8 +44,6 @@ ECHOES, ECHOING = 300, 3.0
 """Small messages, and the seconds that they may take. A slow link has fewer."""
 FILLING = 200
 """Bytes of a small message."""
-DIALLING = 5.0
-"""Seconds in which a connection has to be opened."""
 RECORD, ENCRYPTED = 16 << 10, 32 << 20
 """Bytes of a TLS record, and how many are encrypted to see how fast that is."""
 TAKES = f"which takes some {2 * FLOWING + 1:.0f} s"
@@ -91,7 +90,7 @@ def join(address: Address, back: Address | None, keys: Keys, show: Callable[[str
     side = this_side()
     with closing(Loop()) as loop:
         where = shown(address)
-        end, why, answered = _dialled(address, keys, loop)
+        end, why, answered = dialled(address, keys, PURPOSE, loop)
         if end is None:
             first = "" if answered else f"; begin with paceline doctor --listen {where} there"
             raise ConfigError(f"no connection with {where}: {why}{first}")
@@ -122,7 +121,7 @@ def _serve(talk: Talk, side: Side, loop: Loop, keys: Keys, show: Callable[[str],
                 talk.say(Measured(talk.receive()))
             case DialBack(port):
                 where = (talk.address[0], port)
-                end, why, _ = _dialled(where, keys, loop)
+                end, why, _ = dialled(where, keys, PURPOSE, loop)
                 if end is not None:
                     tcp.leave(end)
                 talk.say(Dialled(shown(where), why))
@@ -174,25 +173,6 @@ def _echoes(talk: Talk) -> list[tuple[float, float, float]]:
         heard = talk.hear(Echoed).heard
         echoes.append((sent, heard, time.perf_counter() - began))
     return echoes
-
-
-def _dialled(address: Address, keys: Keys, loop: Loop) -> tuple[Any, str, bool]:
-    """Return an opened connection, or None, why there is none, and whether somebody has answered."""
-    ends: list[Any] = []
-    whys: list[tuple[str, bool]] = []
-    try:
-        attempt = opening.dial(
-            address, keys, PURPOSE, loop, opened=ends.append, failed=lambda why, final: whys.append((why, final))
-        )
-    except OSError as error:
-        return None, tcp.told(error), False
-    until = loop.now() + DIALLING
-    while not ends and not whys and (left := until - loop.now()) > 0:
-        loop.wait(left)
-    attempt.close()
-    if ends:
-        return ends[0], "", True
-    return None, *(whys[0] if whys else (f"no answer within {DIALLING:.0f} s", False))
 
 
 def _cipher() -> float:

@@ -19,7 +19,7 @@ from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import MessageUnreadable, NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.fabric.token import FILE_VARIABLE
-from paceline.host import between, messages
+from paceline.host import between, hash_seed, messages, seed_asked
 from paceline.host.carrier import Carrier
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
@@ -85,6 +85,7 @@ class Others:
         head, timeout = meeting.head, settings.host_timeout
         self._hosts = Hosts(head, wanted=settings.hosts - 1, names=tuple(meeting.agents), timeout=timeout)
         self._door = Door(meeting.listener, loop, meeting.keys, output.say)
+        seed_asked.tell(self._door)
         self._link = HeadLink(HeadEnd(head, secrets.token_bytes(16), between.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
         self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
@@ -479,6 +480,13 @@ class Others:
             self.ended(host, incarnation, why)
             return
         self._came[host] = here
+        theirs, ours = here.machine.hash_seed, hash_seed.of_this_process()
+        if theirs != ours or (ours is None and self._meeting.mover is not None):
+            self._say(
+                f"host {host} may have sets in another order than the head, as its hash seed is "
+                f"{hash_seed.UNKNOWN if theirs is None else theirs}, and the head's is "
+                f"{hash_seed.UNKNOWN if ours is None else ours}; set {hash_seed.VARIABLE} to the same number on both"
+            )
         if one := self._meeting.agents.get(host):
             one.came(self._say)
         if self._workers_of(host):

@@ -21,7 +21,7 @@ from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.core.listed import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed, unforeseen
-from paceline.host import messages
+from paceline.host import hash_seed, messages
 from paceline.host.loop import Loop
 from paceline.host.machine import Machine, environment, machine
 from paceline.host.output import Output
@@ -375,6 +375,7 @@ def _write_config(
         "devices": settings.devices or "",
         "isa": settings.isa,
         "seed": settings.seed,
+        "hash_seed": hash_seed.UNKNOWN if (known := hash_seed.of_this_process()) is None else known,
         "start": settings.start,
         "shards": shards,
         "buffers": (offer.buffers if offer else None) or "mean",
