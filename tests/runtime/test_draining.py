@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock, call
@@ -212,5 +213,7 @@ def test_one_sigterm_has_a_host_leave_in_good_order_unless_its_standard_input_ha
     signals: int, keyboard: bool, may_drain: bool, does: Any
 ) -> None:
     here = Mock()
-    _interrupted(here, Mock(take=lambda: signals, keyboard=keyboard), lambda: may_drain)
+    _interrupted(
+        here, Mock(take=lambda: signals, last=signal.SIGINT if keyboard else signal.SIGTERM), lambda: may_drain
+    )
     assert here.mock_calls == [does]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def ended(tmp_path: Path) -> Ended:
 STOPS: dict[str, Callable[[Rooms], None]] = {
     "a failure": lambda run: run.ending.fail("worker 1 died"),
     "a divergence": lambda run: run.diverged("a gradient is NaN"),
-    "an interrupt": lambda run: run.limits.interrupt(1, keyboard=False),
+    "an interrupt": lambda run: run.limits.interrupt(1, signal.SIGTERM),
     "evaluate() that raises": lambda run: run.scores.give_up("evaluate() raised"),
     "a limit": lambda run: run.limits.stop(),
 }
@@ -77,7 +78,7 @@ def test_an_interrupt_keeps_the_outcome_and_the_error_that_a_run_has_already(
     ending = ended.rooms.ending
     error = ending.error
     for _ in range(2):
-        ended.rooms.limits.interrupt(1, keyboard=False)
+        ended.rooms.limits.interrupt(1, signal.SIGTERM)
         assert (ending.outcome, ending.error) == (outcome, error)
     assert error
     assert ended.killed == [0], "the second interrupt ends it at once"

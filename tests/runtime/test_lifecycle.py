@@ -165,7 +165,7 @@ def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> Non
 
 def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
-    stage.rooms.limits.interrupt(1, keyboard=False)
+    stage.rooms.limits.interrupt(1, signal.SIGTERM)
     stage.loop.hear("the store", READY)
     assert list(stage.rooms.happened) == []
     assert isinstance(stage.coordinator.phase, Gathering)
@@ -422,7 +422,7 @@ def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
 
 def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
-    stage.rooms.limits.interrupt(2, keyboard=True)
+    stage.rooms.limits.interrupt(2, signal.SIGINT)
     stage.crew.gone(0, KILLED)
     stage.rooms.happened.clear()
     assert stage.coordinator.ended()

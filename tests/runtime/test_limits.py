@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ class Run:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.said: list[str] = []
         self.stopped: list[Stopped] = []
+        self.signalled: list[tuple[int, int]] = []
         self.killed: list[int] = []
         self.began = True
         loop: Any = SimpleNamespace(after=lambda seconds, call: self.timers.append((seconds, call)))
@@ -39,6 +41,7 @@ class Run:
             loop,
             say=self.said.append,
             stop=lambda member, at_once, interrupted: self.stopped.append((member.worker, at_once, interrupted)),
+            signal=lambda member, number: self.signalled.append((member.worker, number)),
             kill=lambda member: self.killed.append(member.worker),
             wake=Mock(),
         )
@@ -137,38 +140,61 @@ def test_the_first_signal_ends_a_run_as_gently_as_its_sender_may_expect(
     run = Run()
     for member in run.members.values():
         member.stage = "training" if trains else "closing"
-    run.limits.interrupt(1, keyboard)
+    run.limits.interrupt(1, signal.SIGINT if keyboard else signal.SIGTERM)
     assert run.stopped == told(how)
     assert run.pass_time() == [grace]
     assert run.ending.outcome == "interrupted"
     assert run.killed == [0, 1], "they have had their time"
 
 
+@pytest.mark.parametrize(
+    ("number", "others", "grace"),
+    [(signal.SIGINT, LIKE_CTRL_C, GRACE_AT_CTRL_C), (signal.SIGTERM, AT_ONCE, GRACE_AT_CTRL_C)],
+)
+def test_a_script_with_a_handler_gets_the_signal_and_goes_on_after_its_loops(
+    number: signal.Signals, others: tuple[bool, bool], grace: float
+) -> None:
+    run = Run()
+    run.members[1].handles = frozenset({number})
+    run.limits.interrupt(1, number)
+    assert run.signalled == [(1, number)]
+    assert run.stopped == [(0, *others), (1, *GENTLY)]
+    assert [seconds for seconds, _ in run.timers] == [grace]
+
+
+def test_a_handler_for_another_signal_changes_nothing() -> None:
+    run = Run()
+    run.members[1].handles = frozenset({signal.SIGUSR1})
+    run.limits.interrupt(1, signal.SIGTERM)
+    assert run.signalled == []
+    assert run.stopped == told(AT_ONCE)
+
+
 def test_the_second_signal_ends_every_process_at_once() -> None:
     run = Run()
-    run.limits.interrupt(1, keyboard=True)
+    run.limits.interrupt(1, signal.SIGINT)
     assert (run.killed, run.ending.at_once) == ([], False)
-    run.limits.interrupt(1, keyboard=True)
+    run.limits.interrupt(1, signal.SIGINT)
     assert (run.killed, run.ending.at_once) == ([0, 1], True)
 
 
 def test_two_signals_that_come_together_end_every_process_at_once() -> None:
     run = Run()
-    run.limits.interrupt(2, keyboard=True)
+    run.limits.interrupt(2, signal.SIGINT)
     assert run.killed == [0, 1]
 
 
 def test_a_signal_after_a_limit_shortens_the_time_that_scripts_have() -> None:
     run = Run(max_steps=1)
     run.limits.stop()
-    run.limits.interrupt(1, keyboard=True)
+    run.limits.interrupt(1, signal.SIGINT)
     assert [seconds for seconds, _ in run.timers] == [GRACE_AT_LIMIT, GRACE]
     assert run.stopped == told(GENTLY), "they are told once"
 
 
 def test_no_signal_changes_nothing() -> None:
     run = Run()
-    run.limits.interrupt(0, keyboard=False)
+    run.limits.interrupt(0, signal.SIGTERM)
     assert (run.ending.outcome, run.said) == ("completed", [])
 
 
@@ -213,7 +239,7 @@ def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: str) -> None:
     run.ending.before = lambda go_on: None
     run.limits.stop()
     if again == "interrupted":
-        run.limits.interrupt(1, keyboard=True)
+        run.limits.interrupt(1, signal.SIGINT)
     elif again == "failed":
         run.ending.fail("a disk is full")
     else:

@@ -295,6 +295,12 @@ class Logged(Message):
     scalars: dict[str, float]
 
 
+class Handles(Message):
+    """This worker's script has handlers of its own for these signals, and for no others that are passed on."""
+
+    signals: list[Count]
+
+
 class Remarked(Message):
     """The user is to know what this worker does."""
 
@@ -349,6 +355,7 @@ FromWorker = (
     | Kept
     | Logged
     | Remarked
+    | Handles
     | ScriptEnded
     | Evaluated
     | EvaluationFailed
@@ -566,6 +573,12 @@ class Evaluate(Message):
     version: int
 
 
+class Signal(Message):
+    """The launcher has got this signal, for which the script has a handler. It comes to the process by `kill`."""
+
+    number: Count
+
+
 class Exit(Message):
     """End the process."""
 
@@ -593,6 +606,7 @@ ToWorker = (
     | TakeEdit
     | FinalRecorded
     | Evaluate
+    | Signal
     | Exit
 )
 

@@ -377,6 +377,15 @@ def children() -> frozenset[int]:
     return frozenset(map(int, found))
 
 
+def has_handler(process: int, number: int) -> bool:
+    """Whether that process has a handler for the signal."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def cpu_seconds(process: int) -> float:
     """Return the time of processors that this child has taken. The kernel counts in hundredths."""
     user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]

@@ -16,7 +16,7 @@ from paceline.fabric.unix import Channel
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
-from paceline.host.processes import end_group
+from paceline.host.processes import end_group, has_handler
 from paceline.host.turns import Turns
 
 Hear = Callable[[int, messages.Message, list[int]], None]
@@ -111,6 +111,10 @@ class Workers:
         """Tell the worker, now or when it reads. The descriptors may be closed at once."""
         one = self._processes[worker]
         if not one.here:  # its end is being told
+            return
+        if isinstance(message, messages.Signal):
+            if has_handler(one.process, message.number):  # else it would end the process
+                os.kill(one.process, message.number)
             return
         one.turns.told(message)
         if not one.outbox.send(message, descriptors):

@@ -632,8 +632,11 @@ class _Agent:
 
 
 def _interrupted(here: _Agent, interrupts: Interrupts, may_drain: Callable[[], bool]) -> None:
-    """Signals have come. One SIGTERM has the host leave in good order."""
-    if interrupts.take() > 1 or interrupts.keyboard or not may_drain():
+    """Signals have come. One SIGTERM has the host leave in good order. Those for scripts come from the head."""
+    interrupts.take_passed_on()
+    if not (taken := interrupts.take()):
+        return
+    if taken > 1 or interrupts.last == signal.SIGINT or not may_drain():
         here.leave(INTERRUPTED, "interrupted")
     else:
         here.drain()

@@ -6,6 +6,7 @@ It touches no tensor, and waits only for its loop. It reads no clock and opens n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from signal import Signals
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
@@ -124,6 +125,15 @@ class Coordinator:
             case SwitchProtocol():
                 self._switch(order)
 
+    def pass_on(self, number: int) -> None:
+        """The launcher has got a signal that is for scripts. Have those called that have a handler for it."""
+        rooms = self.rooms
+        handling = [member for member in rooms.membership.running() if number in member.handles]
+        for member in handling:
+            rooms.send(member, messages.Signal(number))
+        if not handling:
+            rooms.output.say(f"{Signals(number).name} has come, and no script has a handler for it: nothing is done")
+
     def ended(self) -> bool:
         """Do what is due once no worker trains any more. Return whether all is done, and every process has ended."""
         rooms = self.rooms
@@ -225,6 +235,8 @@ class Coordinator:
             case messages.Logged(step=step, scalars=scalars):
                 rooms.accounts.logs(worker, step, scalars)
                 rooms.display.logs(worker, step, scalars)
+            case messages.Handles(signals=signals):
+                member.handles = frozenset(signals)
             case messages.Remarked(line=line):
                 rooms.output.say(f"worker {worker} {line}")
             case messages.Offered():

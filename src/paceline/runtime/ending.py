@@ -23,6 +23,7 @@ class Ending:
         *,
         say: Callable[[str], None],
         stop: Callable[[Member, bool, bool], None],
+        signal: Callable[[Member, int], None],
         kill: Callable[[Member], None],
         wake: Callable[[], None],
     ) -> None:
@@ -45,6 +46,7 @@ class Ending:
         self._loop = loop
         self._say = say
         self._stop = stop
+        self._signal = signal
         self._kill = kill
         self._wake = wake
         self._grace = GRACE
@@ -82,9 +84,16 @@ class Ending:
             self.stop(GRACE)
 
     def stop(
-        self, grace: float, at_once: bool = True, interrupted: bool = False, finished: Callable[[], None] = lambda: None
+        self,
+        grace: float,
+        at_once: bool = True,
+        interrupted: bool = False,
+        number: int = 0,
+        finished: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is left to do: tell every worker, and give its script so long to end.
+
+        `number`: a signal. A script with a handler for it gets the signal, and goes on after its loops.
 
         A run that ends well may do something before it tells them. If it is stopped once more meanwhile, they are told
         then. A run that loses a host as it ends well has its scripts left at once. `finished` is called when they have
@@ -102,7 +111,11 @@ class Ending:
 
         def tell() -> None:
             for member in self._membership.running():
-                self._stop(member, at_once, interrupted)
+                if number in member.handles:
+                    self._signal(member, number)
+                    self._stop(member, False, False)
+                else:
+                    self._stop(member, at_once, interrupted)
             finished()
 
         self.stopping, self._grace, self._to_tell, self._leaves_at_once = True, grace, tell, at_once

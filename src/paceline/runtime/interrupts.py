@@ -10,14 +10,19 @@ from typing import Any
 from paceline.host.output import Output, Unread
 from paceline.host.processes import asking_to_end
 
+OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a launcher passes on to scripts that have a handler. Slurm sends one before it ends a job."""
+
 
 class Interrupts:
     """Signals that ask for an end, for a loop to watch. They are in force once this is made."""
 
     def __init__(self) -> None:
         self.pending = 0
-        self.keyboard = False
-        """Whether the last signal was a terminal's Ctrl-C."""
+        self.last = 0
+        """The last signal that has asked for an end. A terminal's Ctrl-C is SIGINT."""
+        self._passed_on: list[int] = []
+        """Signals that are the scripts' business, and were not taken yet."""
         self.output: Output | None = None
         """What may be printing when a signal comes."""
         self._read, self._write = socket.socketpair()
@@ -26,6 +31,8 @@ class Interrupts:
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for number in asking_to_end():
             signal.signal(number, self._note)
+        for number in OF_SCRIPTS:
+            signal.signal(number, lambda number, _: self._passed_on.append(number))
 
     def fileno(self) -> int:
         """A descriptor that is readable when a signal has come."""
@@ -37,14 +44,23 @@ class Interrupts:
         self._write.close()
 
     def take(self) -> int:
-        """How many signals have come since this was last asked."""
-        with suppress(BlockingIOError):
-            self._read.recv(64)
+        """How many signals that ask for an end have come since this was last asked."""
+        self.wake()
         taken, self.pending = self.pending, 0
         return taken
 
+    def take_passed_on(self) -> list[int]:
+        """The signals for scripts that have come since this was last asked."""
+        taken, self._passed_on = self._passed_on, []
+        return taken
+
+    def wake(self) -> None:
+        """Be watched for further signals."""
+        with suppress(BlockingIOError):
+            self._read.recv(64)
+
     def _note(self, number: int, _: Any) -> None:
         self.pending += 1
-        self.keyboard = number == signal.SIGINT
+        self.last = number
         if self.output is not None and self.output.printing:
             raise Unread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 
 from paceline.core.membership import Membership
@@ -61,10 +62,11 @@ class Limits:
         if due and all(target.text in self._met for target in targets):
             self._reached(f"--stop-at-target: {', '.join(self._met)}")
 
-    def interrupt(self, times: int, keyboard: bool) -> None:
+    def interrupt(self, times: int, number: int) -> None:
         """Ctrl-C or a similar signal has come so many times. The first ends the run cleanly, the second at once.
 
-        After one from the keyboard, scripts that train see a KeyboardInterrupt, and may go on to what follows it.
+        `number`: the last of them. A script that has a handler for it is called, and may go on to what follows its
+        loops. After Ctrl-C, other scripts that train see a KeyboardInterrupt, and may do so, too.
         """
         if not times:
             return
@@ -79,8 +81,10 @@ class Limits:
         if ending.stopping:  # a limit had stopped it more gently
             ending.stop(GRACE)  # in case that the limit waits for a round's end
             ending.end_stragglers_after(GRACE)
-        elif keyboard and self._membership.any_trains:
-            ending.stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True)
+        elif number == signal.SIGINT and self._membership.any_trains:
+            ending.stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True, number=number)
+        elif any(number in member.handles for member in self._membership.running()):
+            ending.stop(GRACE_AT_CTRL_C, number=number)
         elif self._settings.checkpoint and self._membership.any_trains:
             ending.stop(self._settings.drain)
         else:

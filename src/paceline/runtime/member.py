@@ -26,6 +26,8 @@ class Member(Standing):
     """The step that it was last released for, until its gradient is ready."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """(direction, began, ended) of transfers that have ended since its last step's times were told."""
+    handles: frozenset[int] = frozenset()
+    """Signals that its script has handlers of its own for."""
     restarts: int = 0
     """How often it has begun again by `--restart`."""
     released_at: float = 0.0
@@ -38,6 +40,7 @@ class Member(Standing):
     def begins_anew(self) -> None:
         """A new process begins as this worker."""
         self.scalars, self.step, self.waits, self.released_at = [], None, None, 0.0
+        self.handles = frozenset()
         self.transfers.clear()
         self.heard = self.since = self.now()
 

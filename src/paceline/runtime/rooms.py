@@ -88,7 +88,15 @@ class Rooms:
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
         self.accounts = Accounts(journal, self.clock, terms.measures)
-        self.ending = Ending(self.membership, loop, say=say, stop=self._stop, kill=self._kill, wake=self._wake)
+        self.ending = Ending(
+            self.membership,
+            loop,
+            say=say,
+            stop=self._stop,
+            signal=self._signal,
+            kill=self._kill,
+            wake=self._wake,
+        )
         self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
         self.data = Data(
             ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
@@ -316,6 +324,9 @@ class Rooms:
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
         self.leaving.leave(member, "stopped")
         self.send(member, messages.Stop(at_once, interrupted))
+
+    def _signal(self, member: Member, number: int) -> None:
+        self.send(member, messages.Signal(number))
 
     def _kill(self, member: Member) -> None:
         self.workers.end(member.worker)

@@ -208,7 +208,7 @@ def _gathered(
 
     others = Others(settings, meeting, loop, output)
     try:
-        loop.watch(interrupts, lambda: None)  # a signal ends the wait
+        loop.watch(interrupts, interrupts.wake)  # a signal that asks for an end ends the wait
         try:
             all_are_there = others.gather(lambda: bool(interrupts.pending))
         finally:
@@ -309,8 +309,14 @@ def _coordinate(
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
         rooms = Rooms(settings, workers, journal, output, loop, terms, others)
         coordinator, ending, limits = Coordinator(rooms, describe), rooms.ending, rooms.limits
-        loop.watch(interrupts, lambda: limits.interrupt(interrupts.take(), interrupts.keyboard))
-        limits.interrupt(interrupts.take(), keyboard=False)  # signals that came while the workers were forked
+
+        def see_to_signals() -> None:
+            limits.interrupt(interrupts.take(), interrupts.last)
+            for number in interrupts.take_passed_on():
+                coordinator.pass_on(number)
+
+        loop.watch(interrupts, see_to_signals)
+        see_to_signals()  # which came while the workers were forked
         if failure:
             ending.fail(failure)
         try:

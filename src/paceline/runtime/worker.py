@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -43,7 +44,7 @@ from paceline.runtime.opens import guard_open
 from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
-from paceline.training import own_clipping, prepare
+from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
     Arrives,
@@ -74,6 +75,8 @@ NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
     "the CPU"
 )
+TOLD_WITHIN = 0.5
+"""Seconds in which a worker hears of the run's end after the signal that its script has for it."""
 GRACE = 2.0
 """Seconds that a script that has failed has for its end. Its threads may wait for it, and the run for all of them."""
 
@@ -104,11 +107,13 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         share(worker, folders)
     own_clipping.replace_torchs()
     try:
+        signals.watch(link.handles)
         begins = settings.start == "together" or link.begins()
         seed_script(settings.seed)
         code = run_script(settings.script, settings.source, settings.arguments) if begins else 0
         if code == 0 and not link.forked:
             interpreter.write_out_files()  # the run may go on for long, and nobody is to wait for them
+            signals.forget()
             code = _exit_code_of(link.serve_until_exit, settings.arguments)
     except PeerLost:
         code = 1
@@ -195,6 +200,11 @@ class WorkerLink:
             self._channel.close()
         self._channel = _NoChannel(FORKED)
         self._turn, self._leasing = threading.Condition(), threading.Lock()  # a thread left behind may hold the others
+
+    def handles(self, signals: list[int]) -> None:
+        """Tell which signals the script has handlers of its own for."""
+        if not self.forked:
+            self._channel.send(messages.Handles(signals))
 
     def begins(self) -> bool:
         """Wait until the script is to begin. Return False if the run ends before that."""
@@ -296,6 +306,13 @@ class WorkerLink:
             raise Interrupted
         self._leave_if_told()
 
+    def is_stopped(self) -> bool:
+        """See `training.link.Link`."""
+        with self._turn:
+            if not self._stopped and not self.forked:
+                self._hear(TOLD_WITHIN)
+            return self._stopped
+
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
         if not self.forked:
@@ -318,7 +335,7 @@ class WorkerLink:
         until = time.monotonic() + seconds
         with self._turn:
             while not self._stopped and (left := until - time.monotonic()) > 0:
-                self._hear(left)
+                self._hear(left, leaves=True)
             self._leave_if_told()
 
     def accumulated(self, begin: int, end: int) -> None:
@@ -378,7 +395,7 @@ class WorkerLink:
 
     def released(self) -> Go | Arrives | Step | Keep | HandOver | None:
         """See `training.link.Link`."""
-        message = self._await(*RELEASES, asked=True)
+        message = self._await(*RELEASES, asked=True, leaves=True)
         if message is None:
             return None
         if isinstance(message, messages.Keep):
@@ -427,6 +444,7 @@ class WorkerLink:
         channel = Channel(end, messages.ToAverager, "the coordinator")
         start_averager(channel, groups)
 
+    @signals.undisturbed
     def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
         """See `training.link.Link`."""
         with self._leasing:  # each of several threads must get its own answer
@@ -535,7 +553,7 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._expect((messages.FinalRecorded,))
         self._channel.send(messages.FinishWanted())
-        _, files = self._await_or_keep(messages.FinalRecorded)
+        _, files = self._await_or_keep(messages.FinalRecorded, leaves=True)
         return files[0] if files else None
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
@@ -578,6 +596,7 @@ class WorkerLink:
                 "messages; call it there, and hand its result over"
             )
 
+    @signals.undisturbed
     def _ask(self, question: messages.Message, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
         self._expect(kinds)
         self._channel.send(question)
@@ -589,12 +608,15 @@ class WorkerLink:
             if kinds not in self._awaited:
                 self._awaited.append(kinds)
 
-    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False) -> Any:
+    @signals.undisturbed
+    def _await(
+        self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False, leaves: bool = False
+    ) -> Any:
         """Return the next message of these kinds; None once the run is stopped, unless it is answered even then.
 
-        `asked`: return what is asked for at any time as well, and stopped or not.
+        `asked`: return what is asked for at any time as well, and stopped or not. `leaves`: see `_hear`.
         """
-        answer = self._await_with(*kinds, even_stopped=even_stopped, asked=asked)
+        answer = self._await_with(*kinds, even_stopped=even_stopped, asked=asked, leaves=leaves)
         if answer is None:
             return None
         message, descriptors = answer
@@ -602,8 +624,9 @@ class WorkerLink:
             self._descriptors = descriptors
         return message
 
+    @signals.undisturbed
     def _await_with(
-        self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False
+        self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False, leaves: bool = False
     ) -> tuple[Any, list[int]] | None:
         """See `_await`. Return the message with the descriptors that came along."""
         self._expect(kinds)
@@ -620,16 +643,17 @@ class WorkerLink:
                         return answer
                 if self._stopped and not even_stopped:
                     return None
-                self._hear()
+                self._hear(leaves=leaves)
                 self._leave_if_told()
 
-    def _await_or_keep(self, *kinds: type[messages.Message]) -> tuple[Any, list[int]]:
+    @signals.undisturbed
+    def _await_or_keep(self, *kinds: type[messages.Message], leaves: bool = False) -> tuple[Any, list[int]]:
         """Wait for a message of these kinds, with the descriptors that come along.
 
         No step is made meanwhile, so what the script keeps is packed at once.
         """
         while True:
-            answer = self._await_with(*kinds, even_stopped=True, asked=True)
+            answer = self._await_with(*kinds, even_stopped=True, asked=True, leaves=leaves)
             assert answer is not None  # it is answered even when the run is stopped
             match answer[0]:
                 case messages.HandOver(worker=worker, joining=joining):
@@ -645,15 +669,21 @@ class WorkerLink:
         self._keeps += 1
         return Keep(snapshot=message.snapshot, step=message.step, epoch=message.epoch)
 
-    def _hear(self, most: float | None = None) -> None:
-        """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`."""
+    def _hear(self, most: float | None = None, *, leaves: bool = False) -> None:
+        """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`.
+
+        `leaves`: a handler of the script may be called meanwhile, and leave the wait.
+        """
         if self._receiving:
-            self._turn.wait(None if most is None else min(most, LONGEST))
+            with signals.let_through() if leaves else nullcontext():
+                self._turn.wait(None if most is None else min(most, LONGEST))
             return
         self._receiving = True
         self._turn.release()
         try:
-            received = self._channel.receive() if most is None or self._channel.ready(most) else None
+            with signals.let_through() if leaves else nullcontext():
+                came = self._channel.ready(most)
+            received = self._channel.receive() if came else None
         finally:
             self._turn.acquire()
             self._receiving = False
@@ -724,6 +754,11 @@ def _exit_code_of(run: Callable[[], None], arguments: tuple[str, ...]) -> int:
         return code
     except Interrupted:
         return 0  # the launcher has said so once, for all workers
+    except KeyboardInterrupt as error:  # of the script's own handler, or of a signal to this process alone
+        if prepare.is_stopped():
+            return 0
+        _uncaught(error)
+        return 1
     except PeerLost:
         return 1  # the launcher has gone: none is left that could be told
     except ConfigError:

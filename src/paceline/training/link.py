@@ -270,6 +270,9 @@ class Link(Protocol):
         Not while something is to be kept. If the run has said meanwhile that the script is to be left, leave it.
         """
 
+    def is_stopped(self) -> bool:
+        """Whether nothing is left to do: the run has come to its end, or is to."""
+
     def refuse(self, message: str) -> None:
         """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
 

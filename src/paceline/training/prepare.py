@@ -50,6 +50,7 @@ from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install, structure_of
+from paceline.training.signals import undisturbed
 from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.store import Store, scalars_of, unfit_rate
 from paceline.training.structure import Followed
@@ -85,6 +86,11 @@ def refuse(message: str) -> None:
     """End the run that this process takes part in with this line: the script can't be trained in this way."""
     if (run := _Process.link or _Process.baseline) is not None:
         run.refuse(message)
+
+
+def is_stopped() -> bool:
+    """Whether the run that this process takes part in is over, or is to end."""
+    return _Process.link is not None and _Process.link.is_stopped()
 
 
 def ended_by_parser(code: int) -> None:
@@ -302,6 +308,7 @@ def resumed() -> bool:
     return _Process.session is not None and _Process.session.resumed is not None
 
 
+@undisturbed
 def finish() -> None:
     """Wait until every worker has ended its training, and install the final parameters and buffers.
 

@@ -36,6 +36,7 @@ from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
 from paceline.training.seeding import seed_step
+from paceline.training.signals import held_back, undisturbed
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training.structure import Followed, Shape, Structure
@@ -112,6 +113,8 @@ class Session:
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
         self._thread = threading.get_ident()
+        self._awaits: float | None = None
+        """Since when it has awaited the next step's release; None: it does not."""
         self._waited = self._pulled = 0.0
         """Seconds, for the present step's release and its version."""
         self._began = self._released_at = 0.0
@@ -156,6 +159,7 @@ class Session:
         if not self.joins:
             self._await_release(time.monotonic())
 
+    @undisturbed
     def join(self) -> None:
         """The script makes its first step in a run that has begun without it: take part from now on.
 
@@ -241,6 +245,7 @@ class Session:
         marks = [(id(tensor), tensor._version) for tensor in (*moved.values(), *added.values())]
         return {"moved": moved, "added": dict(added)}, [*marks, *[(self.steps, 0)] * bool(moved)]
 
+    @undisturbed
     def step(self) -> None:
         """Push this step's gradient, wait for the next release, install its version."""
         self.come_by()
@@ -339,12 +344,15 @@ class Session:
             self._keeps.remove((order, state))
             self.link.kept(order, self._last, self.epoch, self.kept.packing(state))
 
+    @undisturbed
     def come_by(self, epoch: int | None = None) -> None:
         """The script begins something new in its own thread: what it has to keep is as it is after the last step.
 
         `epoch`: it only asks for the next batch of this epoch. If none is left of that, it ends the epoch first.
         """
         if self.here:
+            if self._awaits is not None:  # a signal handler of the script has led out of that wait
+                self._await_release(self._awaits)
             self.look_at_structure()
             self.send_kept(epoch)
             if self.go is None:
@@ -376,6 +384,7 @@ class Session:
         self.goes_on_in = self.resumed.epoch
         return self.resumed.epoch
 
+    @undisturbed
     def handed_out(self, batch: Batch | None, samples: int, data: Any, seconds: float) -> None:
         """The loader hands `data` to the script, after fetching it for `seconds`. `batch` is None: it is not leased."""
         if not self.here:  # the script fetches ahead
@@ -400,6 +409,7 @@ class Session:
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
 
+    @undisturbed
     def loop_begins(self, last: Loop) -> bool:
         """The script begins another loop. A last batch of the previous loop that it did not use goes back.
 
@@ -428,6 +438,7 @@ class Session:
         self.link.looked_at(loop.epoch, loop.batches, loop.ran_out)
         return True
 
+    @undisturbed
     def loop_ended(self, loop: Loop) -> None:
         """The loop has come to its end."""
         loop.ended = True
@@ -440,6 +451,7 @@ class Session:
             self.other_training.erases()
             self.batches.zeroed()
 
+    @undisturbed
     def done_computing(self) -> None:
         """Make no further step: no worker is to wait for this one."""
         self.other_training.ends()
@@ -473,7 +485,9 @@ class Session:
         self._joined.refuse(message)
 
     def _await_release(self, since: float) -> None:
+        self._awaits = since
         go = self._released()
+        self._awaits = None
         if go is None:
             self.tell_values()
         self.go = go
@@ -553,13 +567,14 @@ class Session:
 
         @uncompiled
         def take(_: Tensor) -> None:
-            if self._keeps and self.here:
-                self.send_kept()
-            self.step_discarded = False
-            if self.batches.changed:
-                self.batches.gradient(number)
-            if self.go is not None:
-                self.holder.take(number)
+            with held_back:
+                if self._keeps and self.here:
+                    self.send_kept()
+                self.step_discarded = False
+                if self.batches.changed:
+                    self.batches.gradient(number)
+                if self.go is not None:
+                    self.holder.take(number)
 
         return take
 

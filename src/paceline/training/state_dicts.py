@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from paceline.training.signals import held_back
+
 if TYPE_CHECKING:
     from paceline.training.session import Session
 
@@ -37,7 +39,7 @@ def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
         before = dict(given) if isinstance(given, dict) else {}
         within = threading.get_ident()
         try:
-            with nullcontext() if session.is_its_own() else session.holder.showing_newest():
+            with held_back, nullcontext() if session.is_its_own() else session.holder.showing_newest():
                 state = plain(module, *args, **named)
                 made = {key: value for key, value in state.items() if value is not before.get(key)}
                 tensors = {key: value.detach() for key, value in made.items() if isinstance(value, Tensor)}

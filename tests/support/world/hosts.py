@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -108,12 +109,12 @@ class Signals:
 
     def __init__(self) -> None:
         self.pending = 0
-        self.keyboard = False
+        self.last = signal.SIGTERM
         self.changed: Callable[[], object] = lambda: None
 
     def send(self, times: int, keyboard: bool) -> None:
         """So many come."""
-        self.pending, self.keyboard = self.pending + times, keyboard
+        self.pending, self.last = self.pending + times, signal.SIGINT if keyboard else signal.SIGTERM
         self.changed()
 
     def take(self) -> int:

@@ -7,6 +7,7 @@ are clocks, sockets and processes. `support.world.histories` tries many.
 from __future__ import annotations
 
 import random
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -168,8 +169,8 @@ class World:
         coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
         if self.replicas is not None:
             self.replicas.follow(rooms.host)
-        loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.keyboard))
-        limits.interrupt(self.signals.take(), keyboard=False)
+        loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.last))
+        limits.interrupt(self.signals.take(), signal.SIGTERM)
 
         def record(fact: Fact, orders: tuple[Order, ...]) -> None:
             journal.record(fact, orders)

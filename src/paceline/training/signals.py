@@ -1,0 +1,134 @@
+"""When the signal handlers of a worker's script run: not while a message is sent or memory changes hands.
+
+A handler may raise, which would leave a message half sent, or a step half taken. torch's threads take signals, too, so
+the kernel can't be told to hold them back. Instead, what the script hands to `signal.signal` is wrapped: a handler that
+is due in such a moment is called after it, or when the worker begins to wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TOLD = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+"""Those that the launcher passes on to scripts that have a handler."""
+
+
+class _Handlers:
+    """The script's handlers, as long as this process runs a script. Only the main thread calls handlers, and holds."""
+
+    def __init__(self) -> None:
+        self.own: dict[int, Callable[[int, Any], Any]] = {}
+        """By signal."""
+        self.depth = 0
+        """How many callers hold handlers back."""
+        self.due: list[int] = []
+        """Signals that came meanwhile."""
+        self.main = 0
+        """The thread that calls handlers; 0: nothing is wrapped."""
+
+    def called(self, number: int, frame: Any) -> None:
+        """The signal has come."""
+        if self.depth:
+            self.due.append(number)
+        elif (handler := self.own.get(number)) is not None:
+            handler(number, frame)
+
+    def call_due(self) -> None:
+        """Call what was held back. The first that raises leaves the others for later."""
+        while self.due:
+            self.called(self.due.pop(0), None)
+
+
+_handlers = _Handlers()
+
+
+def watch(tell: Callable[[list[int]], None]) -> None:
+    """Wrap what the script sets as handlers from now on, in this thread, the main one.
+
+    `tell` is called with the signals of `TOLD` that the script handles, whenever these change. SIGINT raises
+    KeyboardInterrupt, as in a script that runs alone.
+    """
+    set_handler, handler_of = signal.signal, signal.getsignal
+    _handlers.main = threading.get_ident()
+
+    @functools.wraps(set_handler)
+    def set_wrapped(number: int, handler: Any) -> Any:
+        before, known = own_of(number), handled()
+        with held_back:  # a signal that comes meanwhile is the new handler's
+            set_handler(number, _handlers.called if callable(handler) else handler)
+            if callable(handler):
+                _handlers.own[int(number)] = handler
+            else:
+                _handlers.own.pop(int(number), None)
+            if handled() != known:
+                tell(handled())
+        return before
+
+    @functools.wraps(handler_of)
+    def own_of(number: int) -> Any:
+        found = handler_of(number)
+        return _handlers.own.get(int(number), found) if found == _handlers.called else found
+
+    signal.signal, signal.getsignal = cast(Any, set_wrapped), cast(Any, own_of)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def forget() -> None:
+    """The script has ended: call none of its handlers any more."""
+    _handlers.own.clear()
+
+
+def handled() -> list[int]:
+    """Return which signals of `TOLD` the script has a handler of its own for."""
+    own = _handlers.own.items()
+    return sorted(number for number, handler in own if number in TOLD and handler is not signal.default_int_handler)
+
+
+class HeldBack:
+    """Calls no handler meanwhile. In another thread than the main one, which calls none, this does nothing."""
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == _handlers.main:
+            _handlers.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        if threading.get_ident() == _handlers.main:
+            _handlers.depth -= 1
+            if not _handlers.depth and _handlers.due:
+                _handlers.call_due()
+
+
+held_back = HeldBack()
+
+
+@contextmanager
+def let_through() -> Iterator[None]:
+    """Call handlers meanwhile, though a caller holds them back: what waits here can be left."""
+    if threading.get_ident() != _handlers.main:
+        yield
+        return
+    depth, _handlers.depth = _handlers.depth, 0
+    try:
+        _handlers.call_due()
+        yield
+    finally:
+        _handlers.depth = depth
+
+
+def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
+    """Have the function hold handlers back."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with held_back:
+            return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,155 @@
+"""The script's own signal handlers are called, and save what they are for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from paceline.protocols import registry
+from paceline.training import signals
+from support.events import said
+from support.launch import Launch
+from support.runs import ended
+from support.scripts import ENDLESS, training
+from support.suites import each
+
+SAVES = training(
+    """
+    if step == 3:
+        tell("trains", me)
+    time.sleep(0.01)
+    if came:
+        break
+    """,
+    before="""
+    came = []
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: came.append(number))
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT).__name__ == "<lambda>"
+    """,
+    after="""
+    print("saved after", came, len(model.state_dict()))
+    torch.save(model.state_dict(), f"{sys.argv[1]}/saved-{me}")
+    """,
+    **ENDLESS,
+).replace(
+    "        optimizer.zero_grad()\n        step += 1\n",
+    "        optimizer.zero_grad()\n        step += 1\n    if came:\n        break\n",
+)
+CASES = [(protocol, signal.SIGUSR1) for protocol in registry()]
+CASES += [("bsp", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "number"), each(CASES, default=[("all-reduce", signal.SIGUSR1), *CASES[-4:-2]]), ids=str
+)
+def test_a_handler_is_called_in_every_worker_and_the_script_ends_as_it_wants_to(
+    protocol: str, number: signal.Signals, launch: Launch
+) -> None:
+    process = launch.start(SAVES, "-n", "2", "-p", protocol, "--saves", "all", args=(str(launch.tmp_path),))
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    process.send_signal(number)
+    run = ended(process)
+    assert run.code == (0 if number in (signal.SIGUSR1, signal.SIGUSR2) else 130), run.err
+    for worker in range(2):
+        assert run.log(worker) == f"saved after [{int(number)}] 2\n"
+        assert (launch.tmp_path / f"saved-{worker}").exists()
+
+
+def test_a_signal_that_no_script_handles_is_said_and_the_run_goes_on(launch: Launch) -> None:
+    inside = """
+        if step == 3:
+            tell("trains", me)
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.01)
+    """
+    go_on = launch.tmp_path / "go-on"
+    process = launch.start(training(inside), "-n", "2", "-p", "asp", args=(str(go_on),))
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    process.send_signal(signal.SIGUSR1)
+    said(process, "paceline: SIGUSR1 has come, and no script has a handler for it: nothing is done\n")
+    go_on.touch()
+    ended(process).completed()
+
+
+RAISES = training(
+    """
+    if step == 3 and me == 1:
+        tell("waits", me)
+        time.sleep(1.0)
+    if step == 3 and me == 0:
+        tell("waits", me)
+    """,
+    before="""
+    class Asked(Exception):
+        pass
+    def ask(number, frame):
+        raise Asked
+    signal.signal(signal.SIGUSR1, ask)
+    """,
+    after="",
+).replace(
+    "        optimizer.step()\n",
+    """        try:
+            optimizer.step()
+        except Asked:
+            print("left a wait")
+""",
+)
+
+
+@pytest.mark.parametrize("protocol", each(registry(), default=("bsp", "all-reduce")))
+def test_a_handler_that_raises_leaves_a_wait_and_the_script_can_go_on(protocol: str, launch: Launch) -> None:
+    """Worker 0 waits for worker 1, which sleeps. The signal comes to worker 0's process alone."""
+    script = RAISES.replace('tell("waits", me)', 'tell("waits", me, os.getpid())')
+    process = launch.start(script, "-n", "2", "-p", protocol)
+    pid = int(launch.events.wait_for("waits", 0)[2])
+    launch.events.wait_for("waits", 1)
+    time.sleep(0.3)  # it waits by now; if it does not yet, the script's own code is left, or the wait later
+    os.kill(pid, signal.SIGUSR1)
+    run = ended(process).completed()
+    assert run.log(0) == ("left a wait\n" if protocol in ("bsp", "all-reduce") else run.log(0))
+    assert run.summary["samples"] == 128
+    assert "Traceback" not in run.log(0)
+
+
+def test_handlers_are_called_after_what_holds_them_back_and_in_what_lets_them_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("signal", "getsignal"):
+        monkeypatch.setattr(signal, name, getattr(signal, name))
+    monkeypatch.setattr(signals, "_handlers", signals._Handlers())
+    before, told, came = signal.getsignal(signal.SIGUSR1), list[Any](), list[int]()
+    interrupts = signal.getsignal(signal.SIGINT)
+    signals.watch(told.append)
+    try:
+        signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+        assert told == [[signal.SIGUSR1]]
+        with signals.held_back:
+            with signals.held_back:
+                signal.raise_signal(signal.SIGUSR1)
+                signal.raise_signal(signal.SIGUSR1)
+            assert came == []
+            with signals.let_through():
+                assert len(came) == 2
+                signal.raise_signal(signal.SIGUSR1)
+                assert len(came) == 3
+            signal.raise_signal(signal.SIGUSR1)
+            assert len(came) == 3
+        assert len(came) == 4
+        signals.forget()
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(came) == 4
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is not None
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGINT, interrupts)
