@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.protocols import registry
+from paceline.records.snapshots import whole
 from paceline.training import signals
 from support.events import said
 from support.launch import Launch
@@ -60,6 +61,22 @@ def test_a_handler_is_called_in_every_worker_and_the_script_ends_as_it_wants_to(
     for worker in range(2):
         assert run.log(worker) == f"saved after [{int(number)}] 2\n"
         assert (launch.tmp_path / f"saved-{worker}").exists()
+
+
+@pytest.mark.parametrize("protocol", each(registry(), default=["all-reduce"]))
+def test_a_handler_that_exits_leaves_a_snapshot_to_go_on_from(protocol: str, launch: Launch) -> None:
+    """It may come as the worker waits: a replica makes the step that was ordered all the same."""
+    exits = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))"
+    script = training("if step == 3: tell('trains', me)\ntime.sleep(0.01)", before=exits, **ENDLESS)
+    process = launch.start(script, "-n", "2", "-p", protocol)
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    process.send_signal(signal.SIGTERM)
+    run = ended(process)
+    assert run.code == 130
+    assert "still run" not in run.err
+    assert "can't be made" not in run.err
+    assert next(whole(run.folder), None) is not None
 
 
 def test_a_signal_that_no_script_handles_is_said_and_the_run_goes_on(launch: Launch) -> None:

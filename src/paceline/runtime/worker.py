@@ -567,6 +567,7 @@ class WorkerLink:
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
         self._thread = 0  # no thread is left that could leave its script
+        prepare.end_wait()
         prepare.script_ended()
         self._channel.send(messages.ScriptEnded())
         while True:

@@ -391,6 +391,12 @@ def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
         return _evaluated(session.followed, session.followed.added, evaluate, session.link.seed, version, file)
 
 
+def end_wait() -> None:
+    """See `Session.end_wait`. The runtime calls this when the script has ended."""
+    if _Process.session is not None:
+        _Process.session.end_wait()
+
+
 def end_of_part() -> None:
     """Let the model be as the script has left it, for what the script has registered for its own end.
 

@@ -351,12 +351,16 @@ class Session:
         `epoch`: it only asks for the next batch of this epoch. If none is left of that, it ends the epoch first.
         """
         if self.here:
-            if self._awaits is not None:  # a signal handler of the script has led out of that wait
-                self._await_release(self._awaits)
+            self.end_wait()
             self.look_at_structure()
             self.send_kept(epoch)
             if self.go is None:
                 self.link.raise_if_interrupted()
+
+    def end_wait(self) -> None:
+        """Wait on for a release if a signal handler has led out of that wait: a replica makes its step before."""
+        if self._awaits is not None:
+            self._await_release(self._awaits)
 
     def go_on(self) -> None:
         """The script has its first batch, or it gets none: what it has changed by now, in past loops too, is gone."""
