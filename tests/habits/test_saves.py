@@ -111,7 +111,8 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
         assert (found["worker"], found["mark"]) == (0, 5)
     for worker in range(1, 4):
         own = ended.folder / f"worker-{worker}" / "saved" / folder.resolve().relative_to("/")
-        assert sorted(file.name for file in own.iterdir()) == sorted([*FILES, "round-4.pt", "round-5.pt"])
+        names = [*FILES, "round-4.pt", "round-5.pt", f"opened-{worker}"]
+        assert sorted(file.name for file in own.iterdir()) == sorted(names)
 
 
 ALL = """

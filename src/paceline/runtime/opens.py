@@ -1,26 +1,22 @@
-"""Checkpoints saved through an open file: `with open("model.pt", "wb") as f: torch.save(model, f)`.
+"""Files that a script opens by itself to write them: `with open("model.pt", "wb") as f: torch.save(model, f)`.
 
-`open` empties the file before `torch.save` hears of it, so the name has to say that this is a checkpoint, and the mode
-that it is written anew. In all workers but the first, such a file is the worker's own, as other saves are. A file of
-another name is left alone, and one line says so when the script saves to it.
+`open` empties the file before `torch.save` hears of it. So in all workers but the first, a file that is opened to be
+written anew is in the worker's own folder. If its name is not a checkpoint's, it is shown where the script says for as
+long as no other worker writes it. If the script saves a model to such a file, one line says so.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import io
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch
+from paceline.runtime.ownership import Ownership
+from paceline.runtime.saves import Saves, is_checkpoint
 
-from paceline.runtime.saves import Saves
-
-SUFFIXES = (".pt", ".pth", ".ckpt", ".pth.tar", ".safetensors")
-"""What checkpoints' names end with. Data sets and downloads end with .bin, .pkl or .tar as well: those are no sign."""
+_isfile = os.path.isfile  # as it was before the patches
 
 
 class Opening:
@@ -29,9 +25,11 @@ class Opening:
     An object rather than a function: as an attribute of a class, it doesn't become a method, as `open` doesn't.
     """
 
-    def __init__(self, saves: Saves, original: Callable[..., Any]) -> None:
+    def __init__(self, saves: Saves, original: Callable[..., Any], ownership: Ownership | None = None) -> None:
+        """`ownership`: which files that are no checkpoints other workers write. None: nothing is known of that."""
         self._saves = saves
         self._open = original
+        self._ownership = ownership
         functools.update_wrapper(self, original, updated=())
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -41,20 +39,30 @@ class Opening:
         if opener is not None or not isinstance(mode, str):
             return self._open(*arguments, **named)
         if "file" in named:
-            return self._open(*arguments, **{**named, "file": self._place(named["file"], mode)})
-        return self._open(*(self._place(path, mode) for path in arguments[:1]), *arguments[1:], **named)
-
-    def _place(self, path: Any, mode: str) -> Any:
-        begins_anew = "b" in mode and ("w" in mode or "x" in mode)
-        if begins_anew and self._saves.may_replace(path) and _is_checkpoint(path):
-            return self._saves.place_for(path)
-        return self._saves.found(path)
+            path, others = named.pop("file"), []
+        elif arguments:
+            path, *others = arguments
+        else:
+            return self._open(**named)
+        if not (("w" in mode or "x" in mode) and self._saves.may_replace(path)):
+            return self._open(self._saves.found(path), *others, **named)
+        if "b" in mode and is_checkpoint(path):
+            return self._open(self._saves.place_for(path), *others, **named)
+        real = os.path.realpath(os.fsdecode(path))
+        place = self._ownership.place(real) if self._ownership is not None else None
+        if place is None or ("x" in mode and self._ownership is not None and self._ownership.was_there(real)):
+            return self._open(self._saves.found(path), *others, **named)
+        file = self._open(place, *others, **named)
+        if self._ownership is not None:
+            self._ownership.show(real)
+        return file
 
 
 class Remark:
-    """Tells once that the script saves to a file which every worker opens."""
+    """Tells once that the script saves to a file which it has opened where every worker may."""
 
-    def __init__(self, say: Callable[[str], None], save: Callable[..., None]) -> None:
+    def __init__(self, saves: Saves, say: Callable[[str], None], save: Callable[..., None]) -> None:
+        self._saves = saves
         self._say = say
         self._save = save
         self._process: int | None = os.getpid()
@@ -65,24 +73,10 @@ class Remark:
         file = named.get("f", arguments[1] if len(arguments) > 1 else None)
         name = getattr(file, "name", None) if isinstance(file, io.BufferedIOBase) else None
         here = self._process == os.getpid()  # a process that the script forks has no word with the coordinator
-        if here and isinstance(name, str | bytes) and os.path.isfile(name) and not _is_checkpoint(name):
+        if here and isinstance(name, str | bytes) and _isfile(name) and not is_checkpoint(name):
             self._process = None
             self._say(
-                f"saves to {name!r}, a file that the script opened itself, and workers that open one file overwrite "
-                "each other's saves: save where paceline.is_main() is true, or call the file .pt, .pth or .ckpt"
+                f"saves to {self._saves.said(name)!r}, a file that the script opened itself; where worker 0 writes it, "
+                "too, the others' are in their own folders: save where paceline.is_main() is true, or call the file .pt"
             )
         self._save(*arguments, **named)
-
-
-def guard_open(folder: Path, say: Callable[[str], None] | None) -> None:
-    """Patch `open`, in this process and in what is forked from it. What the worker saves is in `folder`.
-
-    `say` tells the user what this worker does, if no other worker says the same.
-    """
-    builtins.open = io.open = Opening(Saves(folder), io.open)
-    if say is not None:
-        torch.save = torch.serialization.save = Remark(say, torch.save)
-
-
-def _is_checkpoint(path: Any) -> bool:
-    return os.fsdecode(path).lower().endswith(SUFFIXES)

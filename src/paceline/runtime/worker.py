@@ -36,13 +36,10 @@ from paceline.host.processes import (
     share_without_files,
     terminals_never_stop_me,
 )
-from paceline.runtime import interpreter
+from paceline.runtime import interpreter, patches
 from paceline.runtime.code import digests
-from paceline.runtime.folders import share
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
-from paceline.runtime.opens import guard_open
 from paceline.runtime.own_parser import ended_by_parser
-from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
@@ -100,11 +97,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     prepare.attach(link)
     os.register_at_fork(after_in_child=link.leave_to_parent)
     if settings.saves == "first":
-        own = None if worker == 0 else settings.folder / f"worker-{worker}" / "saved"
-        guard(own)
-        if own is not None:
-            guard_open(own, link.remark if worker == 1 else None)  # the others would say the same
-        share(worker, folders)
+        patches.install(worker, settings.folder, folders, link.remark)
     own_clipping.replace_torchs()
     try:
         signals.watch(link.handles)

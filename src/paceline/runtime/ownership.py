@@ -1,0 +1,291 @@
+"""Whose a path is, for one of a run's workers: nobody's business, the worker's own, or another's.
+
+- *Outside*: temporary, cache and shared-memory folders, the run's own folder, and whatever is neither below the working
+  directory nor in a folder that the script makes or saves in. Nothing there is looked after.
+- *Own*: what this worker has made, and no other has touched.
+- *Another's*: all else. A worker other than the first leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.runtime.saves import UNFINISHED, Saves, ensure, is_checkpoint, is_path, name_of
+from paceline.runtime.touched import Touched, upwards
+
+# these call the functions as they were before the patches
+_lexists, _isdir, _islink = os.path.lexists, os.path.isdir, os.path.islink
+_replace, _rmdir, _remove, _move = os.replace, os.rmdir, os.remove, shutil.move
+_link, _symlink = os.link, os.symlink
+
+ANEW = os.O_TRUNC | os.O_EXCL
+SYSTEM = ("/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/run")
+IN_HOME = (".cache", ".triton", ".nv")
+"""Folders of the user's own in which downloads and compilers keep things, whatever the environment says."""
+NAMED = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
+"""Variables that name such a folder, besides those that have CACHE in their names."""
+
+
+def outside(run: Path) -> frozenset[str]:
+    """Folders in which nothing is looked after. `run` is the run's own."""
+    home = os.path.expanduser("~")
+    named = [value for name, value in os.environ.items() if name in NAMED or "CACHE" in name]
+    folders = [*SYSTEM, *named, tempfile.gettempdir(), str(run.absolute())]
+    folders += [os.path.join(home, name) for name in IN_HOME]
+    return frozenset(os.path.realpath(one) for one in folders if os.path.isabs(one))
+
+
+def carry(src: str, dst: str) -> None:
+    """Move a file or folder. What is in a folder joins what is in the other, and takes the place of its like."""
+    if _isdir(src) and not _islink(src) and _isdir(dst) and not _islink(dst):
+        for entry in os.listdir(src):
+            carry(os.path.join(src, entry), os.path.join(dst, entry))
+        _rmdir(src)
+    elif _same(src, dst):
+        _remove(src)
+    else:
+        ensure(os.path.dirname(dst))
+        try:
+            _replace(src, dst)
+        except OSError:  # on another disk, or a folder in the place of a file
+            _move(src, dst)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether both are names of one file, or links that say the same."""
+    try:
+        if _islink(one) and _islink(other):
+            return os.readlink(one) == os.readlink(other)
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except OSError:
+        return False
+
+
+class Ownership:
+    """What this worker may change, and what it has made. `saves` has the worker's own folder.
+
+    All that a worker other than the first makes is in that folder, where the worker finds it whatever others do. It is
+    shown at its path as well, for as long as no other worker has to do with that path. Checkpoints are not: a script
+    that looks for its newest or best one is to find worker 0's.
+    """
+
+    def __init__(self, saves: Saves, touched: Touched, outside: frozenset[str]) -> None:
+        self.saves = saves
+        self.touched = touched
+        self._outside = outside
+        self._here = os.path.realpath(os.getcwd())
+
+    def looks_after(self, name: str) -> bool:
+        """Whether the path is not outside: the nearest folder above it that says so decides."""
+        made = False
+        here = {self._here}
+        with suppress(OSError):  # it may be gone
+            here.add(os.getcwd())
+        for folder in upwards(name):
+            if folder in here:
+                return True
+            if folder in self._outside:
+                return False
+            if self.touched.by("saved", folder):
+                return True
+            made = made or bool(self.touched.by("made", folder))
+        return made
+
+    def is_own(self, name: str) -> bool:
+        """Whether this worker alone has touched the path, or else the nearest one above it that has been touched."""
+        nearest = next((one for one in upwards(name) if self.touched.by("touched", one)), name)
+        return self.touched.by("touched", nearest) == [self.touched.worker]
+
+    def spares(self, path: Any) -> bool:
+        """Whether to remove the path, or to move it away, does nothing: it is another's, or another has removed it."""
+        if not is_path(path):
+            return False
+        name = name_of(path)
+        there = _lexists(name) or bool(self.touched.others("touched", name))
+        made = self.touched.by("made", name)  # a folder of this run is looked after wherever it is
+        spared = there and self.looks_after(name) and not self.is_own(name)
+        if spared or (made and self.touched.worker not in made):
+            self.touched.gone.add(name)
+            return True
+        return False
+
+    def was_there(self, name: str) -> bool:
+        """Whether there is something at the path that this worker has to mind, as it were alone."""
+        return _lexists(name) and not self.touched.others("touched", name) and name not in self.touched.gone
+
+    def place(self, path: Any) -> str | None:
+        """Where this worker makes something at the path: in an existing folder of its own. None: at the path itself."""
+        if not is_path(path):
+            return None
+        name = name_of(path)
+        if not self.looks_after(name) or not self.saves.has_folder(os.path.dirname(name)):
+            return None
+        place = self.saves.place_of(name)
+        ensure(os.path.dirname(place))
+        return place
+
+    def show(self, path: Any) -> None:
+        """Show what this worker has made at the path itself, unless another has to do with it."""
+        name = name_of(path)
+        place = self.saves.place_of(name)
+        with self.touched.apart(), suppress(OSError):
+            if place != name and self.looks_after(name):
+                self._show(place, name)
+
+    def _show(self, place: str, name: str) -> None:
+        self.touched.note("touched", name)
+        if is_checkpoint(name) or self.touched.others("touched", name) or self.touched.emptied_by_another(name):
+            return
+        if any(self.touched.others("moved", folder) for folder in upwards(name)):
+            return
+        if _isdir(place) and not _islink(place):
+            ensure(name)
+            for entry in os.listdir(place):
+                self._show(os.path.join(place, entry), os.path.join(name, entry))
+            return
+        if _same(place, name):
+            return
+        beside = f"{name}.{os.getpid()}" if _lexists(name) else name  # what was there before the run is overwritten
+        if _islink(place):
+            _symlink(os.readlink(place), beside)
+        else:
+            try:
+                _link(place, beside)
+            except OSError:  # on another disk
+                _symlink(place, beside)
+        if beside != name:
+            _replace(beside, name)
+
+    def hide(self, path: Any) -> None:
+        """Before this worker moves or removes what it has made: show it no longer."""
+        name = name_of(path)
+        place = self.saves.place_of(name)
+        with self.touched.apart(), suppress(OSError):
+            if place != name and not self.touched.emptied_by_another(name):
+                self._hide(place, name)
+
+    def _hide(self, place: str, name: str) -> None:
+        if _isdir(place) and not _islink(place):
+            for entry in os.listdir(place):
+                self._hide(os.path.join(place, entry), os.path.join(name, entry))
+        elif _same(place, name) or (_islink(name) and os.readlink(name) == place):
+            _remove(name)
+
+    def is_shared(self, path: Any) -> bool:
+        """Whether other workers, too, have touched what is below the path."""
+        return any(self.touched.others("touched", name) for name in self.touched.below("touched", name_of(path)))
+
+    def remove_tree(self, path: Any) -> None:
+        """Remove what is this worker's own at and below the path, with the folders of it that are then empty."""
+        name = name_of(path)
+        for own in [name] if self.is_own(name) else self.touched.below("touched", name):
+            if self.is_own(own):
+                self._prune(own)
+
+    def _prune(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            if _isdir(name) and not _islink(name):
+                for entry in os.listdir(name):
+                    self._prune(os.path.join(name, entry))
+                with suppress(OSError):  # another's file is left in it
+                    if self.is_own(name):
+                        _rmdir(name)
+            elif self.is_own(name):
+                _remove(name)
+
+
+class Witness:
+    """Notes what this worker makes, moves and removes: an audit hook, for which no function is replaced.
+
+    The first worker's own files are where its script says. So where another worker was first, the first worker takes
+    that one's file out of the way, before it makes its own. `own` names the folder of another worker.
+    """
+
+    def __init__(self, ownership: Ownership, own: Callable[[int], Path] | None = None) -> None:
+        self._ownership = ownership
+        self._own = own
+        self._mine = threading.local()
+        self._seen: dict[str, Callable[..., None]] = {
+            "open": self._opens,
+            "os.mkdir": lambda path, mode, folder: self._makes(path, folder),
+            "os.rename": self._renames,
+            "os.link": lambda src, dst, source, folder: self._makes(dst, folder, clears=True),
+            "os.symlink": lambda src, dst, folder: self._makes(dst, folder, clears=True),
+            "os.remove": self._removes,
+            "os.rmdir": self._empties,
+            "shutil.move": self._moves,
+            "shutil.rmtree": lambda path, folder=None: self._empties(path, -1 if folder is None else folder),
+        }
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """See `sys.addaudithook`."""
+        if event not in self._seen or getattr(self._mine, "looks", False):
+            return
+        self._mine.looks = True  # what is done here is an event, too
+        try:
+            with suppress(OSError, ValueError, TypeError):  # of a path that is none; the call itself says so
+                self._seen[event](*arguments)
+        finally:
+            self._mine.looks = False
+
+    def _opens(self, path: Any, mode: str | None, flags: int) -> None:
+        if flags & os.O_ACCMODE != os.O_RDONLY and is_path(path):
+            self._makes(os.path.realpath(os.fsdecode(path)), anew=bool(flags & os.O_TRUNC), clears=bool(flags & ANEW))
+
+    def _renames(self, src: Any, dst: Any, source: int, folder: int) -> None:
+        self._empties(src, source)
+        name = self._name(dst, folder)
+        if name is not None and self._own is not None and _isdir(src):
+            self._ownership.touched.note("moved", name)
+        self._makes(dst, folder, anew=True, clears=True)
+
+    def _moves(self, src: Any, dst: Any) -> None:
+        self._makes(os.path.join(dst, os.path.basename(os.fspath(src))) if _isdir(dst) else dst, clears=True)
+
+    def _makes(self, path: Any, folder: int = -1, anew: bool = False, clears: bool = False) -> None:
+        name = self._name(path, folder)
+        if name is None or not (self._own is not None or anew or not _lexists(name)):
+            return
+        touched = self._ownership.touched
+        if touched.worker in touched.by("touched", name):
+            return
+        with touched.apart():
+            touched.note("touched", name)
+            if self._own is not None and clears and _lexists(name):
+                self._clear(name, touched.others("touched", name), self._own)
+
+    def _clear(self, name: str, others: list[int], own: Callable[[int], Path]) -> None:
+        places = [f"{own(worker)}{name}" for worker in others]
+        for place in places:
+            if _same(name, place) or (_islink(name) and os.readlink(name) == place):
+                _remove(name)
+                return
+        if places:
+            carry(name, places[0])
+
+    def _removes(self, path: Any, folder: int) -> None:
+        name = self._name(path, folder) if self._own is not None else None
+        if name is not None:
+            self._ownership.touched.note("touched", name)
+
+    def _empties(self, path: Any, folder: int) -> None:
+        name = self._name(path, folder) if self._own is not None else None
+        if name is not None:
+            with self._ownership.touched.apart():
+                self._ownership.touched.note("touched", name)
+                if _isdir(name):
+                    self._ownership.touched.note("emptied", name)
+
+    def _name(self, path: Any, folder: int) -> str | None:
+        """The path's name, if it is looked after; not by a name in an open folder."""
+        if folder != -1 or not is_path(path):
+            return None
+        name = name_of(path)
+        return name if f"/{UNFINISHED}" not in name and self._ownership.looks_after(name) else None

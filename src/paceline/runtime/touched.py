@@ -1,0 +1,122 @@
+"""What the workers of a run on one host have made, saved in and touched: notes that all of them write and read.
+
+Worker 0 notes what it makes, moves and removes. Every other worker notes what it makes. So each can tell its own files
+from another's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+Kind = Literal["made", "emptied", "moved", "saved", "touched"]
+"""A folder that was not there before; one that is emptied or moved away; one that has come with what is in it; one that
+the script saves in; and all that a worker makes, moves or removes."""
+AT_ONCE = 1 << 20  # bytes of notes that are read at a time
+PATIENCE = 0.5  # seconds that are waited for a worker that was stopped with the notes in its hands
+
+
+class Touched:
+    """The notes of all workers, as this worker and the processes that it forks write and read them."""
+
+    def __init__(self, worker: int, notes: int) -> None:
+        """`notes` is the descriptor of a file that the workers share: see `runtime.folders.notes`."""
+        self.worker = worker
+        self.gone: set[str] = set()
+        """What this worker has removed, and is still there, as it is another's."""
+        self.folders: set[str] = set()
+        """Folders that this worker has made, or found when it was to make them. Others may have moved them since."""
+        self._notes = notes
+        self._threads = threading.RLock()
+        self._depth = 0
+        """How often this process is in `apart` now."""
+        self._read = 0
+        """Bytes of the notes that are in what follows."""
+        self._by: dict[tuple[str, str], list[int]] = {}
+        """By kind and path: the workers that noted it, in the order in which they did."""
+        self._emptied: dict[str, int] = {}
+        """Folders that were emptied or moved, and not made again: who did it last."""
+
+    def note(self, kind: Kind, name: str) -> None:
+        """Have every worker know that this one has to do with that path."""
+        if kind == "emptied" or name in self._emptied or self.worker not in self.by(kind, name):
+            with self.apart():
+                os.write(self._notes, b"%d %s %s\0" % (self.worker, kind.encode(), os.fsencode(name)))
+
+    def by(self, kind: Kind, name: str) -> list[int]:
+        """The workers that have noted this, the first one first."""
+        self._catch_up()
+        return self._by.get((kind, name), [])
+
+    def others(self, kind: Kind, name: str) -> list[int]:
+        """The same, without this worker."""
+        return [worker for worker in self.by(kind, name) if worker != self.worker]
+
+    def below(self, kind: Kind, folder: str) -> Iterator[str]:
+        """The folder itself and the paths in it that anyone has noted."""
+        self._catch_up()
+        there = [name for noted, name in list(self._by) if noted == kind]
+        return (name for name in there if name == folder or name.startswith(f"{folder}/"))
+
+    def emptied_by_another(self, name: str) -> bool:
+        """Whether another worker has emptied or moved the path, or a folder above it, and not made it again."""
+        self._catch_up()
+        return any(self._emptied.get(one, self.worker) != self.worker for one in upwards(name))
+
+    def forget(self, folder: str) -> None:
+        """This worker has removed or moved the folder."""
+        self.folders = {name for name in self.folders if name != folder and not name.startswith(f"{folder}/")}
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let no other worker in here meanwhile. It takes microseconds; a worker that is stopped is not waited for."""
+        mine = self._threads.acquire(timeout=PATIENCE)
+        outermost = mine and self._depth == 0
+        held = outermost and self._locked()
+        self._depth += mine
+        try:
+            yield
+        finally:
+            self._depth -= mine
+            if held:
+                fcntl.lockf(self._notes, fcntl.LOCK_UN, 1)
+            if mine:
+                self._threads.release()
+
+    def _locked(self) -> bool:
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            with suppress(OSError):  # another worker has it
+                fcntl.lockf(self._notes, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+                return True
+            time.sleep(0)
+        return False
+
+    def _catch_up(self) -> None:
+        """Read what is new. Two threads may do so at once, and read some notes twice."""
+        began = self._read
+        while whole := os.pread(self._notes, AT_ONCE, began).rpartition(b"\0")[0]:  # the last one may be half written
+            for note in whole.split(b"\0"):
+                number, kind, path = note.split(b" ", 2)
+                worker, name = int(number), os.fsdecode(path)
+                noted = self._by.setdefault((kind.decode(), name), [])
+                if worker not in noted:
+                    noted.append(worker)
+                if kind == b"emptied":
+                    self._emptied[name] = worker
+                elif kind == b"made":
+                    self._emptied.pop(name, None)
+            self._read = began = began + len(whole) + 1
+
+
+def upwards(name: str) -> Iterator[str]:
+    """The path itself, its folder, and so on to the root."""
+    yield name
+    while (above := os.path.dirname(name)) != name:
+        name = above
+        yield name

@@ -1,0 +1,245 @@
+"""Whose a path is, and what a worker may do with it: the functions of two workers beside each other, in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runtime.folders import notes
+from paceline.runtime.ownership import Ownership, Witness, carry, outside
+from paceline.runtime.patches import REPLACED, hands_of, own_folder, replacement
+from paceline.runtime.saves import Saves, name_of
+from paceline.runtime.touched import Touched
+
+
+class Worker:
+    """The functions that this worker's script finds, by name, without the originals' being replaced."""
+
+    def __init__(self, number: int, run: Path, notes: int) -> None:
+        self.hands = hands_of(number, run, notes)
+        self.touched = self.hands.ownership.touched
+        self.own = own_folder(run, number)
+        self._functions: dict[str, Any] = {
+            name: replacement(row, name, self.hands)
+            for row in REPLACED
+            for name in row.names
+            if hasattr(row.of[0], name)
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return self._functions[name]
+
+    def touches(self, path: Path) -> None:
+        """As its audit hook would note."""
+        self.touched.note("touched", name_of(path))
+
+
+@pytest.fixture
+def shared() -> Iterator[int]:
+    shared = notes()
+    yield shared
+    os.close(shared)
+
+
+@pytest.fixture
+def two(tmp_path: Path, shared: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Worker, Worker]:
+    """Workers 0 and 1, whose working directory is `work`."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return Worker(0, tmp_path / "run", shared), Worker(1, tmp_path / "run", shared)
+
+
+def test_another_s_file_stays_when_it_is_removed_or_moved_and_nothing_fails(two: tuple[Worker, Worker]) -> None:
+    first, other = two
+    Path("of-before").write_text("x")
+    Path("of-0").write_text("x")
+    first.touches(Path("of-0"))
+    for name in ("of-before", "of-0"):
+        other.remove(name)
+        other.unlink(path=name)
+        other.replace(name, "elsewhere")
+        other.move(name, "elsewhere")
+        assert Path(name).read_text() == "x"
+    assert not Path("elsewhere").exists()
+
+
+def test_a_file_that_another_has_removed_meanwhile_is_no_error_and_one_that_never_was_is(
+    two: tuple[Worker, Worker],
+) -> None:
+    first, other = two
+    first.touches(Path("of-0"))  # and has removed it
+    other.remove("of-0")
+    other.rename("of-0", "elsewhere")
+    assert other.getmtime("of-0") == other.getsize(Path("of-0")) == 0
+    for act in (other.remove, other.getmtime, other.rmtree, first.remove):
+        with pytest.raises(FileNotFoundError):
+            act("never-was")
+
+
+def test_the_first_worker_misses_no_file_that_was_another_s(two: tuple[Worker, Worker]) -> None:
+    first, other = two
+    other.touches(Path("of-1"))  # the first worker has listed it, and it is gone
+    first.remove("of-1")
+    assert first.getmtime("of-1") == 0
+
+
+def test_what_a_worker_makes_is_at_the_path_until_another_makes_it_too(
+    two: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    first, other = two
+    with other.open("log-1.txt", "w") as file:
+        file.write("of 1")
+    assert Path("log-1.txt").read_text() == "of 1"
+    other.replace("log-1.txt", "log-1.old")
+    assert Path("log-1.old").read_text() == other.open("log-1.old").read() == "of 1"
+    assert not Path("log-1.txt").exists()
+    other.remove("log-1.old")
+    assert not Path("log-1.old").exists()
+
+    with other.open("both.json", "w") as file:
+        file.write("of 1")
+        file.flush()
+        witness = Witness(first.hands.ownership, lambda number: own_folder(tmp_path / "run", number))
+        witness("open", ("both.json", "w", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        Path("both.json").write_text("of 0")
+        file.write(", all of it")
+    assert Path("both.json").read_text() == "of 0"
+    assert other.open("both.json").read() == "of 1, all of it"
+    other.replace("both.json", "end.json")
+    assert Path("both.json").read_text() == "of 0"
+    assert other.open("end.json").read() == "of 1, all of it"
+
+
+def test_a_folder_is_emptied_of_a_worker_s_own_files_alone(two: tuple[Worker, Worker]) -> None:
+    first, other = two
+    for name in ("out", "out/shared"):
+        os.mkdir(name)
+        first.touches(Path(name))
+    Path("out/of-0").touch()
+    first.touches(Path("out/of-0"))
+    other.touches(Path("out/shared"))
+    for name in ("out/of-1", "out/own/of-1"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    other.touches(Path("out/of-1"))
+    other.touches(Path("out/own"))
+    other.rmtree("out")
+    assert sorted(str(path) for path in Path("out").rglob("*")) == ["out/of-0", "out/shared"]
+    other.mkdir("out")  # as the script goes on
+    other.rmtree(Path("out"), ignore_errors=True)
+    other.rmdir("out/shared")
+    assert Path("out/shared").is_dir()
+
+
+def test_a_worker_s_own_folder_is_really_removed_with_what_other_programs_put_there(two: tuple[Worker, Worker]) -> None:
+    _, other = two
+    other.mkdir("own")
+    other.touches(Path("own"))
+    Path("own/of-a-program").touch()
+    other.rmtree("own")
+    assert not Path("own").exists()
+
+
+def test_outside_nothing_is_looked_after(two: tuple[Worker, Worker], tmp_path: Path) -> None:
+    first, other = two
+    for folder in (tmp_path / "elsewhere", tmp_path / "run"):
+        folder.mkdir(exist_ok=True)
+        (folder / "file").touch()
+        first.touches(folder / "file")
+        other.remove(folder / "file")
+        assert not (folder / "file").exists()
+
+
+def test_of_folders_within_each_other_the_nearest_decides(
+    tmp_path: Path, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "cache").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("SOME_CACHE_DIR", str(here / "cache"))
+    touched = Touched(1, shared)
+    ownership = Ownership(Saves(tmp_path / "own"), touched, outside(tmp_path / "run"))
+    assert ownership.looks_after(str(here / "file"))  # although it is below /tmp
+    assert not ownership.looks_after(str(here / "cache" / "file"))
+    assert not ownership.looks_after(str(tmp_path / "file"))
+    touched.note("saved", str(tmp_path / "saved-in"))
+    assert ownership.looks_after(str(tmp_path / "saved-in" / "deeper" / "file"))
+    assert not ownership.looks_after("/dev/shm/file")
+
+
+def test_links_and_copies_don_t_overwrite_another_s_and_are_no_error(two: tuple[Worker, Worker]) -> None:
+    first, other = two
+    Path("of-0").write_text("of 0")
+    Path("latest").symlink_to("of-0")
+    for name in ("of-0", "latest"):
+        first.touches(Path(name))
+    with other.open("of-1", "w") as file:
+        file.write("of 1")
+    other.copy("of-1", "of-0")
+    other.symlink("of-1", "latest")
+    assert (Path("of-0").read_text(), os.readlink("latest")) == ("of 0", "of-0")
+    assert other.open("of-0").read() == other.open("latest").read() == "of 1"
+    Path("of-before").touch()
+    with pytest.raises(FileExistsError):  # as alone
+        other.symlink("of-1", "of-before")
+
+
+def test_a_folder_that_another_has_moved_away_is_still_there_for_the_worker_that_made_it(
+    two: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    first, other = two
+    os.mkdir("unfinished")
+    first.touches(Path("unfinished"))
+    with pytest.raises(FileExistsError):
+        other.mkdir("unfinished")
+    Path("unfinished/about.json").write_text("of 0")
+    witness = Witness(first.hands.ownership, lambda number: own_folder(tmp_path / "run", number))
+    witness("os.rename", ("unfinished", "step-1", -1, -1))
+    os.rename("unfinished", "step-1")
+    assert other.isdir("unfinished")
+    with other.open("unfinished/about.json", "w") as file:
+        file.write("of 1")
+    other.rename("unfinished", "step-1")
+    assert other.open("step-1/about.json").read() == "of 1"
+    assert not other.isdir("unfinished")
+    assert Path("step-1/about.json").read_text() == "of 0"
+
+
+def test_carrying_a_folder_into_another_keeps_what_only_the_other_has(tmp_path: Path) -> None:
+    for name, content in {"a/x": "new", "a/sub/y": "new", "b/x": "old", "b/z": "old"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    os.link(tmp_path / "a" / "sub" / "y", tmp_path / "b" / "same")
+    (tmp_path / "a" / "same").hardlink_to(tmp_path / "b" / "same")
+    carry(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert not (tmp_path / "a").exists()
+    found = {
+        str(path.relative_to(tmp_path / "b")): path.read_text()
+        for path in (tmp_path / "b").rglob("*")
+        if path.is_file()
+    }
+    assert found == {"x": "new", "sub/y": "new", "z": "old", "same": "new"}
+
+
+def test_a_note_that_is_half_written_is_read_when_it_is_whole(shared: int) -> None:
+    one, other = Touched(0, shared), Touched(1, shared)
+    one.note("touched", "/a b")
+    os.write(shared, b"0 touch")
+    assert other.by("touched", "/a b") == [0]
+    os.write(shared, b"ed /c\0")
+    assert other.by("touched", "/c") == [0]
+
+
+def test_a_folder_that_was_emptied_counts_as_such_until_it_is_made_again(shared: int) -> None:
+    one, other = Touched(0, shared), Touched(1, shared)
+    one.note("made", "/out")
+    for _ in range(2):
+        one.note("emptied", "/out")
+        assert other.emptied_by_another("/out/deeper/file")
+        assert not one.emptied_by_another("/out/file")
+        one.note("made", "/out")
+        assert not other.emptied_by_another("/out/file")
