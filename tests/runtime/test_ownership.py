@@ -40,7 +40,7 @@ class Worker:
 
 @pytest.fixture
 def shared() -> Iterator[int]:
-    shared = notes()
+    shared = notes(with_first=True)
     yield shared
     os.close(shared)
 

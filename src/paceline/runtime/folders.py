@@ -16,12 +16,16 @@ from typing import Any
 from paceline.runtime.touched import Touched
 
 
-def notes() -> int:
-    """A file without a name, for all workers of a run. Returns its descriptor.
+def notes(with_first: bool = False) -> int:
+    """A file without a name, for all workers of a run on this host. Returns its descriptor.
 
     A process that is handed the descriptor, or inherits it by a fork, writes where the others have written last.
+    `with_first`: worker 0 is one of them.
     """
-    return os.memfd_create("paceline-folders")
+    shared = os.memfd_create("paceline-folders")
+    if with_first:
+        Touched(0, shared).note("first", "")
+    return shared
 
 
 class Folders:

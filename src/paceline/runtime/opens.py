@@ -52,6 +52,8 @@ class Opening:
         place = self._ownership.place(real) if self._ownership is not None else None
         if place is None or ("x" in mode and self._ownership is not None and self._ownership.was_there(real)):
             return self._open(self._saves.found(path), *others, **named)
+        if "w" in mode and self._ownership is not None:
+            self._ownership.clear(real)
         file = self._open(place, *others, **named)
         if self._ownership is not None:
             self._ownership.show(real)

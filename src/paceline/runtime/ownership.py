@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ _replace, _rmdir, _remove, _move = os.replace, os.rmdir, os.remove, shutil.move
 _link, _symlink = os.link, os.symlink
 
 ANEW = os.O_TRUNC | os.O_EXCL
+BEGAN = time.time()
+"""As this module is imported: before any worker is forked, on this host."""
 SYSTEM = ("/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/run")
 IN_HOME = (".cache", ".triton", ".nv")
 """Folders of the user's own in which downloads and compilers keep things, whatever the environment says."""
@@ -127,19 +130,34 @@ class Ownership:
         name = name_of(path)
         if not self.looks_after(name) or not self.saves.has_folder(os.path.dirname(name)):
             return None
+        if not self._with_first() and not is_checkpoint(name) and (self.is_own(name) or not self._is_of_this_run(name)):
+            return None
         place = self.saves.place_of(name)
         ensure(os.path.dirname(place))
         return place
+
+    def _with_first(self) -> bool:
+        """Whether worker 0 notes what it makes. On another host nothing is known of its files, if it has any there."""
+        return bool(self.touched.by("first", ""))
+
+    @staticmethod
+    def _is_of_this_run(name: str) -> bool:
+        """Whether there is something at the path that was written since the run began here."""
+        try:
+            return os.lstat(name).st_mtime >= BEGAN
+        except FileNotFoundError:
+            return False
 
     def show(self, path: Any) -> None:
         """Show what this worker has made at the path itself, unless another has to do with it."""
         name = name_of(path)
         place = self.saves.place_of(name)
         with self.touched.apart(), suppress(OSError):
-            if place != name and self.looks_after(name):
+            if place != name and self.looks_after(name) and self._with_first():
                 self._show(place, name)
 
     def _show(self, place: str, name: str) -> None:
+        own = self.touched.by("touched", name) == [self.touched.worker]
         self.touched.note("touched", name)
         if is_checkpoint(name) or self.touched.others("touched", name) or self.touched.emptied_by_another(name):
             return
@@ -150,7 +168,7 @@ class Ownership:
             for entry in os.listdir(place):
                 self._show(os.path.join(place, entry), os.path.join(name, entry))
             return
-        if _same(place, name):
+        if _same(place, name) or (self._is_of_this_run(name) and not own):
             return
         beside = f"{name}.{os.getpid()}" if _lexists(name) else name  # what was there before the run is overwritten
         if _islink(place):
@@ -162,6 +180,14 @@ class Ownership:
                 _symlink(place, beside)
         if beside != name:
             _replace(beside, name)
+
+    def clear(self, path: Any) -> None:
+        """Before this worker writes a file of its own anew: who has the old one open, or a link to it, keeps that."""
+        place = self.saves.held(path)
+        if place is not None and not _isdir(place):
+            self.hide(path)
+            with suppress(OSError):
+                _remove(place)
 
     def hide(self, path: Any) -> None:
         """Before this worker moves or removes what it has made: show it no longer."""

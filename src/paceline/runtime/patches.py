@@ -31,7 +31,7 @@ from paceline.runtime.ownership import Ownership, Witness, carry, outside
 from paceline.runtime.saves import Saves, is_path, name_of
 
 # these call the functions as they were before the patches
-_lexists, _isdir, _remove = os.path.lexists, os.path.isdir, os.remove
+_lexists, _isdir = os.path.lexists, os.path.isdir
 Call = Callable[..., Any]
 
 
@@ -190,17 +190,20 @@ def _moving(hands: Hands, original: Call) -> Call:
         if any(value is not None for key, value in named.items() if key.endswith("dir_fd")):
             return original(src, dst, *arguments, **named)
         to = _into(src, dst) if original.__name__ == "move" else dst
-        held, place = hands.saves.held(src), ownership.place(to)
+        held, spared, place = hands.saves.held(src), ownership.spares(src), ownership.place(to)
+        there = _lexists(src) and not spared
+        if name_of(src) == name_of(to) or not (held or spared or (there and place)):
+            return original(src, dst, *arguments, **named)
         if held is not None:
             ownership.hide(src)
+        if place is not None and (held or there):
+            ownership.clear(to)
+        if held is not None:
             carry(held, place or name_of(to))
-        spared = ownership.spares(src)
-        if place is None:
-            return to if spared or held is not None else original(src, dst, *arguments, **named)
-        if not spared and (held is None or _lexists(src)):
-            carry(name_of(src), place)
+        if there and _lexists(src):  # else it was shown there
+            carry(name_of(src), place or name_of(to))
         ownership.touched.forget(name_of(src))
-        if held is not None or not spared:
+        if place is not None and (held or there):
             ownership.show(to)
         return to
 
@@ -214,8 +217,7 @@ def _linking(hands: Hands, original: Call) -> Call:
         place = hands.ownership.place(dst) if not any(key.endswith("dir_fd") for key in named) else None
         if place is None or hands.ownership.was_there(name_of(dst)):
             return original(src, dst, *arguments, **named)
-        with suppress(FileNotFoundError):
-            _remove(place)  # its own of before: whether it saw and removed that depends on others
+        hands.ownership.clear(dst)  # its own of before: whether it saw and removed that depends on others
         if original.__name__ == "symlink":
             original(hands.saves.found(src) if os.path.isabs(src) else src, place, *arguments, **named)
         else:
@@ -238,7 +240,10 @@ def _copying(hands: Hands, original: Call) -> Call:
         place = hands.ownership.place(to)
         if place is None:
             return original(hands.saves.found(src), dst, **named)
-        original(hands.saves.found(src), place, **named)
+        found = hands.saves.found(src)
+        if found != place:
+            hands.ownership.clear(to)
+        original(found, place, **named)
         hands.ownership.show(to)
         return to
 

@@ -285,7 +285,7 @@ def _coordinate(
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
-    folders = notes()
+    folders = notes(with_first=True)
     workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, settings.shows))
     rooms, failure = None, ""
     here = settings.head_workers

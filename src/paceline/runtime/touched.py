@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-Kind = Literal["made", "emptied", "moved", "saved", "touched"]
-"""A folder that was not there before; one that is emptied or moved away; one that has come with what is in it; one that
-the script saves in; and all that a worker makes, moves or removes."""
+Kind = Literal["first", "made", "emptied", "moved", "saved", "touched"]
+"""That worker 0 is on this host; a folder that was not there before; one that is emptied or moved away; one that has
+come with what is in it; one that the script saves in; and all that a worker makes, moves or removes."""
 AT_ONCE = 1 << 20  # bytes of notes that are read at a time
 PATIENCE = 0.5  # seconds that are waited for a worker that was stopped with the notes in its hands
 
