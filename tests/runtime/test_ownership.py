@@ -243,3 +243,10 @@ def test_a_folder_that_was_emptied_counts_as_such_until_it_is_made_again(shared:
         assert not one.emptied_by_another("/out/file")
         one.note("made", "/out")
         assert not other.emptied_by_another("/out/file")
+
+
+def test_the_guide_names_every_function_that_is_replaced() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "habits.md").read_text()
+    section = page.split("## Who saves")[1].split("\n## ")[0]
+    names = {name for row in REPLACED for name in row.names} - {"save", "load", "is_file", "is_dir"}  # those of classes
+    assert [name for name in sorted(names) if name not in section] == []
