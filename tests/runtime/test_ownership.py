@@ -209,6 +209,20 @@ def test_a_folder_that_another_has_moved_away_is_still_there_for_the_worker_that
     assert Path("step-1/about.json").read_text() == "of 0"
 
 
+def test_a_folder_that_a_worker_has_moved_away_and_another_made_again_is_no_error_when_it_makes_it_again(
+    two: tuple[Worker, Worker],
+) -> None:
+    first, other = two
+    for _ in range(3):
+        first.mkdir("unfinished")
+        first.touches(Path("unfinished"))
+        other.mkdir("unfinished")
+        with pytest.raises(FileExistsError):
+            other.mkdir("unfinished")
+        other.rename("unfinished", "step")
+        os.rmdir("unfinished")
+
+
 def test_carrying_a_folder_into_another_keeps_what_only_the_other_has(tmp_path: Path) -> None:
     for name, content in {"a/x": "new", "a/sub/y": "new", "b/x": "old", "b/z": "old"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

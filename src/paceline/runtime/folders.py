@@ -35,7 +35,6 @@ class Folders:
         """`mkdir` is `os.mkdir` as it was."""
         self.touched = Touched(worker, notes)
         self._mkdir = mkdir
-        self._made: set[str] = set()
 
     def make(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Take the place of `os.mkdir`."""
@@ -43,16 +42,17 @@ class Folders:
             self._mkdir(path, mode, dir_fd=dir_fd)
             return
         name = os.path.realpath(os.fsdecode(path))
+        touched = self.touched
         if not os.path.lexists(name):
-            self.touched.note("made", name)
+            touched.note("made", name)
+        known = name in touched.folders
         try:
             self._mkdir(path, mode)
         except FileExistsError:
-            if os.path.isdir(name):
-                self.touched.folders.add(name)
-            another_s = name in self.touched.gone or (name not in self._made and self.touched.others("made", name))
-            if not another_s or not os.path.isdir(name):
+            if not os.path.isdir(name):
                 raise
-        self.touched.gone.discard(name)
-        self._made.add(name)
-        self.touched.folders.add(name)
+            touched.folders.add(name)
+            if name not in touched.gone and (known or not touched.others("made", name)):
+                raise
+        touched.gone.discard(name)
+        touched.folders.add(name)
