@@ -248,6 +248,24 @@ def test_a_note_that_is_half_written_is_read_when_it_is_whole(shared: int) -> No
     assert other.by("touched", "/c") == [0]
 
 
+def test_where_the_notes_were_closed_nothing_is_noted_in_the_file_that_has_their_number_now(tmp_path: Path) -> None:
+    """As in the store, which is forked from a worker."""
+    shared = notes()
+    touched = Touched(1, shared)
+    touched.note("touched", "/a")
+    os.close(shared)
+    touched.note("touched", "/b")
+    handle = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    os.dup2(handle, shared)
+    touched.note("touched", "/c")
+    with touched.apart():
+        assert touched.by("touched", "/c") == []
+    assert (tmp_path / "file").read_bytes() == b""
+    os.close(handle)
+    if handle != shared:
+        os.close(shared)
+
+
 def test_a_folder_that_was_emptied_counts_as_such_until_it_is_made_again(shared: int) -> None:
     one, other = Touched(0, shared), Touched(1, shared)
     one.note("made", "/out")

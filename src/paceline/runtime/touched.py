@@ -32,6 +32,7 @@ class Touched:
         self.folders: set[str] = set()
         """Folders that this worker has made, or found when it was to make them. Others may have moved them since."""
         self._notes = notes
+        self._file = _file_of(notes)
         self._threads = threading.RLock()
         self._depth = 0
         """How often this process is in `apart` now."""
@@ -44,8 +45,10 @@ class Touched:
 
     def note(self, kind: Kind, name: str) -> None:
         """Have every worker know that this one has to do with that path."""
+        if _file_of(self._notes) != self._file:
+            return  # a process of Paceline's own was forked from this one, and has closed it
         if kind == "emptied" or name in self._emptied or self.worker not in self.by(kind, name):
-            with self.apart():
+            with self.apart(), suppress(OSError):
                 os.write(self._notes, b"%d %s %s\0" % (self.worker, kind.encode(), os.fsencode(name)))
 
     def by(self, kind: Kind, name: str) -> list[int]:
@@ -84,12 +87,13 @@ class Touched:
         finally:
             self._depth -= mine
             if held:
-                fcntl.lockf(self._notes, fcntl.LOCK_UN, 1)
+                with suppress(OSError):
+                    fcntl.lockf(self._notes, fcntl.LOCK_UN, 1)
             if mine:
                 self._threads.release()
 
     def _locked(self) -> bool:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + (PATIENCE if _file_of(self._notes) == self._file else 0)
         while time.monotonic() < until:
             with suppress(OSError):  # another worker has it
                 fcntl.lockf(self._notes, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
@@ -99,6 +103,8 @@ class Touched:
 
     def _catch_up(self) -> None:
         """Read what is new. Two threads may do so at once, and read some notes twice."""
+        if _file_of(self._notes) != self._file:
+            return
         began = self._read
         while whole := os.pread(self._notes, AT_ONCE, began).rpartition(b"\0")[0]:  # the last one may be half written
             for note in whole.split(b"\0"):
@@ -112,6 +118,15 @@ class Touched:
                 elif kind == b"made":
                     self._emptied.pop(name, None)
             self._read = began = began + len(whole) + 1
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Which file is open under this number, if any is."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def upwards(name: str) -> Iterator[str]:
