@@ -197,6 +197,14 @@ def test_whoever_has_a_nan_is_named_though_clipping_spreads_it_to_all_parameters
 # --- alone ------------------------------------------------------------------------------------------
 
 
+def test_small_gradients_are_clipped_as_by_torch_too() -> None:
+    mine, theirs = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+    for one in (mine, theirs):
+        one.grad = torch.tensor([3e-6, 4e-6])
+    clip_grad_norm_(theirs, 1e-6)
+    assert torch.equal(Clip(1e-6, None).limit_of([_gradient(mine)])(_gradient(mine), torch.empty(2)), _gradient(theirs))
+
+
 def of_one() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
