@@ -119,6 +119,13 @@ def test_two_workers_edits_are_one_and_the_replay_ends_on_the_same_bits(edit: st
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("edit", SAY)
+def test_hosts_that_make_ranges_of_a_version_edit_their_own(edit: str, launch: Launch) -> None:
+    ended = launch.run(SCRIPT, "--emulate-hosts", "2", "-n", "1", "-p", "bsp", args=(edit,)).completed()
+    assert [float(said.split()[0]) for said in ended.out.split("apart by")[1:]] == [0.0]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["asp", "ssp", "hsp", "ps-plus", "ad-psgd", "ripples"])
 def test_under_every_protocol_a_run_with_edits_is_replayed_to_the_same_bits(protocol: str, launch: Launch) -> None:
     script = SCRIPT.replace('print("apart by", max(apart))', "").replace("assert seen", "# ")
