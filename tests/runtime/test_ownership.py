@@ -183,6 +183,10 @@ def test_links_and_copies_don_t_overwrite_another_s_and_are_no_error(two: tuple[
     other.symlink("of-1", "latest")
     assert (Path("of-0").read_text(), os.readlink("latest")) == ("of 0", "of-0")
     assert other.open("of-0").read() == other.open("latest").read() == "of 1"
+    os.remove("latest")
+    Path("latest").symlink_to("of-1")  # the first worker's link says the same now, and stays
+    other.remove("latest")
+    assert os.readlink("latest") == "of-1"
     Path("of-before").touch()
     with pytest.raises(FileExistsError):  # as alone
         other.symlink("of-1", "of-before")
