@@ -190,6 +190,76 @@ def test_each_batch_is_counted_once_and_a_replay_has_the_same_bits(habit: str, p
     assert broken_replay(run) == []
 
 
+ZEROED = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+torch.set_num_threads(1)
+how = sys.argv[1]
+whole = nn.ModuleDict({"part": nn.Linear(1, 1, bias=False)})
+nn.init.constant_(whole["part"].weight, 0.0)
+optimizer = torch.optim.SGD(whole.parameters(), lr=1.0)
+data = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]).reshape(8, 1)
+loader = DataLoader(TensorDataset(data), batch_size=1)
+whole, optimizer, loader = paceline.prepare(whole, optimizer, loader, epochs=1, shards="static")
+for i, (x,) in enumerate(loader):
+    whole["part"](x).sum().backward()
+    if i == 0 and paceline.worker() == 0:
+        if how == "model":
+            whole.zero_grad(set_to_none=False)
+        if how == "submodule":
+            whole["part"].zero_grad(set_to_none=False)
+        if how == "in place":
+            for parameter in whole.parameters():
+                parameter.grad.zero_()
+        if how == "anew":
+            for parameter in whole.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        if how == "none":
+            for parameter in whole.parameters():
+                parameter.grad = None
+        continue
+    optimizer.step()
+    optimizer.zero_grad()
+paceline.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "protocol"),
+    each(
+        [(how, one) for how in ("model", "submodule", "in place", "anew", "none") for one in ("bsp", "all-reduce")],
+        default={("model", "bsp"), ("in place", "all-reduce")},
+    ),
+)
+def test_a_batch_whose_gradient_is_zeroed_in_any_way_weighs_nothing(how: str, protocol: str, launch: Launch) -> None:
+    """Worker 0 has 1, 4, 16 and 64, and leaves 1 out. Worker 1 has 2, 8, 32 and 128, the last one on its own."""
+    run = launch.run(ZEROED, "-n", "2", "-p", protocol, "--threads", "1", args=(how,)).completed()
+    assert run.rows("SELECT worker, count(*) FROM batches WHERE used = 'skipped' GROUP BY 1") == [(0, 1)]
+    assert run.final()["part.weight"].item() == -((4 + 2) / 2 + (16 + 8) / 2 + (64 + 32) / 2 + 128)
+    assert run.summary["samples"] == 7
+    assert main(["check", str(run.folder)]) == 0
+
+
+def test_a_gradient_that_is_zero_weighs_like_any_other(launch: Launch) -> None:
+    """Worker 0's first step is of 1, whose loss is flat and gives two such gradients, and of 4."""
+    flat = '(0 * whole["part"](x).sum()).backward()'
+    script = ZEROED.replace(
+        "    if i == 0 and",
+        f"""
+    if i == 0:
+        optimizer.zero_grad()
+        {flat}
+        {flat}
+    if i == 0 and""",
+    )
+    run = launch.run(script, "-n", "2", "--threads", "1", args=("not",)).completed()
+    assert run.rows("SELECT count(*) FROM batches WHERE used = 'skipped'") == [(0,)]
+    assert run.final()["part.weight"].item() == pytest.approx(-((2 * 4 + 0) / 3 + (16 + 8) / 2 + (64 + 32) / 2 + 128))
+
+
 LEFT_OVER = """
 import sys, torch
 from torch import nn

@@ -110,6 +110,10 @@ class Session:
         """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
         self.batches = Batches(leased=False)
         """What the script has fetched, and what its gradients are of. `prepare` says whether batches are leased."""
+        self._first_given = 0
+        """The parameter whose gradient came first since the batches may have changed."""
+        self._accumulated: tuple[int, int] | None = None
+        """That gradient, as autograd left it."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
         self._thread = threading.get_ident()
@@ -403,8 +407,8 @@ class Session:
         self.go_on()
         if not self.steps and not self.batches_in_step:
             self.changes.first_batch()
-        if self.batches.window and not self._has_gradient():
-            self.thrown_away()  # by model.zero_grad(), say
+        if self.batches.window and self._zeroed():
+            self.thrown_away()
         if self.batches_in_step == 0:
             self._began = time.monotonic()
         else:
@@ -577,8 +581,11 @@ class Session:
                 self.step_discarded = False
                 if self.batches.changed:
                     self.batches.gradient(number)
+                    self._first_given = number
                 if self.go is not None:
                     self.holder.take(number)
+                if number == self._first_given:
+                    self._accumulated = self._mark(number)
 
         return take
 
@@ -592,6 +599,25 @@ class Session:
         if self.batches.repeats and not self._told_of_repeats and self.link.worker == 0:
             self._told_of_repeats = True
             self.link.remark(REPEATS)
+
+    def _mark(self, number: int) -> tuple[int, int] | None:
+        """Tell this parameter's gradient from what the script makes of it."""
+        gradient = self.parameters[number].grad
+        return None if gradient is None else (id(gradient), gradient._version)
+
+    def _zeroed(self) -> bool:
+        """Whether the script has zeroed all gradients since the last backward: by `model.zero_grad()`, or by hand.
+
+        A gradient that autograd has made zero counts. So values are looked at, which waits for a device, only if the
+        script has written into the parameter's gradient that came first. The smallest gradients come first.
+        """
+        if self._mark(self._first_given) == self._accumulated:
+            return False
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return not any(
+            (gradient._values() if gradient.is_sparse else gradient).any()
+            for gradient in sorted(gradients, key=torch.Tensor.numel)
+        )
 
     def _has_gradient(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters)
