@@ -26,12 +26,14 @@ def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture
     return capsys.readouterr().out
 
 
-def test_without_a_loader_it_says_that_every_worker_ran_the_whole_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "no batches were shared out: each of the 2 workers ran the whole loop, {} steps\n"
+def test_where_no_batch_was_leased_it_says_that_every_worker_ran_a_loop_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "no samples were counted: each of the 2 workers ran a loop of its own, {} steps\n"
     assert line.format("50") in shown([50, 50], None, capsys)
     assert line.format("48 to 50") in shown([50, 48], None, capsys)
-    assert "shared out" not in shown([50, 50], 32.0, capsys)
-    assert "shared out" not in shown([50], None, capsys)
+    assert "samples were counted" not in shown([50, 50], 32.0, capsys)
+    assert "samples were counted" not in shown([50], None, capsys)
 
 
 def test_of_hundreds_of_workers_the_first_have_a_line_and_the_others_one(capsys: pytest.CaptureFixture[str]) -> None:

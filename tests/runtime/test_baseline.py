@@ -21,6 +21,7 @@ from paceline.runtime.baseline import Worker
 from support.launch import Launch
 from support.rounding import apart
 from support.scripts import functions_of, training
+from support.suites import each
 
 EVALUATE = "def evaluate(model): return {'size': float(model.weight.abs().sum())}"
 ROUNDING = apart(torch.float32, summands=16, steps=16, largest=8.0)
@@ -62,6 +63,71 @@ def test_it_trains_as_the_mean_of_all_workers_gradients_padded_and_recorded_as_a
         torch.testing.assert_close(made[name], value, rtol=0, atol=ROUNDING)
 
 
+OWN = """
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+
+class Merges(DataLoader):
+    scale = 1
+
+    def __iter__(self):
+        batches = super().__iter__()
+        for (x,), (y,) in zip(batches, batches):
+            yield self.scale * torch.cat([x, y])
+
+    def twice(self):
+        for x in self:
+            yield 2 * x
+
+
+class Fetches(Merges):
+    def __iter__(self):
+        for ids in self.batch_sampler:
+            yield torch.cat([self.dataset[one][0] for one in ids])[:, None]
+
+
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+kind = globals()[sys.argv[1]]
+data = TensorDataset(torch.arange(32.0).reshape(32, 1))
+loader = kind(data, batch_size=4, shuffle=True, num_workers=int(sys.argv[2]))
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+assert isinstance(loader, kind) and len(loader) == 4
+seen = []
+for epoch in range(2):
+    seen.append([])
+    for x in loader if epoch == 0 else loader.twice():
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen[-1] += x.flatten().tolist()
+    loader.scale = 4
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "loaders", "scale", "steps"), each([("Merges", 0, 8, 4), ("Merges", 2, 8, 4), ("Fetches", 0, 2, 8)])
+)
+def test_the_loader_s_class_iterates_in_its_own_way_over_each_worker_s_part(
+    name: str, loaders: int, scale: int, steps: int, launch: Launch
+) -> None:
+    run = launch.run(OWN, "-n", "2", "-p", "ddp", "--seed", "3", args=(name, str(loaders))).completed()
+    own, other = (
+        json.loads(next(line for line in out.splitlines() if line[0] == "[")) for out in (run.out, run.log(1))
+    )
+    every = [float(one) for one in range(32)]
+    assert [sorted(own[loop] + other[loop]) for loop in range(2)] == [every, [scale * one for one in every]]
+    assert (run.summary["samples"], run.summary["versions"]) == (64, steps)
+
+
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[tuple[Worker, socket.socket]]:
     """The first of two workers, in a process that has not forked any; and what it tells."""
@@ -77,6 +143,12 @@ class Stream(IterableDataset[int]):
         return iter(range(4))
 
 
+class Adds(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        yield torch.zeros(1, 4)
+
+
 DATA = TensorDataset(torch.zeros(8, 4))
 
 
@@ -86,6 +158,7 @@ DATA = TensorDataset(torch.zeros(8, 4))
         (None, "-p ddp gives each worker a part of the loader's data, and this script gives prepare() no loader with"),
         (DataLoader(Stream()), "-p ddp gives each worker a part of the loader's data, and this script gives prepare()"),
         (DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])), "-p ddp puts a DistributedSampler in the place of the"),
+        (Adds(DATA), "-p ddp gives each worker a part of the batches, and those of a Adds don't come of its batch"),
     ],
 )
 def test_a_loader_whose_data_can_t_be_shared_out_is_refused_in_one_line(

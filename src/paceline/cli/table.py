@@ -58,7 +58,7 @@ def print_summary(summary: Summary, folder: Path) -> None:
     if rate is None and summary["workers"] > 1 and summary["per_worker"]:
         steps = _between([row["steps"] for row in summary["per_worker"]])
         console.print(
-            f"no batches were shared out: each of the {summary['workers']} workers ran the whole loop, {steps} steps",
+            f"no samples were counted: each of the {summary['workers']} workers ran a loop of its own, {steps} steps",
             soft_wrap=True,
         )
     stale = summary["staleness"]

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +27,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
@@ -44,7 +52,10 @@ from paceline.runtime.worker import GRACE, redirect, run_script, show
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure
+from paceline.training.loader import SharedOut, as_prepared, view_of
+from paceline.training.loop import Loop
 from paceline.training.one_ahead import OneAhead
+from paceline.training.probe import can_be_leased
 from paceline.training.seeding import seed_script, seed_step
 from paceline.version import __version__
 
@@ -63,50 +74,37 @@ class Wrapped(DistributedDataParallel):
             return getattr(super().__getattr__("module"), name)
 
 
-class Shared:
-    """The user's loader over this worker's part of each epoch."""
+class Shared(SharedOut):
+    """The user's loader over this worker's part of each epoch. Its class iterates in its own way.
+
+    Each pass of torch's iterator is an epoch.
+    """
 
     def __init__(self, loader: DataLoader[Any], baseline: Worker) -> None:
+        super().__init__(loader)
         self._baseline = baseline
-        self._sampler: DistributedSampler[Any] = DistributedSampler(
+        self.sampler: DistributedSampler[Any] = DistributedSampler(
             loader.dataset,
             num_replicas=baseline.workers,
             rank=baseline.worker,
             shuffle=isinstance(loader.sampler, RandomSampler),
             seed=baseline.seed,
         )
-        self._loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            sampler=self._sampler,
-            drop_last=loader.drop_last,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
-        self._epoch = -1
+        assert loader.batch_size is not None
+        self.batch_sampler = BatchSampler(self.sampler, loader.batch_size, loader.drop_last)
+        self.loop = Loop(-1, over=True)
+        self._view = view_of(loader, self)
+        self._asked: deque[int] = deque()
+        """Samples of each batch that torch's iterator fetches, and has not handed out."""
         self._items: OneAhead | None = None
 
     @property
     def samples(self) -> int:
         """In an epoch, of all workers: DistributedSampler repeats some, so that all have as many."""
-        return len(self._sampler) * self._baseline.workers
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        return len(self.sampler) * self._baseline.workers
 
     def __iter__(self) -> Iterator[Any]:
-        self._items = OneAhead(self._counted())
+        self._items = OneAhead(iter(self._view))
         return self._items
 
     @property
@@ -114,14 +112,32 @@ class Shared:
         """Whether the loop's present batch is this worker's last one."""
         return self._items is not None and not self._items.fetch()
 
-    def _counted(self) -> Iterator[Any]:
-        self._epoch += 1
-        self._sampler.set_epoch(self._epoch)
-        size, left = self._loader.batch_size or 1, len(self._sampler)
-        for data in self._loader:
-            self._baseline.handed_out(min(size, left))
-            left -= size
-            yield data
+    def begin_pass(self) -> Loop:
+        """See `SharedOut`."""
+        self.loop = Loop(self.loop.epoch + 1)
+        self.sampler.set_epoch(self.loop.epoch)
+        self._asked.clear()
+        return self.loop
+
+    def leases(self) -> Iterator[list[Any]]:
+        """See `SharedOut`."""
+        if not self.makes_iterator:
+            self.begin_pass()
+        return self._ids(self.makes_iterator)
+
+    def _ids(self, counted: bool) -> Iterator[list[Any]]:
+        for ids in self.batch_sampler:
+            if counted:
+                self._asked.append(len(ids))
+            else:
+                self._baseline.handed_out(len(ids))
+            yield ids
+
+    def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
+        """See `SharedOut`."""
+        data = next(fetched)
+        self._baseline.handed_out(self._asked.popleft())
+        return data
 
 
 class Worker:
@@ -171,6 +187,11 @@ class Worker:
                 "which would train on other data; leave ddp out, or give the loader a batch_size, and shuffle in place "
                 "of a sampler"
             )
+        if not can_be_leased(loader):
+            self.refuse(
+                f"-p ddp gives each worker a part of the batches, and those of a {type(loader).__name__} don't come of "
+                "its batch sampler alone; leave ddp out, or prepare a DataLoader over the same data"
+            )
         if any(parameter.device.type != "cpu" for parameter in model.parameters()):
             self.refuse("-p ddp trains over gloo on the CPU, and the model is on a GPU; leave ddp out")
         if self._settings.targets and not evaluates:
@@ -191,7 +212,8 @@ class Worker:
         dist.barrier()
         self._origin = time.monotonic()
         seed_step(self.seed, self.worker, 1)
-        return wrapped, optimizer, shared
+        shown = {"sampler": shared.sampler, "batch_sampler": shared.batch_sampler}
+        return wrapped, optimizer, as_prepared(shared, shown)
 
     @property
     def _pads(self) -> bool:

@@ -89,16 +89,12 @@ def length(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-class _Paced:
+class Iterated:
     """How a prepared loader is iterated. In all else it is the user's; see `as_prepared`."""
 
-    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
         """The user's own, which iterates over all the data."""
-        self._session = session
-        self._epoch = -1
-        self._trained = 0
-        """Loops that came to their end and trained."""
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError
@@ -110,6 +106,43 @@ class _Paced:
 
     def was_set(self, name: str) -> None:
         """The script has set this attribute of the loader."""
+
+
+class SharedOut(Iterated):
+    """Gives a part of the batches to the user's class, which iterates over a view of its loader; see `view_of`."""
+
+    loop: Loop
+    """The present one."""
+    makes_iterator = False
+    """Whether torch's iterator that asks for batches now is one that counts them."""
+
+    @property
+    def is_past(self) -> bool:
+        """Whether the present loop is of an epoch that was used up before the run went on. It gets no batches."""
+        return False
+
+    def begin_pass(self) -> Loop:
+        """Torch's iterator begins. Return the loop that it is of."""
+        raise NotImplementedError
+
+    def leases(self) -> Iterator[list[Any]]:
+        """Each next batch's sample ids, maybe after a tag, to the end of this worker's part of the epoch."""
+        raise NotImplementedError
+
+    def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
+        """Return the loop's next batch, from torch's iterator."""
+        raise NotImplementedError
+
+
+class _Paced(Iterated):
+    """Iterated at the pace of a session."""
+
+    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+        super().__init__(loader)
+        self._session = session
+        self._epoch = -1
+        self._trained = 0
+        """Loops that came to their end and trained."""
 
     def _skip_past(self) -> None:
         """Go to the epoch that the script goes on in, if it has asked Paceline for that."""
@@ -129,7 +162,7 @@ class _Paced:
             session.link.epochs_are_over()
 
 
-class PacedLoader(_Paced):
+class PacedLoader(_Paced, SharedOut):
     """Iterates over the batches that this worker is leased. `len` is the whole epoch's batches.
 
     It never waits for a protocol or another worker. Leaving a loop early gives back what was fetched ahead. One loop
@@ -144,9 +177,7 @@ class PacedLoader(_Paced):
         self._orders = Orders(loader.batch_sampler, session.link.seed)
         self.loop = Loop(-1, over=True)
         self._iteration = _Iteration(self.loop)
-        self._leased = _leased(loader, self)
-        self.makes_iterator = False
-        """Whether torch's iterator that asks for leases now is one that counts batches."""
+        self._leased = view_of(loader, self)
         self._asks_ahead = False
         """Whether a batch is fetched only because the script asks whether the one before is the last."""
         self._iterates = type(loader).__iter__ is not DataLoader.__iter__
@@ -201,11 +232,11 @@ class PacedLoader(_Paced):
 
     @property
     def is_past(self) -> bool:
-        """Whether the present loop is of an epoch that was used up before the run went on. It gets no batches."""
+        """See `SharedOut`."""
         return self._is_past()
 
     def was_set(self, name: str) -> None:
-        """See `_Paced`."""
+        """See `Iterated`."""
         if self._leased._iterator is not None and name in PROCESSES_HAVE:
             self._session.link.remark(
                 f"has set the loader's {name}, which has no effect: with persistent_workers=True the "
@@ -213,7 +244,7 @@ class PacedLoader(_Paced):
             )
 
     def begin_pass(self) -> Loop:
-        """Torch's iterator begins. Return the loop that it is of."""
+        """See `SharedOut`."""
         iteration = self._iteration
         if iteration.passes:  # the user's class chains them
             self._end(iteration.loop, self._leave(iteration.loop))
@@ -226,7 +257,7 @@ class PacedLoader(_Paced):
         return iteration.loop
 
     def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
-        """Return the loop's next batch, from torch's iterator."""
+        """See `SharedOut`."""
         session = self._session
         if loop.over:  # a thread of the user's class fetches ahead, and the script has left the loop
             raise StopIteration
@@ -335,10 +366,7 @@ class PacedLoader(_Paced):
             loop.leased.clear()
 
     def leases(self) -> Iterator[list[Any]]:
-        """Each next batch's tag and sample ids, to the end of this worker's part of the epoch.
-
-        If the user's class fetches batches by itself, it gets the sample ids alone, and a batch counts at once.
-        """
+        """See `SharedOut`. A class that fetches batches by itself gets sample ids alone, and a batch counts at once."""
         if self.makes_iterator:
             return _Asking(self.loop, self._session, self._orders)
         return self._ids()
@@ -491,7 +519,7 @@ class _Prepared(DataLoader[Any]):
     """
 
     __slots__ = ("_iterator", "_paced")
-    _paced: _Paced
+    _paced: Iterated
     _is_accelerate_prepared = True  # else Accelerate builds a loader of its own, over all the data
 
     def __iter__(self) -> Any:
@@ -519,10 +547,10 @@ class _Prepared(DataLoader[Any]):
 
 
 class _View(DataLoader[Any]):
-    """What the user's class iterates over: its own loader, with leased batches."""
+    """What the user's class iterates over: its own loader, with this worker's batches."""
 
     __slots__ = ("_iterator", "_paced")
-    _paced: PacedLoader
+    _paced: SharedOut
 
     def _get_iterator(self) -> Any:
         paced = self._paced
@@ -540,7 +568,7 @@ class _View(DataLoader[Any]):
 class _OfTorch(DataLoader[Any]):
     """Comes after the user's class, so that it gets torch's own iterator."""
 
-    _paced: PacedLoader
+    _paced: SharedOut
 
     def _get_iterator(self) -> Any:
         return _Counted(self._paced, self._paced.loop, super()._get_iterator())
@@ -549,7 +577,7 @@ class _OfTorch(DataLoader[Any]):
 class _Counted:
     """Torch's iterator over leased batches, each of which counts as it is handed out."""
 
-    def __init__(self, paced: PacedLoader, loop: Loop, batches: Any) -> None:
+    def __init__(self, paced: SharedOut, loop: Loop, batches: Any) -> None:
         self._paced = paced
         self._loop = loop
         self._batches = batches
@@ -587,18 +615,18 @@ class _Counted:
             self._paced.makes_iterator = False
 
 
-def as_prepared(paced: _Paced) -> DataLoader[Any]:
-    """Return the loader that the script gets, which is iterated in this way."""
-    prepared: DataLoader[Any] = _shown(paced.loader, (_Prepared, type(paced.loader)))
+def as_prepared(paced: Iterated, otherwise: Mapping[str, Any] | None = None) -> DataLoader[Any]:
+    """Return the loader that the script gets, which is iterated in this way. It shows some attributes otherwise."""
+    prepared: DataLoader[Any] = _shown(paced.loader, (_Prepared, type(paced.loader)), otherwise)
     object.__setattr__(prepared, "_paced", paced)
     return prepared
 
 
-def _leased(loader: DataLoader[Any], paced: PacedLoader) -> DataLoader[Any]:
-    """The view that the user's class iterates over."""
+def view_of(loader: DataLoader[Any], paced: SharedOut) -> DataLoader[Any]:
+    """Return the view that the user's class iterates over."""
     # That refers to this. If both were garbage of one cycle, torch would lose the queues of processes that persist
     # before it can tell them to end, and then wait 5 s for each.
-    proxy: PacedLoader = weakref.proxy(paced)
+    proxy: SharedOut = weakref.proxy(paced)
     shown = {"dataset": _SeededDataset(loader.dataset), "batch_sampler": _Leases(proxy), "in_order": True}
     leased: DataLoader[Any] = _shown(loader, (_View, type(loader), _OfTorch), shown)
     object.__setattr__(leased, "_paced", proxy)
@@ -631,7 +659,7 @@ def _has_one_iterator(loader: DataLoader[Any]) -> bool:
 class _Leases:
     """The batch sampler of the view: takes a lease whenever a batch is asked for. In all else it is the user's."""
 
-    def __init__(self, paced: PacedLoader) -> None:
+    def __init__(self, paced: SharedOut) -> None:
         self._paced = paced
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -658,7 +658,10 @@ def install(held: Mapping[str, Tensor], file: Path, added: Mapping[str, Tensor] 
             places[name].copy_(recorded.get_tensor(name))
 
 
-def structure_of(metadata: Mapping[str, str]) -> tuple[int, dict[str, str]]:
-    """Return a recorded version's structure, as its number and names; no names if it is as in `prepare`."""
-    number, names = json.loads(metadata.get(STRUCTURE, "[0, {}]"))
+def structure_of(metadata: Mapping[str, str] | None) -> tuple[int, dict[str, str]]:
+    """Return a recorded version's structure, as its number and names; no names if it is as in `prepare`.
+
+    A version that plain DDP has recorded has no metadata.
+    """
+    number, names = json.loads((metadata or {}).get(STRUCTURE, "[0, {}]"))
     return number, names
