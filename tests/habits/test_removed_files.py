@@ -58,11 +58,12 @@ torch.save({"worker": me}, f"best-{me}{epoch}.pt")
 """
 
 
+@pytest.mark.parametrize("workers", [("-n", "4"), ("-n", "2", "--emulate-hosts", "2")], ids=["a host", "two hosts"])
 @pytest.mark.parametrize("protocol", each(PROTOCOLS, default=("bsp",)))
 def test_the_last_checkpoints_of_worker_0_stay_whoever_lists_and_removes_old_ones(
-    protocol: str, launch: Launch, folder: Path
+    protocol: str, workers: tuple[str, ...], launch: Launch, folder: Path
 ) -> None:
-    launch.run(script(folder, ROTATES), "-n", "3", "-p", protocol).completed()
+    launch.run(script(folder, ROTATES), *workers, "-p", protocol).completed()
     assert sorted(file.name for file in (folder / "ckpt").iterdir()) == ["epoch2-of0.pt", "epoch3-of0.pt"]
     assert torch.load(folder / "ckpt" / "epoch3-of0.pt") == {"worker": 0, "epoch": 3}
     assert [file.name for file in folder.glob("best-*")] == ["best-03.pt"]
@@ -137,11 +138,12 @@ Path(f"log-{me}.tmp").rename(f"log-{me}.txt")
 """
 
 
+@pytest.mark.parametrize("workers", [("-n", "4"), ("-n", "2", "--emulate-hosts", "2")], ids=["a host", "two hosts"])
 @pytest.mark.parametrize("protocol", each(PROTOCOLS, default=("asp",)))
 def test_each_worker_finds_what_it_has_put_in_another_file_s_place_and_worker_0_s_is_at_the_path(
-    protocol: str, launch: Launch, folder: Path
+    protocol: str, workers: tuple[str, ...], launch: Launch, folder: Path
 ) -> None:
-    launch.run(script(folder, REPLACES), "-n", "4", "-p", protocol).completed()
+    launch.run(script(folder, REPLACES), *workers, "-p", protocol).completed()
     for name in ("state", "state-0", "state-3", "moved", "copied", "step-3/about"):
         assert json.loads((folder / f"{name}.json").read_text())["worker"] == 0
     for name in ("latest.pt", "last", "hard.pt"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.folders import notes
+from paceline.runtime.folders import notes, notes_of, told
 from paceline.runtime.ownership import Ownership, Witness, carry, outside
 from paceline.runtime.patches import REPLACED, hands_of, own_folder, replacement
 from paceline.runtime.saves import Saves, name_of
@@ -103,7 +103,7 @@ def test_what_a_worker_makes_is_at_the_path_until_another_makes_it_too(
     with other.open("both.json", "w") as file:
         file.write("of 1")
         file.flush()
-        witness = Witness(first.hands.ownership, lambda number: own_folder(tmp_path / "run", number))
+        witness = Witness(first.hands.ownership, first=True)
         witness("open", ("both.json", "w", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         Path("both.json").write_text("of 0")
         file.write(", all of it")
@@ -201,7 +201,7 @@ def test_a_folder_that_another_has_moved_away_is_still_there_for_the_worker_that
     with pytest.raises(FileExistsError):
         other.mkdir("unfinished")
     Path("unfinished/about.json").write_text("of 0")
-    witness = Witness(first.hands.ownership, lambda number: own_folder(tmp_path / "run", number))
+    witness = Witness(first.hands.ownership, first=True)
     witness("os.rename", ("unfinished", "step-1", -1, -1))
     os.rename("unfinished", "step-1")
     assert other.isdir("unfinished")
@@ -286,3 +286,23 @@ def test_the_guide_names_every_function_that_is_replaced() -> None:
     section = page.split("## Who saves")[1].split("\n## ")[0]
     names = {name for row in REPLACED for name in row.names} - {"save", "load", "is_file", "is_dir"}  # those of classes
     assert [name for name in sorted(names) if name not in section] == []
+
+
+def test_a_host_of_the_head_s_machine_adds_to_the_head_s_notes_and_one_elsewhere_has_its_own(
+    shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, name = told(shared)
+    there, elsewhere, alone = notes_of((at, name)), notes_of((at, f"{name} of another machine")), notes_of(None)
+    Touched(1, there).note("made", "/a")
+    Touched(0, shared).note("made", "/a")
+    Touched(2, there).note("made", "/a")
+    assert Touched(3, shared).by("made", "/a") == [1, 0, 2]
+    assert Touched(3, elsewhere).by("made", "/a") == Touched(3, alone).by("first", "") == []
+
+    monkeypatch.chdir(tmp_path)
+    far = Worker(1, tmp_path / "run", alone)
+    far.remove("removed meanwhile.json")  # worker 0 may have done it
+    far.rename("removed meanwhile.json", "kept.json")
+    assert not Path("kept.json").exists()
+    for one in (there, elsewhere, alone):
+        os.close(one)

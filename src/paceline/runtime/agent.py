@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -49,7 +49,7 @@ from paceline.host.tcp import Address
 from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE
 from paceline.records.times import Fetch
-from paceline.runtime.folders import notes
+from paceline.runtime.folders import notes_of
 from paceline.runtime.forking import fork_workers, forked_zygote
 from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.packed import packed, unpacked
@@ -107,13 +107,15 @@ def agent(
     ):
         strangers = children()
         adopt_orphans()
-        folders, loop = notes(), Loop()
+        opened, loop = ExitStack(), Loop()
         mover: Mover = InLoop(loop, keys, _show) if forked is None else InProcess(forked, loop, _show)
 
         def company(settings: Settings, output: Outward) -> Workers:
             zygote.settle(packed(replace(settings, folder=folder)))
+            shared = notes_of(settings.notes)
+            opened.callback(os.close, shared)
             return Workers(
-                loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, lambda worker: True)
+                loop, output, lambda numbers: fork_workers(numbers, settings, zygote, shared, lambda worker: True)
             )
 
         def take_part(called: str, patience: float) -> _Agent:
@@ -161,7 +163,7 @@ def agent(
             sys.stderr.write(f"paceline: host {name}: {unforeseen(error)}\n")
             return between.Close("failed", unforeseen(error))
         finally:
-            os.close(folders)
+            opened.close()
             loop.close()
 
 

@@ -9,8 +9,11 @@ is an error, and so is a folder that the worker has made itself.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from paceline.runtime.touched import Touched
@@ -19,13 +22,29 @@ from paceline.runtime.touched import Touched
 def notes(with_first: bool = False) -> int:
     """A file without a name, for all workers of a run on this host. Returns its descriptor.
 
-    A process that is handed the descriptor, or inherits it by a fork, writes where the others have written last.
-    `with_first`: worker 0 is one of them.
+    Whoever writes there adds to what the others have written. `with_first`: worker 0 is one of them.
     """
-    shared = os.memfd_create("paceline-folders")
+    shared = os.memfd_create(f"paceline-notes-{secrets.token_hex(8)}")
+    fcntl.fcntl(shared, fcntl.F_SETFL, os.O_APPEND)
     if with_first:
         Touched(0, shared).note("first", "")
     return shared
+
+
+def told(notes: int) -> tuple[str, str]:
+    """Where other processes of this machine find these notes, and what is found there: no other file has that name."""
+    at = f"/proc/{os.getpid()}/fd/{notes}"
+    return at, os.readlink(at)
+
+
+def notes_of(run: tuple[str, str] | None) -> int:
+    """A descriptor of the run's notes, if its head is on this machine; else of new ones, for this host alone."""
+    if run is not None:
+        at, name = run
+        with suppress(OSError):
+            if os.readlink(at) == name:
+                return os.open(at, os.O_RDWR | os.O_APPEND)
+    return notes()
 
 
 class Folders:

@@ -111,13 +111,17 @@ class Ownership:
         if not is_path(path):
             return False
         name = name_of(path)
-        there = _lexists(name) or bool(self.touched.others("touched", name))
+        there = _lexists(name) or self.may_have_removed(name)
         made = self.touched.by("made", name)  # a folder of this run is looked after wherever it is
         spared = there and self.looks_after(name) and not self.is_own(name)
         if spared or (made and self.touched.worker not in made):
             self.touched.gone.add(name)
             return True
         return False
+
+    def may_have_removed(self, name: str) -> bool:
+        """Whether it may be another's doing that the path is not there."""
+        return bool(self.touched.others("touched", name)) or not self._with_first()
 
     def was_there(self, name: str) -> bool:
         """Whether there is something at the path that this worker has to mind, as it were alone."""
@@ -207,8 +211,10 @@ class Ownership:
             _remove(name)
 
     def is_shared(self, path: Any) -> bool:
-        """Whether other workers, too, have touched what is below the path."""
-        return any(self.touched.others("touched", name) for name in self.touched.below("touched", name_of(path)))
+        """Whether other workers, too, may have touched what is below the path."""
+        return not self._with_first() or any(
+            self.touched.others("touched", name) for name in self.touched.below("touched", name_of(path))
+        )
 
     def remove_tree(self, path: Any) -> None:
         """Remove what is this worker's own at and below the path, with the folders of it that are then empty."""
@@ -233,12 +239,12 @@ class Witness:
     """Notes what this worker makes, moves and removes: an audit hook, for which no function is replaced.
 
     The first worker's own files are where its script says. So where another worker was first, the first worker takes
-    that one's file out of the way, before it makes its own. `own` names the folder of another worker.
+    that one's file out of the way, before it makes its own.
     """
 
-    def __init__(self, ownership: Ownership, own: Callable[[int], Path] | None = None) -> None:
+    def __init__(self, ownership: Ownership, first: bool) -> None:
         self._ownership = ownership
-        self._own = own
+        self._first = first
         self._mine = threading.local()
         self._seen: dict[str, Callable[..., None]] = {
             "open": self._opens,
@@ -270,7 +276,7 @@ class Witness:
     def _renames(self, src: Any, dst: Any, source: int, folder: int) -> None:
         self._empties(src, source)
         name = self._name(dst, folder)
-        if name is not None and self._own is not None and _isdir(src):
+        if name is not None and self._first and _isdir(src):
             self._ownership.touched.note("moved", name)
         self._makes(dst, folder, anew=True, clears=True)
 
@@ -279,18 +285,19 @@ class Witness:
 
     def _makes(self, path: Any, folder: int = -1, anew: bool = False, clears: bool = False) -> None:
         name = self._name(path, folder)
-        if name is None or not (self._own is not None or anew or not _lexists(name)):
+        if name is None or not (self._first or anew or not _lexists(name)):
             return
         touched = self._ownership.touched
         if touched.worker in touched.by("touched", name):
             return
         with touched.apart():
             touched.note("touched", name)
-            if self._own is not None and clears and _lexists(name):
-                self._clear(name, touched.others("touched", name), self._own)
+            if self._first and clears and _lexists(name):
+                self._clear(name)
 
-    def _clear(self, name: str, others: list[int], own: Callable[[int], Path]) -> None:
-        places = [f"{own(worker)}{name}" for worker in others]
+    def _clear(self, name: str) -> None:
+        touched = self._ownership.touched
+        places = [f"{touched.own[worker]}{name}" for worker in touched.others("touched", name) if worker in touched.own]
         for place in places:
             if _same(name, place) or (_islink(name) and os.readlink(name) == place):
                 _remove(name)
@@ -299,12 +306,12 @@ class Witness:
             carry(name, places[0])
 
     def _removes(self, path: Any, folder: int) -> None:
-        name = self._name(path, folder) if self._own is not None else None
+        name = self._name(path, folder) if self._first else None
         if name is not None:
             self._ownership.touched.note("touched", name)
 
     def _empties(self, path: Any, folder: int) -> None:
-        name = self._name(path, folder) if self._own is not None else None
+        name = self._name(path, folder) if self._first else None
         if name is not None:
             with self._ownership.touched.apart():
                 self._ownership.touched.note("touched", name)

@@ -127,7 +127,7 @@ def _measuring(hands: Hands, original: Call) -> Call:
         try:
             return original(hands.saves.found(filename))
         except FileNotFoundError:
-            if not hands.ownership.touched.others("touched", name_of(filename)):
+            if not hands.ownership.may_have_removed(name_of(filename)):
                 raise
             return 0
 
@@ -317,9 +317,11 @@ def own_folder(run: Path, worker: int) -> Path:
 
 
 def hands_of(worker: int, run: Path, notes: int) -> Hands:
-    """For a worker of the run in that folder. In `notes` all workers of this host note what they make."""
+    """For a worker of the run in that folder. In `notes` all workers of this machine note what they make."""
     folders = Folders(worker, notes, os.mkdir)
     saves = Saves(own_folder(run, worker) if worker else None, folders.touched)
+    if worker:
+        folders.touched.note("own", str(own_folder(run, worker).absolute()))
     return Hands(worker == 0, folders, saves, Ownership(saves, folders.touched, outside(run)))
 
 
@@ -345,4 +347,4 @@ def install(worker: int, run: Path, notes: int, say: Callable[[str], None]) -> N
                 setattr(owner, name, patched)
     if worker == 1:  # the others would say the same
         torch.save = torch.serialization.save = Remark(hands.saves, say, torch.save)
-    sys.addaudithook(Witness(hands.ownership, functools.partial(own_folder, run) if hands.first else None))
+    sys.addaudithook(Witness(hands.ownership, hands.first))

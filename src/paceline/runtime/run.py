@@ -45,7 +45,7 @@ from paceline.records.whole import write_whole
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
-from paceline.runtime.folders import notes
+from paceline.runtime.folders import notes, told
 from paceline.runtime.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.interrupts import Interrupts
@@ -105,6 +105,7 @@ def _run(
         try:
             with (
                 forked_zygote(interrupts.let_go) as zygote,
+                _noted(settings) as (settings, shared),
                 _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
                 _stage(settings, interrupts) as (loop, output),
                 _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
@@ -114,7 +115,7 @@ def _run(
                 zygote.settle(packed(settings))
                 with _journal(settings) as journal:
                     coordinator = _coordinate(
-                        settings, interrupts, zygote, journal, direct, loop=loop, output=output, others=others
+                        settings, interrupts, zygote, journal, direct, shared, loop=loop, output=output, others=others
                     )
                     ending = coordinator.rooms.ending
                     if others is not None:
@@ -261,6 +262,16 @@ def undo(folder: Path, made: list[Path]) -> None:
 
 
 @contextmanager
+def _noted(settings: Settings) -> Iterator[tuple[Settings, int]]:
+    """Settings that say where workers of this machine note what they make of files; and a descriptor of that."""
+    shared = notes(with_first=True)
+    try:
+        yield replace(settings, notes=told(shared)), shared
+    finally:
+        os.close(shared)
+
+
+@contextmanager
 def _journal(settings: Settings) -> Iterator[Journal]:
     path = settings.folder / LEDGER
     resumes = settings.resumed is not None
@@ -278,6 +289,7 @@ def _coordinate(
     zygote: Zygote,
     journal: Journal,
     direct: Direct | None,
+    shared: int,
     *,
     loop: Loop,
     output: Output,
@@ -285,8 +297,7 @@ def _coordinate(
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
-    folders = notes(with_first=True)
-    workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, settings.shows))
+    workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, shared, settings.shows))
     rooms, failure = None, ""
     here = settings.head_workers
     try:
@@ -346,7 +357,6 @@ def _coordinate(
                 with suppress(OSError):
                     unfinished.unlink()
         remove_drafts(settings.folder)
-        os.close(folders)
 
 
 def _code_before(settings: Settings) -> dict[str, str]:

@@ -35,6 +35,8 @@ class Settings:
     """What instructions the numeric libraries may use. See `host.processor`."""
     folder: Path
     """The run's; at another host than the head's, one for what workers save there. See `runtime.scratch`."""
+    notes: tuple[str, str] | None = None
+    """Where hosts of the head's machine find what its workers note of files. See `runtime.folders.told`."""
     directory: Path | None = None
     """Where workers begin, at a host that was sent a folder; None: in the working directory. See `runtime.received`."""
     shards: Literal["dynamic", "static"] | None

@@ -1,4 +1,4 @@
-"""What the workers of a run on one host have made, saved in and touched: notes that all of them write and read.
+"""What the workers of a run on one machine have made, saved in and touched: notes that all of them write and read.
 
 Worker 0 notes what it makes, moves and removes. Every other worker notes what it makes. So each can tell its own files
 from another's.
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-Kind = Literal["first", "made", "emptied", "moved", "saved", "touched"]
-"""That worker 0 is on this host; a folder that was not there before; one that is emptied or moved away; one that has
-come with what is in it; one that the script saves in; and all that a worker makes, moves or removes."""
+Kind = Literal["first", "own", "made", "emptied", "moved", "saved", "touched"]
+"""That worker 0 is on this machine; a worker's own folder; a folder that was not there before; one that is emptied or
+moved away; one that has come with what is in it; one that the script saves in; and all that a worker makes, moves or
+removes."""
 AT_ONCE = 1 << 20  # bytes of notes that are read at a time
 PATIENCE = 0.5  # seconds that are waited for a worker that was stopped with the notes in its hands
 
@@ -31,6 +32,8 @@ class Touched:
         """What this worker has removed, and is still there, as it is another's."""
         self.folders: set[str] = set()
         """Folders that this worker has made, or found when it was to make them. Others may have moved them since."""
+        self.own: dict[int, str] = {}
+        """Where what each worker makes is, besides worker 0's."""
         self._notes = notes
         self._file = _file_of(notes)
         self._threads = threading.RLock()
@@ -115,6 +118,8 @@ class Touched:
                     noted.append(worker)
                 if kind == b"emptied":
                     self._emptied[name] = worker
+                elif kind == b"own":
+                    self.own[worker] = name
                 elif kind == b"made":
                     self._emptied.pop(name, None)
             self._read = began = began + len(whole) + 1
