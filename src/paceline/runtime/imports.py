@@ -45,4 +45,4 @@ def _leave_dynamo_out(kind: Any) -> None:
     for name in ("__init__", "add_param_group", "state_dict", "load_state_dict", "zero_grad"):
         plain = getattr(getattr(kind, name, None), "__wrapped__", None)
         if plain is not None:
-            await_compiler(plain, getattr(kind, name))
+            await_compiler(plain)
