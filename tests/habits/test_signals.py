@@ -145,8 +145,10 @@ def test_handlers_are_called_after_what_holds_them_back_and_in_what_lets_them_th
     monkeypatch.setattr(signals, "_handlers", signals._Handlers())
     before, told, came = signal.getsignal(signal.SIGUSR1), list[Any](), list[int]()
     interrupts = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))  # as a launcher has one
     signals.watch(told.append)
     try:
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
         signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
         assert told == [[signal.SIGUSR1]]
         with signals.held_back:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_
 
+import paceline
 from paceline.errors import ConfigError
-from paceline.training import own_clipping
+from paceline.training import own_clipping, prepare
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import Layout, Places
@@ -250,6 +251,17 @@ def test_alone_a_scalers_gradients_are_unscaled_before_they_are_clipped(fused: b
     assert model.weight.tolist() == [[pytest.approx(0.7), pytest.approx(0.6)]]
 
 
+def test_alone_a_cell_that_runs_again_without_the_option_may_clip_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare._Process, "prepared", False)
+    model, optimizer = of_one()
+    paceline.prepare(model, optimizer, clip_grad_norm=1.0)
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    paceline.prepare(model, optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 # --- the script's own -------------------------------------------------------------------------------
 
 
@@ -260,7 +272,7 @@ def noticed() -> Iterator[tuple[nn.Module, list[OwnClipping]]]:
     model(torch.ones(1, 2)).sum().backward()
     watch(model.parameters(), found.append)
     yield model, found
-    own_clipping._Process.watched = None
+    own_clipping.watch_none()
 
 
 FUNCTIONS: dict[str, Callable[[nn.Module], object]] = {

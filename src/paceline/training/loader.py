@@ -18,7 +18,7 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loop import Loop
-from paceline.training.one_ahead import OneAhead
+from paceline.training.one_ahead import Last, OneAhead, is_last
 from paceline.training.orders import Orders
 from paceline.training.probe import can_be_leased
 from paceline.training.seeding import seed_fetch, seed_item, seed_stream
@@ -101,7 +101,7 @@ class Iterated:
 
     @property
     def last(self) -> bool:
-        """See `_Prepared`."""
+        """See `one_ahead.Last`."""
         raise NotImplementedError
 
     def was_set(self, name: str) -> None:
@@ -201,16 +201,17 @@ class PacedLoader(_Paced, SharedOut):
                     session.batches.yielded(items.first)
                 yield items.take()
         finally:
+            iteration.items = None  # its processes end
             self._take_back(iteration)
             looked = self._leave(iteration.loop)
         self._end(iteration.loop, looked)
 
     @property
     def last(self) -> bool:
-        """See `_Prepared`. A batch that is fetched for this is handed out when its turn comes."""
+        """See `one_ahead.Last`. A batch that is fetched for this is handed out when its turn comes."""
         iteration = self._iteration
         if iteration.items is None:
-            return False
+            return iteration.passes > 0
         self._asks_ahead = True
         try:
             return not self._fetch(iteration)
@@ -424,12 +425,12 @@ class PacedStream(_Paced):
 
     _begun = False
     """Whether an epoch has begun."""
-    _ahead: OneAhead | None = None
+    _ahead: weakref.ref[OneAhead] | None = None
 
     @property
     def last(self) -> bool:
-        """See `_Prepared`."""
-        return self._ahead is not None and not self._ahead.fetch()
+        """See `one_ahead.Last`."""
+        return is_last(self._ahead)
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_if_over()
@@ -449,7 +450,8 @@ class PacedStream(_Paced):
             return
         session.other_training.loop_begins()
         asked = time.monotonic()
-        items = self._ahead = OneAhead(self._items())
+        items = OneAhead(self._items())
+        self._ahead = weakref.ref(items)
         while items.fetch():
             session.come_by()
             if session.go is None and not session.joins:
@@ -502,7 +504,7 @@ class _Iteration:
     passes: int = 0
     """Of torch's iterators that were begun in it."""
     items: OneAhead | None = None
-    """What the script gets of it; None before it begins."""
+    """What the script gets of it; None before it begins, and once it is left."""
     postponed: deque[tuple[Batch, int, Any, float]] = field(default_factory=deque)
     """Batches that were fetched because the script asked whether one is the last, and are not handed out yet."""
 
@@ -521,14 +523,10 @@ class _Prepared(DataLoader[Any]):
     __slots__ = ("_iterator", "_paced")
     _paced: Iterated
     _is_accelerate_prepared = True  # else Accelerate builds a loader of its own, over all the data
+    last = Last(lambda loader: loader._paced.last)
 
     def __iter__(self) -> Any:
         return iter(self._paced)
-
-    @property
-    def last(self) -> bool:
-        """Whether the loop's present batch is this worker's last one. To know that, the next batch is fetched now."""
-        return self._paced.last
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -56,19 +57,46 @@ class OneAhead:
         return getattr(self._items, name)
 
 
+def is_last(items: weakref.ref[OneAhead] | None) -> bool:
+    """Return whether nothing comes after the item that was taken last. None: no iteration has begun.
+
+    A loader refers to its items weakly: as a loop is left, its iterator ends, with the iterator's processes.
+    """
+    if items is None:
+        return False
+    there = items()
+    return there is None or not there.fetch()
+
+
+class Last:
+    """`loader.last`: whether the loop's present batch is this worker's last one. The next batch is fetched for that.
+
+    What the script's own class, or the script itself, calls by that name comes first.
+    """
+
+    def __init__(self, of: Callable[[Any], bool]) -> None:
+        self._of = of
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, loader: Any, kind: type | None = None) -> Any:
+        if loader is None:
+            return self
+        theirs = getattr(super(self._owner, loader), self._name, self)
+        return self._of(loader) if theirs is self else theirs
+
+
 class KnowsLast(DataLoader[Any]):
     """Mixed into the class of the user's own loader object in a script that runs alone: it has `last`, too."""
 
-    _paceline_items: OneAhead | None = None
+    _paceline_items: weakref.ref[OneAhead] | None = None
+    last = Last(lambda loader: is_last(loader._paceline_items))
 
     def __iter__(self) -> Any:
-        self._paceline_items = OneAhead(super().__iter__())
-        return self._paceline_items
-
-    @property
-    def last(self) -> bool:
-        """Whether the loop's present batch is its last one."""
-        return self._paceline_items is not None and not self._paceline_items.fetch()
+        items = OneAhead(super().__iter__())
+        self._paceline_items = weakref.ref(items)
+        return items
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or pickle is of the script's own class."""

@@ -7,6 +7,7 @@ framework that it uses, has imported it.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,16 +51,21 @@ class OwnClipping:
         return f"{line} prepare() can clip all gradients together, by their Euclidean norm or by value, and no others"
 
 
-class _Process:
-    """Whose gradients matter in this process, and who is told: a dictionary by `id`, as tensors compare elementwise."""
+class _ClippingWatch:
+    """Whose gradients matter in this process, by `id`, as tensors compare elementwise. And who is told."""
 
-    watched: tuple[dict[int, Tensor], Callable[[OwnClipping], object]] | None = None
+    now: tuple[weakref.WeakValueDictionary[int, Tensor], Callable[[OwnClipping], object]] | None = None
 
 
 def watch(parameters: Iterable[Tensor], tell: Callable[[OwnClipping], object]) -> None:
     """Call `tell` whenever the script is about to clip gradients of these parameters."""
-    _Process.watched = {id(parameter): parameter for parameter in parameters}, tell
+    _ClippingWatch.now = weakref.WeakValueDictionary((id(parameter), parameter) for parameter in parameters), tell
     replace_torchs()
+
+
+def watch_none() -> None:
+    """The script may clip what it likes."""
+    _ClippingWatch.now = None
 
 
 def replace_torchs() -> None:
@@ -87,7 +93,7 @@ def _telling(original: Callable[..., Any], names: Sequence[str]) -> Callable[...
     @uncompiled  # else it is told of once, when it is compiled
     @functools.wraps(original)
     def clip(*arguments: Any, **named: Any) -> Any:
-        if _Process.watched is None:
+        if _ClippingWatch.now is None:
             return original(*arguments, **named)
         given = {**dict(zip(names, arguments, strict=False)), **named}
         clipped = given.get("parameters", ())
@@ -106,8 +112,8 @@ def _telling(original: Callable[..., Any], names: Sequence[str]) -> Callable[...
 
 
 def _tell(clipped: Sequence[Tensor], most: Any, by_norm: bool, norm_type: Any) -> None:
-    assert _Process.watched is not None
-    ours, tell = _Process.watched
+    assert _ClippingWatch.now is not None
+    ours, tell = _ClippingWatch.now
     there = {id(one) for one in clipped}
     if there.isdisjoint(ours) or not isinstance(most, int | float) or not 0 < most < float("inf"):
         return  # with infinity the script only asks for the norm

@@ -26,15 +26,15 @@ def remark(holder: HolderKind, in_means: bool) -> str:
     )
 
 
-class _Process:
+class _PlateauWatch:
     """The optimizer whose schedulers matter in this process, and who is told."""
 
-    watched: tuple[torch.optim.Optimizer, Callable[[], object]] | None = None
+    now: tuple[torch.optim.Optimizer, Callable[[], object]] | None = None
 
 
 def watch(optimizer: torch.optim.Optimizer, tell: Callable[[], object]) -> None:
     """Call `tell` whenever the script steps a ReduceLROnPlateau of this optimizer."""
-    _Process.watched = optimizer, tell
+    _PlateauWatch.now = optimizer, tell
     if not getattr(ReduceLROnPlateau.step, "paceline_made", False):
         ReduceLROnPlateau.step = _telling(ReduceLROnPlateau.step)  # type: ignore[method-assign]
 
@@ -42,8 +42,8 @@ def watch(optimizer: torch.optim.Optimizer, tell: Callable[[], object]) -> None:
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(scheduler: ReduceLROnPlateau, *arguments: Any, **named: Any) -> Any:
-        if _Process.watched is not None and scheduler.optimizer is _Process.watched[0]:
-            _Process.watched[1]()
+        if _PlateauWatch.now is not None and scheduler.optimizer is _PlateauWatch.now[0]:
+            _PlateauWatch.now[1]()
         return original(scheduler, *arguments, **named)
 
     step.paceline_made = True  # type: ignore[attr-defined]

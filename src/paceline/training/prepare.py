@@ -45,7 +45,7 @@ from paceline.training.loader import (
 from paceline.training.names import check_name
 from paceline.training.one_ahead import with_last
 from paceline.training.optimizer import is_replaced, pace
-from paceline.training.own_clipping import OwnClipping, watch
+from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
 from paceline.training.seeding import mixed, seed_all
@@ -195,6 +195,7 @@ def prepare(
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if link is None:
         clip_before_steps(optimizer, clip)
+        watch_none()  # a notebook's cell may have asked for clipping before
         if clip is not None:
             watch(optimized, partial(_refuse_own, clip))
     if _Process.baseline is not None:

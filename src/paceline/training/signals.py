@@ -57,6 +57,9 @@ def watch(tell: Callable[[list[int]], None]) -> None:
     KeyboardInterrupt, as in a script that runs alone.
     """
     set_handler, handler_of = signal.signal, signal.getsignal
+    for inherited in (signal.SIGUSR1, signal.SIGUSR2):  # the launcher's, which means nothing here
+        if callable(handler_of(inherited)):
+            set_handler(inherited, signal.SIG_DFL)
     _handlers.main = threading.get_ident()
 
     @functools.wraps(set_handler)
