@@ -36,7 +36,7 @@ from paceline.training.packing import load, packed, unpacked
 from paceline.training.parts import STATE, NotFinite
 from paceline.training.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.training.snapshots import write_packed
-from paceline.training.store import Committed, Known, Store, Version
+from paceline.training.store import Committed, NamedVersion, Store, WorkersTold
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:
@@ -133,8 +133,8 @@ def _serve(store: Store, end: socket.socket) -> int:
         return 1
 
 
-def _known(order: messages.Record | messages.RecordMean) -> Known:
-    return Known(order.known.edit, order.known.own)
+def _known(order: messages.Record | messages.RecordMean) -> WorkersTold:
+    return WorkersTold(order.known.edit, order.known.own)
 
 
 def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Committed:
@@ -287,7 +287,7 @@ class _Recorder:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def write(self, version: Version, order: messages.Record) -> None:
+    def write(self, version: NamedVersion, order: messages.Record) -> None:
         def write() -> None:
             try:
                 digest = version.record(Path(order.file))

@@ -273,7 +273,7 @@ def _into(src: Any, dst: Any) -> Any:
     return os.path.join(dst, os.path.basename(os.fspath(src))) if _isdir(dst) else dst
 
 
-class Row(NamedTuple):
+class Patch(NamedTuple):
     """Functions that are replaced in the same way."""
 
     of: tuple[Any, ...]
@@ -287,27 +287,27 @@ class Row(NamedTuple):
 
 F, FILENAME, PATH = (functools.partial(_reading, parameter=name) for name in ("f", "filename", "path"))
 REPLACED = (
-    Row((torch, torch.serialization), ("save",), functools.partial(_saving, parameter="f"), "files are whole", True),
-    Row((safetensors.torch,), ("save_file",), functools.partial(_saving, parameter="filename"), "the same", True),
-    Row((os,), ("mkdir",), _making, "a folder that another worker has just made is there for all", True),
-    Row((os,), ("remove", "unlink"), _removing, "no worker takes another's file away, or misses one", True),
-    Row((os.path,), ("getsize", "getmtime", "getctime"), _measuring, "the same", True),
-    Row((os,), ("rmdir",), _removing, "the same"),
-    Row((shutil,), ("rmtree",), _emptying, "the same"),
-    Row((os,), ("rename", "replace"), _moving, "the same, and none is overwritten"),
-    Row((shutil,), ("move",), _moving, "the same"),
-    Row((os,), ("link", "symlink"), _linking, "none is overwritten, and a path that another has taken is no error"),
-    Row((shutil,), ("copyfile", "copy", "copy2"), _copying, "the same"),
-    Row((shutil,), ("copytree",), _copying_all, "the same"),
-    Row((builtins, io), ("open",), _opening, "the same; it finds its own"),
-    Row((torch, torch.serialization), ("load",), F, "it finds its own"),
-    Row((safetensors, safetensors.torch), ("safe_open",), FILENAME, "the same"),
-    Row((os.path,), ("isfile",), PATH, "the same"),
-    Row((Path,), ("is_file",), _asking, "the same"),
-    Row((os.path,), ("exists",), _asking_for_any, "the same"),
-    Row((Path,), ("exists",), _asking_for_any, "the same"),
-    Row((os.path,), ("isdir",), _asking_for_folders, "the same"),
-    Row((Path,), ("is_dir",), _asking_for_folders, "the same"),
+    Patch((torch, torch.serialization), ("save",), functools.partial(_saving, parameter="f"), "files are whole", True),
+    Patch((safetensors.torch,), ("save_file",), functools.partial(_saving, parameter="filename"), "the same", True),
+    Patch((os,), ("mkdir",), _making, "a folder that another worker has just made is there for all", True),
+    Patch((os,), ("remove", "unlink"), _removing, "no worker takes another's file away, or misses one", True),
+    Patch((os.path,), ("getsize", "getmtime", "getctime"), _measuring, "the same", True),
+    Patch((os,), ("rmdir",), _removing, "the same"),
+    Patch((shutil,), ("rmtree",), _emptying, "the same"),
+    Patch((os,), ("rename", "replace"), _moving, "the same, and none is overwritten"),
+    Patch((shutil,), ("move",), _moving, "the same"),
+    Patch((os,), ("link", "symlink"), _linking, "none is overwritten, and a path that another has taken is no error"),
+    Patch((shutil,), ("copyfile", "copy", "copy2"), _copying, "the same"),
+    Patch((shutil,), ("copytree",), _copying_all, "the same"),
+    Patch((builtins, io), ("open",), _opening, "the same; it finds its own"),
+    Patch((torch, torch.serialization), ("load",), F, "it finds its own"),
+    Patch((safetensors, safetensors.torch), ("safe_open",), FILENAME, "the same"),
+    Patch((os.path,), ("isfile",), PATH, "the same"),
+    Patch((Path,), ("is_file",), _asking, "the same"),
+    Patch((os.path,), ("exists",), _asking_for_any, "the same"),
+    Patch((Path,), ("exists",), _asking_for_any, "the same"),
+    Patch((os.path,), ("isdir",), _asking_for_folders, "the same"),
+    Patch((Path,), ("is_dir",), _asking_for_folders, "the same"),
 )
 
 
@@ -325,7 +325,7 @@ def hands_of(worker: int, run: Path, notes: int) -> Hands:
     return Hands(worker == 0, folders, saves, Ownership(saves, folders.touched, outside(run)))
 
 
-def replacement(row: Row, name: str, hands: Hands) -> Any:
+def replacement(row: Patch, name: str, hands: Hands) -> Any:
     """What takes the place of the function of that name."""
     original = getattr(row.of[0], name)
     patched = row.by(hands, original)

@@ -26,7 +26,7 @@ DEPTH, WIDTH = 3, 32
 
 
 @dataclass(slots=True, eq=False)
-class Fetched:
+class FetchedBatch:
     """A batch that the loader has handed out."""
 
     batch: Batch | None
@@ -72,10 +72,10 @@ class Batches:
 
         `named(tensors)` returns the ids of those that functions have in variables which the script is in.
         """
-        self.open: deque[Fetched] = deque()
-        self.window: list[Fetched] = []
-        self.erased: list[Fetched] = []
-        self.last: list[Fetched] = []
+        self.open: deque[FetchedBatch] = deque()
+        self.window: list[FetchedBatch] = []
+        self.erased: list[FetchedBatch] = []
+        self.last: list[FetchedBatch] = []
         self.changed = True
         """Whether the next gradient may be of other batches than the one before, so that `gradient` must be called."""
         self.unsure = False
@@ -92,7 +92,7 @@ class Batches:
         """Whether it has come to the loader's end since the last batch."""
         self.repeats = False
         """Whether the script has trained again on batches that it keeps since an earlier loop, as `itertools.cycle`."""
-        self._kept: deque[Fetched] = deque()
+        self._kept: deque[FetchedBatch] = deque()
         """All batches of the present loop, or of the last one, as long as the script keeps them."""
         self._keeps = True
         """Whether it has kept them so far."""
@@ -100,7 +100,7 @@ class Batches:
         """Whether the script may fetch batches ahead of their use, so that it uses some after the loader's end."""
         self._behind: int | None = None
         """How many batches it has fetched ahead of their use, once that is known."""
-        self._joined: list[Fetched] = []
+        self._joined: list[FetchedBatch] = []
         """What joined the window last."""
         self._said: float | None = None
         """What the script has said by `weigh`, until a gradient or a step takes it."""
@@ -114,7 +114,7 @@ class Batches:
     def fetched(self, batch: Batch | None, samples: int, data: Any, *, ahead: bool = False) -> None:
         """The loader hands out this batch. `ahead`: to another thread than the script's."""
         weight = None if batch is None else samples
-        self.open.append(Fetched(batch, samples, weight, _references(data), ahead))
+        self.open.append(FetchedBatch(batch, samples, weight, _references(data), ahead))
         self._keep(self.open[-1])
         self._over = False
         self._asked = self.changed = True
@@ -208,7 +208,7 @@ class Batches:
         """How many batches have gradients that are in no step."""
         return sum(not one.counted for one in self.window)
 
-    def _keep(self, one: Fetched) -> None:
+    def _keep(self, one: FetchedBatch) -> None:
         """Note what the script keeps of a loop: in most loops nothing, as the first batch is gone at the third."""
         if self._over:
             self._kept.clear()
@@ -219,7 +219,7 @@ class Batches:
         else:
             self._kept.clear()
 
-    def _repeated(self) -> list[Fetched]:
+    def _repeated(self) -> list[FetchedBatch]:
         """The next batch of those that the script keeps since the loop that is over; none unless it keeps all."""
         if not self._over or len(self._kept) < 2 or not (self._kept[0].alive and self._kept[-1].alive):
             return []
@@ -227,7 +227,7 @@ class Batches:
         self._kept.rotate(-1)
         return [self._kept[-1]]
 
-    def _in_use(self) -> list[Fetched]:
+    def _in_use(self) -> list[FetchedBatch]:
         """Take from `open` what the gradient is of. Skip what is older and gone.
 
         If several are open, the functions that the script is in have the newest one that is in use in their variables.
@@ -239,7 +239,7 @@ class Batches:
         newest = next((one for one in reversed(self.open) if any(id(tensor) in ids for tensor in one.there())), None)
         if newest is None:
             return self._oldest()
-        used: list[Fetched] = []
+        used: list[FetchedBatch] = []
         while newest not in used:
             one = self.open.popleft()
             if one is newest or one.alive:
@@ -250,7 +250,7 @@ class Batches:
         self.unsure = self.unsure or (len(used) > 1 and self._said is None)
         return used
 
-    def _oldest(self) -> list[Fetched]:
+    def _oldest(self) -> list[FetchedBatch]:
         """Take the batch that was fetched first.
 
         A script's own thread stays as many batches ahead as it was at first. What comes on top of that was used with
@@ -268,7 +268,7 @@ class Batches:
                 used.append(late)
         return used
 
-    def _join(self, batches: list[Fetched]) -> None:
+    def _join(self, batches: list[FetchedBatch]) -> None:
         self._joined = batches
         self.window = self.window + batches
         if self._said is not None and self.window:
@@ -277,7 +277,7 @@ class Batches:
     def _weigh(self) -> None:
         """What joined last weighs what the script has said."""
         if not self.window:  # no loader hands out batches
-            self.window = self._joined = [Fetched(None, 0, None)]
+            self.window = self._joined = [FetchedBatch(None, 0, None)]
         for one in self._joined:
             one.weight = 0
         self._joined[0].weight, self._said = self._said, None
@@ -289,7 +289,7 @@ class Batches:
         weights = [one.weight for one in self.window if one.weight is not None]
         return sum(weights) if len(weights) == len(self.window) else None
 
-    def _skip(self, batches: Iterable[Fetched]) -> None:
+    def _skip(self, batches: Iterable[FetchedBatch]) -> None:
         """No step uses these any more."""
         for one in batches:
             if not one.counted:

@@ -86,7 +86,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class WorkersTold:
     """What a version has of what workers tell beside their updates."""
 
     edit: int = 0
@@ -96,7 +96,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class NamedVersion:
     """A version as it is written."""
 
     saved: dict[str, Tensor]
@@ -106,7 +106,9 @@ class Version:
     structure: Structure
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], added: dict[str, Tensor], structure: Structure, layout: Layout) -> Version:
+    def of(
+        cls, tensors: dict[str, Tensor], added: dict[str, Tensor], structure: Structure, layout: Layout
+    ) -> NamedVersion:
         """`tensors` by their names in `prepare`, `added` by their own."""
         saved = {name: tensors[entry] for name, entry in structure.names.items() if entry in tensors}
         forms = structure.added
@@ -515,7 +517,9 @@ class Store:
         }
         self._values[told] = values
 
-    def version(self, slot: int, workers: Iterable[int], policy: Policy, known: Known | None = None) -> Version:
+    def version(
+        self, slot: int, workers: Iterable[int], policy: Policy, known: WorkersTold | None = None
+    ) -> NamedVersion:
         """The version in that slot, with the buffers of these workers.
 
         Parameters are views: the caller keeps the slot from being written meanwhile.
@@ -523,11 +527,11 @@ class Store:
         moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
         buffers = merged(copies, policy) if copies else {}
-        return self._version({**moving, **buffers}, known or Known())
+        return self._version({**moving, **buffers}, known or WorkersTold())
 
     def mean(
-        self, replicas: list[int], target: int, policy: Policy, known: Known | None = None
-    ) -> tuple[Version, float]:
+        self, replicas: list[int], target: int, policy: Policy, known: WorkersTold | None = None
+    ) -> tuple[NamedVersion, float]:
         """Make the mean of the replicas in these areas in the area `target`. Return it as `version` returns a version.
 
         Return also the replicas' distance from it: root mean square over the replicas, Euclidean over the parameters.
@@ -535,14 +539,14 @@ class Store:
         distance = self._in_groups().mean(replicas, target)
         parameters = dict(zip(self.names, self.pushes[target].gradients, strict=True))
         buffers = merged([self.pushes[area].buffers for area in replicas], policy)
-        return self._version({**parameters, **buffers}, known or Known()), distance
+        return self._version({**parameters, **buffers}, known or WorkersTold()), distance
 
-    def _version(self, tensors: dict[str, Tensor], known: Known) -> Version:
+    def _version(self, tensors: dict[str, Tensor], known: WorkersTold) -> NamedVersion:
         """Put these tensors under the names that they have by then, with the fixed part and what was added."""
         structure, added = self._structures[known.edit]
         values = self._values[known.own] if known.own else NO_VALUES
         tensors = {**self.places.fixed(self.adopted), **values["moved"], **tensors}
-        return Version.of(tensors, {**added, **values["added"]}, structure, self.layout)
+        return NamedVersion.of(tensors, {**added, **values["added"]}, structure, self.layout)
 
     @torch.no_grad()
     def _commit(
