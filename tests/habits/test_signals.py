@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -96,6 +97,58 @@ def test_a_signal_that_no_script_handles_is_said_and_the_run_goes_on(launch: Lau
     ended(process).completed()
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+    """Which signals have handlers of the script, each time that this has changed. Handlers are wrapped here."""
+    for module, name in (
+        (signal, "signal"),
+        (signal, "getsignal"),
+        (faulthandler, "register"),
+        (faulthandler, "unregister"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(signals, "_handlers", signals._Handlers())
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)}
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)  # as a launcher has one
+    told = list[list[int]]()
+    signals.watch(told.append)
+    yield told
+    monkeypatch.undo()
+    faulthandler.unregister(signal.SIGUSR2)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_what_a_script_registers_with_faulthandler_is_passed_on_too(launch: Launch) -> None:
+    inside = """
+        if step == 3:
+            tell("trains", me)
+            while not os.path.getsize(f"{sys.argv[1]}/stacks-{me}"):
+                time.sleep(0.01)
+    """
+    before = """
+    import faulthandler
+    stacks = open(f"{sys.argv[1]}/stacks-{me}", "w")
+    faulthandler.register(signal.SIGUSR1, file=stacks)
+    """
+    process = launch.start(training(inside, before=before), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    process.send_signal(signal.SIGUSR1)
+    ended(process).completed()
+
+
+def test_a_signal_counts_as_handled_until_its_last_handler_is_gone(told: list[list[int]]) -> None:
+    faulthandler.register(signal.SIGUSR2)
+    assert faulthandler.unregister(signal.SIGUSR2)
+    faulthandler.register(signal.SIGUSR2)
+    faulthandler.register(signal.SIGUSR2, chain=True)
+    signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    assert told == [[signal.SIGUSR2], [], [signal.SIGUSR2]]
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    assert told[3:] == [[]]
+
+
 RAISES = training(
     """
     if step == 3 and me == 1:
@@ -137,38 +190,25 @@ def test_a_handler_that_raises_leaves_a_wait_and_the_script_can_go_on(protocol: 
     assert "Traceback" not in run.log(0)
 
 
-def test_handlers_are_called_after_what_holds_them_back_and_in_what_lets_them_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("signal", "getsignal"):
-        monkeypatch.setattr(signal, name, getattr(signal, name))
-    monkeypatch.setattr(signals, "_handlers", signals._Handlers())
-    before, told, came = signal.getsignal(signal.SIGUSR1), list[Any](), list[int]()
-    interrupts = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))  # as a launcher has one
-    signals.watch(told.append)
-    try:
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-        signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
-        assert told == [[signal.SIGUSR1]]
+def test_handlers_are_called_after_what_holds_them_back_and_in_what_lets_them_through(told: list[list[int]]) -> None:
+    came = list[int]()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+    assert told == [[signal.SIGUSR1]]
+    with signals.held_back:
         with signals.held_back:
-            with signals.held_back:
-                signal.raise_signal(signal.SIGUSR1)
-                signal.raise_signal(signal.SIGUSR1)
-            assert came == []
-            with signals.let_through():
-                assert len(came) == 2
-                signal.raise_signal(signal.SIGUSR1)
-                assert len(came) == 3
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
+        assert came == []
+        with signals.let_through():
+            assert len(came) == 2
             signal.raise_signal(signal.SIGUSR1)
             assert len(came) == 3
-        assert len(came) == 4
-        signals.forget()
         signal.raise_signal(signal.SIGUSR1)
-        assert len(came) == 4
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) is not None
-    finally:
-        monkeypatch.undo()
-        signal.signal(signal.SIGUSR1, before)
-        signal.signal(signal.SIGINT, interrupts)
+        assert len(came) == 3
+    assert len(came) == 4
+    signals.forget()
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(came) == 4
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is not None

@@ -7,6 +7,7 @@ is due in such a moment is called after it, or when the worker begins to wait.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import signal
 import threading
@@ -27,6 +28,8 @@ class _Handlers:
     def __init__(self) -> None:
         self.own: dict[int, Callable[[int, Any], Any]] = {}
         """By signal."""
+        self.in_c: set[int] = set()
+        """Signals at which `faulthandler` prints where the script is."""
         self.depth = 0
         """How many callers hold handlers back."""
         self.due: list[int] = []
@@ -57,6 +60,7 @@ def watch(tell: Callable[[list[int]], None]) -> None:
     KeyboardInterrupt, as in a script that runs alone.
     """
     set_handler, handler_of = signal.signal, signal.getsignal
+    register, unregister = faulthandler.register, faulthandler.unregister
     for inherited in (signal.SIGUSR1, signal.SIGUSR2):  # the launcher's, which means nothing here
         if callable(handler_of(inherited)):
             set_handler(inherited, signal.SIG_DFL)
@@ -67,6 +71,7 @@ def watch(tell: Callable[[list[int]], None]) -> None:
         before, known = own_of(number), handled()
         with held_back:  # a signal that comes meanwhile is the new handler's
             set_handler(number, _handlers.called if callable(handler) else handler)
+            _handlers.in_c.discard(int(number))
             if callable(handler):
                 _handlers.own[int(number)] = handler
             else:
@@ -80,6 +85,23 @@ def watch(tell: Callable[[list[int]], None]) -> None:
         found = handler_of(number)
         return _handlers.own.get(int(number), found) if found == _handlers.called else found
 
+    @functools.wraps(register)
+    def register_told(signum: int, *arguments: Any, **named: Any) -> None:
+        known = handled()
+        register(signum, *arguments, **named)
+        _handlers.in_c.add(int(signum))
+        if handled() != known:
+            tell(handled())
+
+    @functools.wraps(unregister)
+    def unregister_told(signum: int) -> bool:
+        known, was = handled(), bool(cast(Any, unregister)(signum))
+        _handlers.in_c.discard(int(signum))
+        if handled() != known:
+            tell(handled())
+        return was
+
+    faulthandler.register, faulthandler.unregister = cast(Any, register_told), cast(Any, unregister_told)
     signal.signal, signal.getsignal = cast(Any, set_wrapped), cast(Any, own_of)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -91,8 +113,8 @@ def forget() -> None:
 
 def handled() -> list[int]:
     """Return which signals of `TOLD` the script has a handler of its own for."""
-    own = _handlers.own.items()
-    return sorted(number for number, handler in own if number in TOLD and handler is not signal.default_int_handler)
+    own = {number for number, handler in _handlers.own.items() if handler is not signal.default_int_handler}
+    return sorted(TOLD & (own | _handlers.in_c))
 
 
 class HeldBack:
