@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from paceline.records.snapshots import whole
 from paceline.training import signals
 from support.events import said
 from support.launch import Launch
+from support.processes import until_asleep
 from support.runs import ended
 from support.scripts import ENDLESS, training
 from support.suites import each
@@ -151,11 +151,10 @@ def test_a_signal_counts_as_handled_until_its_last_handler_is_gone(told: list[li
 
 RAISES = training(
     """
-    if step == 3 and me == 1:
-        tell("waits", me)
-        time.sleep(1.0)
-    if step == 3 and me == 0:
-        tell("waits", me)
+    if step == 3:
+        tell("waits", me, os.getpid())
+        while me == 1 and not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
     """,
     before="""
     class Asked(Exception):
@@ -171,19 +170,23 @@ RAISES = training(
             optimizer.step()
         except Asked:
             print("left a wait")
+            tell("left", me)
 """,
 )
 
 
 @pytest.mark.parametrize("protocol", each(registry(), default=("bsp", "all-reduce")))
 def test_a_handler_that_raises_leaves_a_wait_and_the_script_can_go_on(protocol: str, launch: Launch) -> None:
-    """Worker 0 waits for worker 1, which sleeps. The signal comes to worker 0's process alone."""
-    script = RAISES.replace('tell("waits", me)', 'tell("waits", me, os.getpid())')
-    process = launch.start(script, "-n", "2", "-p", protocol)
+    """Worker 0 waits for worker 1, which waits for a file. The signal comes to worker 0's process alone."""
+    go_on = launch.tmp_path / "go-on"
+    process = launch.start(RAISES, "-n", "2", "-p", protocol, args=(str(go_on),))
     pid = int(launch.events.wait_for("waits", 0)[2])
     launch.events.wait_for("waits", 1)
-    time.sleep(0.3)  # it waits by now; if it does not yet, the script's own code is left, or the wait later
+    until_asleep(pid)
     os.kill(pid, signal.SIGUSR1)
+    if protocol in ("bsp", "all-reduce"):
+        launch.events.wait_for("left", 0)
+    go_on.touch()
     run = ended(process).completed()
     assert run.log(0) == ("left a wait\n" if protocol in ("bsp", "all-reduce") else run.log(0))
     assert run.summary["samples"] == 128

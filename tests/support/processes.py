@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,3 +28,12 @@ def uncollected() -> dict[int, str]:
             if rest.split()[0] == "Z":
                 found[child] = what.partition("(")[2]
     return found
+
+
+def until_asleep(process: int) -> None:
+    """Wait until the process's main thread waits for something, and goes on waiting."""
+    seen = 0
+    while seen < 20:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        seen = seen + 1 if state == "S" else 0
+        time.sleep(0.005)
