@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -618,11 +617,10 @@ class WorkerLink:
             self._descriptors = descriptors
         return message
 
-    @signals.undisturbed
     def _await_with(
         self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False, leaves: bool = False
     ) -> tuple[Any, list[int]] | None:
-        """See `_await`. Return the message with the descriptors that came along."""
+        """See `_await`. Return the message with the descriptors that came along. Call this undisturbed."""
         self._expect(kinds)
         with self._turn:
             while True:
@@ -669,14 +667,16 @@ class WorkerLink:
         `leaves`: a handler of the script may be called meanwhile, and leave the wait.
         """
         if self._receiving:
-            with signals.let_through() if leaves else nullcontext():
-                self._turn.wait(None if most is None else min(most, LONGEST))
+            wait = partial(self._turn.wait, None if most is None else min(most, LONGEST))
+            signals.let_through(wait) if leaves else wait()
             return
         self._receiving = True
         self._turn.release()
         try:
-            with signals.let_through() if leaves else nullcontext():
-                came = self._channel.ready(most)
+            if leaves:  # this only waits: a handler that leaves it must lose no message
+                came = signals.let_through(partial(self._channel.ready, most))
+            else:
+                came = most is None or self._channel.ready(most)
             received = self._channel.receive() if came else None
         finally:
             self._turn.acquire()

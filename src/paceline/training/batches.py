@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
+
 from paceline.core.leases import Batch
 
 DEPTH, WIDTH = 3, 32
@@ -301,6 +303,8 @@ class Batches:
 
 def _references(data: Any) -> tuple[weakref.ref[Any], ...]:
     """Weak references to the tensors and arrays of a batch, whatever containers it consists of."""
+    if type(data) in (list, tuple) and len(data) <= WIDTH and all(isinstance(item, Tensor) for item in data):
+        return tuple(map(weakref.ref, data))  # as most batches are
     return tuple(islice(_tensors(data, DEPTH), WIDTH))
 
 

@@ -48,9 +48,12 @@ class Changes:
         """Whether the script has made a step."""
         self._devices = [tensor.device for tensor in (*joined.parameters, *fixed.tensors)]
         self._leave_state_to_store()
-        self._attributes = _attributes(joined.optimizer)
+        self._own_class = not user_class(joined.optimizer).__module__.startswith("torch.")
+        """Whether the optimizer's class is the user's own: it may have what no push tells."""
         self._groups = [list(group["params"]) for group in joined.optimizer.param_groups]
-        self._unsent = _unsent(joined.optimizer)
+        if self._own_class:
+            self._attributes = _attributes(joined.optimizer)
+            self._unsent = _unsent(joined.optimizer)
 
     @contextmanager
     def state_shown(self) -> Iterator[None]:
@@ -157,7 +160,7 @@ class Changes:
                 "(optimizer.state.clear()) and fill values with one number (zero_(), fill_()): load a state before the "
                 "first step"
             )
-        if not self._holder.keeps_state:
+        if self._own_class and not self._holder.keeps_state:
             self._refuse_changed_attributes()
         self._stepped, self._state_shown = True, None
         self._leave_state_to_store()
@@ -240,8 +243,6 @@ def _are_the_same(parameters: list[Tensor], group: dict[str, Any]) -> bool:
 
 def _unsent(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], tuple[Any, int]]:
     """What the groups of an optimizer of the user's own class have that no push tells, with each tensor's changes."""
-    if user_class(optimizer).__module__.startswith("torch."):
-        return {}
     return {
         (number, key): (value, getattr(value, "_version", 0))
         for number, group in enumerate(optimizer.param_groups)
@@ -252,8 +253,6 @@ def _unsent(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], tuple[Any
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The plain values that an optimizer of the user's own class has in addition to its groups."""
-    if user_class(optimizer).__module__.startswith("torch."):
-        return {}
     return {
         name: copy.deepcopy(value)
         for name, value in vars(optimizer).items()

@@ -348,18 +348,22 @@ class Session:
             self._keeps.remove((order, state))
             self.link.kept(order, self._last, self.epoch, self.kept.packing(state))
 
-    @undisturbed
     def come_by(self, epoch: int | None = None) -> None:
         """The script begins something new in its own thread: what it has to keep is as it is after the last step.
 
         `epoch`: it only asks for the next batch of this epoch. If none is left of that, it ends the epoch first.
         """
-        if self.here:
-            self.end_wait()
-            self.look_at_structure()
-            self.send_kept(epoch)
-            if self.go is None:
-                self.link.raise_if_interrupted()
+        nothing_new = self._awaits is None and not self.followed.touched and not self._keeps and self.go is not None
+        if not nothing_new and self.here:
+            self._see_to_news(epoch)
+
+    @undisturbed
+    def _see_to_news(self, epoch: int | None) -> None:
+        self.end_wait()
+        self.look_at_structure()
+        self.send_kept(epoch)
+        if self.go is None:
+            self.link.raise_if_interrupted()
 
     def end_wait(self) -> None:
         """Wait on for a release if a signal handler has led out of that wait: a replica makes its step before."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import faulthandler
 import functools
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from threading import get_ident
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -64,7 +63,7 @@ def watch(tell: Callable[[list[int]], None]) -> None:
     for inherited in (signal.SIGUSR1, signal.SIGUSR2):  # the launcher's, which means nothing here
         if callable(handler_of(inherited)):
             set_handler(inherited, signal.SIG_DFL)
-    _handlers.main = threading.get_ident()
+    _handlers.main = get_ident()
 
     @functools.wraps(set_handler)
     def set_wrapped(number: int, handler: Any) -> Any:
@@ -121,29 +120,27 @@ class HeldBack:
     """Calls no handler meanwhile. In another thread than the main one, which calls none, this does nothing."""
 
     def __enter__(self) -> None:
-        if threading.get_ident() == _handlers.main:
+        if get_ident() == _handlers.main:
             _handlers.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        if threading.get_ident() == _handlers.main:
+        if get_ident() == _handlers.main:
             _handlers.depth -= 1
-            if not _handlers.depth and _handlers.due:
+            if _handlers.due and not _handlers.depth:
                 _handlers.call_due()
 
 
 held_back = HeldBack()
 
 
-@contextmanager
-def let_through() -> Iterator[None]:
-    """Call handlers meanwhile, though a caller holds them back: what waits here can be left."""
-    if threading.get_ident() != _handlers.main:
-        yield
-        return
+def let_through(wait: Callable[[], T]) -> T:
+    """Call handlers during this wait, though a caller holds them back: it can be left."""
+    if get_ident() != _handlers.main:
+        return wait()
     depth, _handlers.depth = _handlers.depth, 0
     try:
         _handlers.call_due()
-        yield
+        return wait()
     finally:
         _handlers.depth = depth
 
@@ -153,7 +150,14 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with held_back:
+        if get_ident() != _handlers.main:
             return function(*args, **kwargs)
+        _handlers.depth += 1  # as `held_back` does, written out: this is called several times a step
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _handlers.depth -= 1
+            if _handlers.due and not _handlers.depth:
+                _handlers.call_due()
 
     return call
