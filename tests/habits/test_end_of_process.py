@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.protocols import registry
+from support.events import said
 from support.launch import Launch
 from support.runs import ended
 from support.scripts import ENDLESS, training
@@ -116,6 +117,9 @@ def test_so_it_is_after_ctrl_c(launch: Launch) -> None:
         assert order(run.log(worker)) == PRINTED
 
 
+THEIRS = "threads, exit functions or processes of the script still run"
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["at Ctrl-C", "after an exception"])
 def test_an_exit_function_that_hangs_is_ended_and_files_are_whole(fails: bool, launch: Launch) -> None:
     hangs = """
@@ -130,10 +134,11 @@ def test_an_exit_function_that_hangs_is_ended_and_files_are_whole(fails: bool, l
         assert sys.argv[2:] == [], "at last"
         """
     args = (str(launch.tmp_path), *["fail"] * fails)
-    process = launch.start(training(after=hangs), "-n", "2", "-p", "asp", args=args)
+    process = launch.start(training(after=hangs), "-n", "2", "-p", "asp", "--report-waits", "0.5", args=args)
     for worker in range(2):
         launch.events.wait_for("hangs", worker)
     if not fails:
+        said(process, f"paceline: the run is over, and waits for workers 0, 1: {THEIRS}")
         process.send_signal(signal.SIGINT)
     run = ended(process)
     assert run.code == (3 if fails else 130)

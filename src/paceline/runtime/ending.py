@@ -137,10 +137,12 @@ class Ending:
         """Give the scripts so long, from now on, to end."""
         self._loop.after(grace, self._end_stragglers)
 
-    def let_go(self) -> None:
-        """Processes are told to exit. A completed run's scripts may take their time."""
+    def let_go(self, patience: float) -> None:
+        """Processes are told to exit. A completed run's scripts may take time: it is said after `patience` seconds."""
         if self.stopping or self.outcome != "completed":
             self._loop.after(self._grace, self._end_leftovers)
+        else:
+            self._loop.after(patience, self._tell_leftovers)
 
     def _tell(self) -> None:
         tell, self._to_tell = self._to_tell, None
@@ -155,6 +157,14 @@ class Ending:
             self._end_late(running, f"{said} in time")
         if self.outcome != "completed":  # else workers whose scripts have ended may evaluate versions
             self._end_leftovers()
+
+    def _tell_leftovers(self) -> None:
+        """Say for whom the run waits, though it is over."""
+        if (ended := [member.worker for member in self._membership.ended()]) and not self.stopping:
+            self._say(
+                f"the run is over, and waits for {workers_named(ended)}: threads, exit functions or processes of the "
+                "script still run (interrupt to end them)"
+            )
 
     def _end_leftovers(self) -> None:
         """Kill the workers whose scripts have ended, but not what a script started: a thread that waits, say."""

@@ -243,8 +243,9 @@ class Closing:
         if not self.let_go:
             self.let_go = True
             for member in rooms.membership.ended():
+                member.wait(None)
                 rooms.send(member, messages.Exit())
-            rooms.ending.let_go()
+            rooms.ending.let_go(rooms.settings.report_waits)
         return False
 
     def _keeping(self) -> bool:
