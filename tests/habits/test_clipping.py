@@ -94,7 +94,7 @@ def test_what_is_clipped_is_the_mean_or_each_update_that_stands_alone_and_again_
     assert main(["replay", str(ended.folder)]) == 0, capfd.readouterr().err
 
 
-@pytest.mark.parametrize("protocol", each(("bsp", "all-reduce"), default=("bsp",)))
+@pytest.mark.parametrize("protocol", each(("bsp", "all-reduce"), default=()))
 def test_elements_of_the_mean_are_clipped_by_value(protocol: str, launch: Launch) -> None:
     ended = launch.run(SCRIPT, "-p", protocol, *FLAGS, args=("none", VALUE)).completed()
     assert weights(ended.out) == [0.5, 0.25]
@@ -109,7 +109,10 @@ def test_alone_the_option_does_what_the_scripts_own_clipping_does(own: str, opti
     assert ended.stderr == ""
 
 
-@pytest.mark.parametrize(("own", "option"), [("norm", "clip_grad_norm=1.0"), ("value", "clip_grad_value=1.0")])
+@pytest.mark.parametrize(
+    ("own", "option"),
+    each([("norm", "clip_grad_norm=1.0"), ("value", "clip_grad_value=1.0")], default=[("norm", "clip_grad_norm=1.0")]),
+)
 @pytest.mark.parametrize("protocol", each(("bsp", "asp"), default=("bsp",)))
 def test_a_script_that_clips_by_itself_is_told_so_once(protocol: str, own: str, option: str, launch: Launch) -> None:
     ended = launch.run(SCRIPT, "-p", protocol, *FLAGS, args=(own, "{}")).completed()
@@ -118,13 +121,14 @@ def test_a_script_that_clips_by_itself_is_told_so_once(protocol: str, own: str, 
     assert ("right while each update stands alone" in said) == (protocol == "asp")
 
 
+@pytest.mark.long
 def test_a_script_that_clips_parameter_by_parameter_is_told_once_that_there_is_no_option(launch: Launch) -> None:
     ended = launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=("each", "{}")).completed()
     said = " ".join(ended.err.split())
     assert said.count("[.995, .500]") == said.count("prepare() can clip all gradients together") == 1
 
 
-@pytest.mark.parametrize("own", ["asks", "none"])
+@pytest.mark.parametrize("own", each(["asks", "none"], default=["asks"]))
 def test_nothing_is_said_where_nothing_is_clipped(own: str, launch: Launch) -> None:
     assert "clip" not in launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=(own, "{}")).completed().err
 

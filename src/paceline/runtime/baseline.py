@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,7 +55,7 @@ from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure
 from paceline.training.loader import SharedOut, as_prepared, view_of
 from paceline.training.loop import Loop
-from paceline.training.one_ahead import OneAhead
+from paceline.training.one_ahead import OneAhead, is_last
 from paceline.training.probe import can_be_leased
 from paceline.training.seeding import seed_script, seed_step
 from paceline.version import __version__
@@ -96,7 +97,7 @@ class Shared(SharedOut):
         self._view = view_of(loader, self)
         self._asked: deque[int] = deque()
         """Samples of each batch that torch's iterator fetches, and has not handed out."""
-        self._items: OneAhead | None = None
+        self._items: weakref.ref[OneAhead] | None = None
 
     @property
     def samples(self) -> int:
@@ -104,13 +105,14 @@ class Shared(SharedOut):
         return len(self.sampler) * self._baseline.workers
 
     def __iter__(self) -> Iterator[Any]:
-        self._items = OneAhead(iter(self._view))
-        return self._items
+        items = OneAhead(iter(self._view))
+        self._items = weakref.ref(items)
+        return items
 
     @property
     def last(self) -> bool:
-        """Whether the loop's present batch is this worker's last one."""
-        return self._items is not None and not self._items.fetch()
+        """See `one_ahead.Last`."""
+        return is_last(self._items)
 
     def begin_pass(self) -> Loop:
         """See `SharedOut`."""
