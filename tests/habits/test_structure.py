@@ -279,3 +279,67 @@ def test_workers_that_change_different_parts_are_refused(launch: Launch) -> None
     ended = launch.run(DIFFERENT, "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
     assert ended.code == 2
     assert "change the model in the same way in every worker" in ended.err
+
+
+def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it_after(launch: Launch) -> None:
+    script = PRUNED.replace(
+        "        for a, b in loader:",
+        '        if epoch == 3:\n            prune.remove(model[0], "weight")\n        for a, b in loader:',
+    )
+    ended = launch.run(script, "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),))
+    assert ended.code == 2
+    assert 'the script changed the parameter "0.weight" after the first step, and gave it another name' in ended.err
+    assert "do this after the last step" in ended.err
+
+
+AFTER_ITS_LAST_STEP = """
+import sys
+
+import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+for epoch in range(2):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if epoch == 0:
+        model.extra = nn.BatchNorm1d(2)
+        prune.l1_unstructured(model[0], "weight", 0.5)
+exec(sys.argv[2])
+torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
+"""
+
+
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("model.extra = nn.BatchNorm1d(3); paceline.finish()", 'with another "extra.weight"; "extra.weight" is new'),
+        ("model.half().float(); paceline.finish()", "finish() has put the final version's in their place"),
+        ('prune.remove(model[0], "weight")', 'with "0.weight_orig" and without "0.weight"'),
+        ("del model.extra", 'with "extra.weight"'),
+    ],
+)
+def test_a_line_says_where_the_final_version_is_not_the_model_that_the_script_has(
+    edit: str, said: str, protocol: str, launch: Launch
+) -> None:
+    arguments = (str(launch.tmp_path), edit)
+    ended = launch.run(AFTER_ITS_LAST_STEP, "-n", "2", "-p", protocol, "--saves", "all", args=arguments).completed()
+    assert ended.err.count(said) == 1
+    if "finish" in edit:
+        final = ended.final()
+        for worker in range(2):
+            state = torch.load(launch.tmp_path / f"{worker}.pt", weights_only=True)
+            same = {name for name, value in state.items() if not name.startswith("extra")}
+            assert same == {"0.weight_orig", "0.weight_mask", "0.bias", "2.weight", "2.bias"}
+            assert all(torch.equal(state[name], final[name]) for name in same)

@@ -26,6 +26,16 @@ from paceline.training.packing import packed, unpacked
 from paceline.training.parts import STATE, State, user_class
 from paceline.training.store import is_sent
 
+CHANGED = (
+    "and other workers can't follow; change it before that; clamp or mask it in the step() of an optimizer class of "
+    "your own, in the model's forward (torch.nn.utils.parametrize) or by torch.nn.utils.prune; to swap other values in "
+    "and back, keep your own with p.data.clone(), as state_dict() may be newer"
+)
+RENAMED = (
+    "and gave it another name, as prune.remove() does, and other workers can't follow; do this after the last step: "
+    "until then prune's mask keeps the weights at zero"
+)
+
 
 class Changes:
     """Sees to what the script has changed, whenever it steps. Knows where the optimizer's state is."""
@@ -149,9 +159,8 @@ class Changes:
             edits = []
         elif changed:
             self._joined.refuse(
-                f'the script changed the parameter "{changed[0]}" after the first step; others have begun '
-                "with it as it was: change it before that, or in the model's forward (torch.nn.utils.parametrize); "
-                "to swap other values in and back, keep your own with p.data.clone(), as state_dict() may be newer"
+                f'the script changed the parameter "{changed[0]}" after the first step, '
+                + (RENAMED if self._joined.followed.is_renamed(changed[0]) else CHANGED)
             )
         elif edits is None:
             self._joined.refuse(

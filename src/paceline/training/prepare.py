@@ -24,9 +24,9 @@ from paceline.training import accelerator, plateau
 from paceline.training.alone import unjoined
 from paceline.training.batches import Batches
 from paceline.training.buffers import POLICIES
-from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
+from paceline.training.final import install_final, tell_of_structure
 from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.in_use import in_variables
 from paceline.training.kept import Kept, check_kept
@@ -323,28 +323,8 @@ def finish() -> None:
     session.done_computing()
     file = session.link.finish()
     if file is not None:
-        followed, remade = session.followed, session.remade()
-        masks = {name: mask for name, mask in remade.items() if mask is not None}
-        own = remade.keys() - masks.keys()
-        before = _sum_of(session) if own else ""
-        held = followed.buffers() | {name: followed.parameters[name] for name in (*session.fixed.moved, *masks)}
-        if not session.holder.hold_newest():  # else its parameters are in memory, and need not be read from the file
-            held |= {name: tensor for name, tensor in followed.parameters.items() if name not in own}
         with path_of(file) as path:
-            install(held, path, followed.added)
-        with torch.no_grad():
-            for name, mask in masks.items():
-                followed.parameters[name].mul_(mask)
-        session.live = False
-        if own and _sum_of(session) != before:
-            session.link.remark(
-                f'has put values of its own into "{min(own)}" before finish(), and given it another name: these stay, '
-                "and the other parameters are the final version's; do this after finish()"
-            )
-
-
-def _sum_of(session: Session) -> str:
-    return checksum([parameter.detach() for parameter in session.parameters])
+            install_final(session, path)
 
 
 def script_ended() -> None:
@@ -352,6 +332,7 @@ def script_ended() -> None:
     session = _Process.session
     if session is not None and session.live:
         session.other_training.ends()
+        tell_of_structure(session)
     keep([])
 
 

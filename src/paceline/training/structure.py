@@ -83,6 +83,12 @@ class Followed:
         buffers = {id(buffer) for buffer in self.buffers().values()}
         return any(id(buffer) in buffers for buffer in module.buffers())
 
+    def is_renamed(self, entry: str) -> bool:
+        """Return whether the model has that parameter under another name than when this was last looked at."""
+        name = next((name for name, before in self.structure.names.items() if before == entry), entry)
+        now = dict(self.model.named_parameters(remove_duplicate=False))
+        return now.get(name) is not self.parameters[entry]
+
     def watch(self) -> None:
         """Note from now on whether something may have changed. What is deleted is not seen."""
         register_module_parameter_registration_hook(lambda *one: self._registers("_parameters", *one))

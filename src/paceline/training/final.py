@@ -1,0 +1,92 @@
+"""What `paceline.finish()` gives the model: the final version. The user is told where the model differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from paceline.training.checksums import checksum
+from paceline.training.session import Session, install, structure_of
+from paceline.training.structure import UNSAVED, Structure
+
+
+def install_final(session: Session, file: Path) -> None:
+    """Install the final version, which is in that file, and what the script has made of it by `prune.remove`."""
+    followed, added = session.followed, session.followed.added
+    written = session.holder.changed()
+    remade = session.remade()
+    masks = {name: mask for name, mask in remade.items() if mask is not None}
+    own = remade.keys() - masks.keys()
+    before = _sum_of(session) if own else ""
+    held = followed.buffers() | {name: followed.parameters[name] for name in session.fixed.moved}
+    # what is in memory need not be read, but by parameters that have left it: those of model.half(), say
+    unshown = session.holder.changed() if session.holder.hold_newest() else followed.parameters.keys()
+    held |= {name: followed.parameters[name] for name in unshown if name not in own}
+    install(held, file, added)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            followed.parameters[name].mul_(mask)
+    session.live = False
+    if own and _sum_of(session) != before:
+        session.link.remark(
+            f'has put values of its own into "{min(own)}" before finish(), and given it another name: these stay, '
+            "and the other parameters are the final version's; do this after finish()"
+        )
+    overwritten = [name for name in written if name not in remade]
+    if overwritten and session.link.worker == 0:
+        session.link.remark(
+            f'has put values of its own into "{overwritten[0]}" since its last step, and finish() has put the final '
+            "version's in their place: put them in after finish(), or save them before"
+        )
+    with safe_open(file, framework="pt") as recorded:
+        number, names = structure_of(recorded.metadata())
+        if number != followed.structure.number:
+            then = names or session.began_with.names
+            news = {name: id(added.get(name)) for name in recorded.keys() - then.keys()}
+            _tell(session, {**then, **news})
+
+
+def tell_of_structure(session: Session) -> None:
+    """The script ends without `finish()`: have the user told if it has changed the model since training ended."""
+    then = names_of(session.followed.structure, session.followed.added)
+    if session.steps and session.followed.look() is not None:
+        _tell(session, then)
+
+
+def names_of(structure: Structure, added: Mapping[str, Tensor]) -> dict[str, str | int]:
+    """Return which tensors are saved under which names: by its name in `prepare`, or by its id a later one."""
+    saved = [name for name, form in structure.added.items() if not form.endswith(UNSAVED)]
+    return {**structure.names, **{name: id(added[name]) for name in saved}}
+
+
+def difference(then: Mapping[str, str | int], now: Mapping[str, str | int]) -> str | None:
+    """Say what a version of former names has that the model has not; None if nothing."""
+    kinds = {
+        "with": [name for name in then if name not in now],
+        "without": [name for name in now if name not in then],
+        "with another": [name for name in now if name in then and then[name] != now[name]],
+    }
+    said = [f'{kind} "{names[0]}"' for kind, names in kinds.items() if names]
+    return " and ".join(said) or None
+
+
+def _tell(session: Session, then: Mapping[str, str | int]) -> None:
+    now = names_of(session.followed.structure, session.followed.added)
+    said = difference(then, now)
+    if said is None or session.link.worker != 0:
+        return
+    news = [name for name, tensor in now.items() if isinstance(tensor, int) and then.get(name) != tensor]
+    session.link.remark(
+        "has changed the model's structure since its last step: versions/final.safetensors and evaluate have the "
+        f"model as it was, {said}"
+        + (f'; "{news[0]}" is new, and has each worker\'s own values' if news else "")
+        + "; what the script saves has the model as it is now"
+    )
+
+
+def _sum_of(session: Session) -> str:
+    return checksum([parameter.detach() for parameter in session.parameters])
