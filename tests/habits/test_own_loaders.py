@@ -135,6 +135,25 @@ class Method(DataLoader):
         yield from self
 
 
+class Slotted(DataLoader):
+    __slots__ = ("factor", "passes")
+
+    def __init__(self, *args, **kwargs):
+        self.factor = 2
+        self.passes = 0
+        self.held = [True]
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self):
+        self.passes += 1
+        for (x,) in super().__iter__():
+            assert self.held and self.passes in (1, 2)
+            yield (self.factor * x,)
+
+    def __del__(self):
+        self.held.clear()
+
+
 class Caches(DataLoader):
     held = None
 
@@ -220,9 +239,10 @@ LEASED = {
     "TorchsIterator": ONCE,
     "Fetches": ONCE,
     "Method": ONCE,
+    "Slotted": [2 * one for one in ONCE],
 }
 """By class: what the workers see in an epoch."""
-DEFAULT = {("Merges", "asp"), ("OwnIterator", "bsp"), ("Fetches", "ad-psgd")}
+DEFAULT = {("Merges", "asp"), ("OwnIterator", "bsp"), ("Fetches", "ad-psgd"), ("Slotted", "bsp")}
 
 
 def trained(launch: Launch, name: str, *flags: str, loaders: int = 0, workers: int = 2) -> Run:

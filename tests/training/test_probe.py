@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import signal
+import threading
 from collections.abc import Callable
+from queue import Queue
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from paceline.errors import ConfigError
+from paceline.training import probe
 from paceline.training.loader import is_leased
 
 DATA = TensorDataset(torch.arange(8.0))
@@ -82,6 +87,48 @@ class Counts(DataLoader[Any]):
             yield next(batches)
 
 
+class Asks(DataLoader[Any]):
+    """It asks until it has two batches."""
+
+    def __iter__(self) -> Any:
+        batches, both = super().__iter__(), []
+        while len(both) < 2:
+            if (batch := next(batches, None)) is not None:
+                both.append(batch)
+        yield from both
+
+
+class Blocks(DataLoader[Any]):
+    """A thread fills a queue, and it takes as many batches out of it as its length says."""
+
+    def __iter__(self) -> Any:
+        ready: Queue[Any] = Queue()
+        threading.Thread(target=lambda: [ready.put(batch) for batch in DataLoader.__iter__(self)]).start()
+        for _ in range(len(self)):
+            yield ready.get()
+
+
+class Closes(DataLoader[Any]):
+    """It holds something that it closes at its end, some of it in a slot, and moves its sampler and data on."""
+
+    __slots__ = ("closed",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.closed: list[str] = []
+        object.__setattr__(self, "held", self.closed)
+
+    def __iter__(self) -> Any:
+        self.closed.append("a pass")
+        self.dataset.order.reverse()  # type: ignore[attr-defined]
+        self.batch_sampler.sampler.epoch += 1  # type: ignore[union-attr]
+        torch.rand(1, generator=self.batch_sampler.sampler.generator)  # type: ignore[union-attr]
+        return super().__iter__()
+
+    def __del__(self) -> None:
+        self.dataset.closed = True  # type: ignore[attr-defined]
+
+
 class Unsized(Adds):
     """It has no length."""
 
@@ -100,12 +147,15 @@ class Unsized(Adds):
         (Ready, False),
         (Adds, False),
         (Counts, False),
+        (Asks, False),
+        (Blocks, False),
     ],
 )
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_loader_is_leased_if_it_gives_nothing_over_an_empty_sampler(
-    kind: Callable[..., DataLoader[Any]], leased: bool, processes: int
+    kind: Callable[..., DataLoader[Any]], leased: bool, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(probe, "SECONDS", 1.0 if kind is Blocks else 30.0)
     loader = kind(DATA, batch_size=2, num_workers=processes if kind is not Ready else 0)
     assert is_leased(loader) is leased
 
@@ -120,6 +170,46 @@ def test_the_trial_changes_prints_and_draws_nothing(capsys: pytest.CaptureFixtur
         drawn.append((torch.rand(1).item(), numpy.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
     assert (loader.passes, loader.log, capsys.readouterr().out) == (0, [], "")
+
+
+def test_the_trial_leaves_an_alarm_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SECONDS", 0.05)
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 60)
+        assert not is_leased(Blocks(DATA, batch_size=2))
+        assert 0 < signal.setitimer(signal.ITIMER_REAL, 0)[0] < 60
+        signal.raise_signal(signal.SIGALRM)
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Shuffled(Dataset[int]):
+    """It has an order of its own."""
+
+    def __init__(self) -> None:
+        self.order = list(range(8))
+        self.closed = False
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, one: int) -> int:
+        return self.order[one]
+
+
+def test_the_trial_leaves_the_loader_s_data_sampler_and_slots_and_closes_nothing() -> None:
+    data, generator = Shuffled(), torch.Generator()
+    sampler = RandomSampler(data, generator=generator)
+    sampler.epoch = 0  # type: ignore[attr-defined]
+    state = generator.get_state()
+    loader = Closes(data, batch_size=2, sampler=sampler)
+    assert is_leased(loader)
+    gc.collect()
+    assert (data.order, data.closed, sampler.epoch, loader.closed) == (list(range(8)), False, 0, [])  # type: ignore[attr-defined]
+    assert generator.get_state().equal(state)
 
 
 def test_a_ready_iterator_loses_nothing_to_the_trial() -> None:

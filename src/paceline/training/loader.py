@@ -20,7 +20,7 @@ from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loop import Loop
 from paceline.training.one_ahead import Last, OneAhead, is_last
 from paceline.training.orders import Orders
-from paceline.training.probe import can_be_leased
+from paceline.training.probe import can_be_leased, slots_of
 from paceline.training.seeding import seed_fetch, seed_item, seed_stream
 from paceline.training.session import Session
 
@@ -520,7 +520,7 @@ class _Prepared(DataLoader[Any]):
     iterate over `self` get this worker's batches, too.
     """
 
-    __slots__ = ("_iterator", "_paced")
+    __slots__ = ()  # those of the class that `_shown` makes: a class of the user's may have some
     _paced: Iterated
     _is_accelerate_prepared = True  # else Accelerate builds a loader of its own, over all the data
     last = Last(lambda loader: loader._paced.last)
@@ -547,7 +547,7 @@ class _Prepared(DataLoader[Any]):
 class _View(DataLoader[Any]):
     """What the user's class iterates over: its own loader, with this worker's batches."""
 
-    __slots__ = ("_iterator", "_paced")
+    __slots__ = ()  # those of the class that `_shown` makes: a class of the user's may have some
     _paced: SharedOut
 
     def _get_iterator(self) -> Any:
@@ -634,7 +634,15 @@ def view_of(loader: DataLoader[Any], paced: SharedOut) -> DataLoader[Any]:
 def _shown(loader: DataLoader[Any], bases: tuple[type, ...], otherwise: Mapping[str, Any] | None = None) -> Any:
     """Another object of these classes with the loader's own dictionary of attributes. Some are shown otherwise."""
     own = type(loader)
-    body: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
+    body: dict[str, Any] = {
+        "__slots__": ("_iterator", "_paced"),
+        "__module__": own.__module__,
+        "__qualname__": own.__qualname__,
+    }
+    if hasattr(own, "__del__"):
+        body["__del__"] = lambda _: None  # the user's own loader comes to its end once
+    for name in slots_of(loader):
+        body[name] = _same_in(loader, name)
     for name, value in (otherwise or {}).items():
         body[name] = _always(value)  # a property comes before what is in the dictionary
     if own is DataLoader:
@@ -647,6 +655,10 @@ def _shown(loader: DataLoader[Any], bases: tuple[type, ...], otherwise: Mapping[
 
 def _always(value: Any) -> property:
     return property(lambda _: value)
+
+
+def _same_in(loader: DataLoader[Any], name: str) -> property:
+    return property(lambda _: getattr(loader, name), lambda _, value: object.__setattr__(loader, name, value))
 
 
 def _has_one_iterator(loader: DataLoader[Any]) -> bool:

@@ -6,22 +6,30 @@ import contextlib
 import copy
 import io
 import itertools
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from types import new_class
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from paceline.training.seeding import randomness_kept
 
 PASSES = 100
 """A class that goes through an empty sampler so often, and gives nothing, chains its passes without an end."""
+SECONDS = 30.0
+"""A class that gives nothing for so long waits for batches that an empty sampler does not have."""
 
 
 def can_be_leased(loader: DataLoader[Any]) -> bool:
     """Return whether all that the loader gives comes of the batches that its sampler gives.
 
-    A class that iterates in its own way is tried over an empty sampler. It must give nothing then. The trial has no
-    processes, changes none of the loader's attributes, prints nothing, and draws nothing that the script would miss.
+    A class that iterates in its own way is tried over an empty sampler. It must give nothing then, and end, or begin
+    another pass. The trial has no processes, changes none of the loader's attributes, prints nothing, and draws nothing
+    that the script would miss. In the main thread it takes at most `SECONDS`.
     """
     own = type(loader)
     if own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator:
@@ -31,15 +39,42 @@ def can_be_leased(loader: DataLoader[Any]) -> bool:
     quiet = io.StringIO()
     with randomness_kept(), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         try:
-            return next(iter(_emptied(loader)), quiet) is quiet
+            with _at_most(SECONDS):
+                return next(iter(_emptied(loader)), quiet) is quiet
         except _Chained:
             return True
-        except Exception:  # whatever a user's class raises where there is nothing to iterate over
+        except (Exception, _Waits):  # whatever a user's class raises where there is nothing to iterate over
             return False
 
 
 class _Chained(BaseException):
     """The class begins one pass after another. Not an Exception: the class might go on after one."""
+
+
+class _Waits(BaseException):
+    """The class waits for a batch, where there is none. So it would where a worker gets few batches."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise `_Waits` in what takes longer. Another thread than the main one can't be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise _Waits
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, end)
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        if left:  # the script has set an alarm
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), every)
 
 
 class _Empty:
@@ -53,7 +88,7 @@ class _Empty:
         self._passes += 1
         if self._passes > PASSES:
             raise _Chained
-        return iter(())
+        return _Nothing()
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -64,13 +99,35 @@ class _Empty:
         return getattr(self._sampler, name)
 
 
+class _Nothing:
+    """One pass over no batches."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self
+
+    def __next__(self) -> list[Any]:
+        self._asked += 1
+        if self._asked > PASSES:
+            raise _Waits
+        raise StopIteration
+
+
 def _emptied(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A copy of the loader that iterates over nothing, in this process."""
-    emptied: DataLoader[Any] = object.__new__(type(loader))
+    own, copied = type(loader), _Copies()
+    # The copy's end is not the loader's: what it closes then, the loader still needs.
+    body = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__, "__del__": lambda _: None}
+    kind = new_class(own.__name__, (own,), exec_body=lambda namespace: namespace.update(body))
+    emptied: DataLoader[Any] = object.__new__(kind)
     held = vars(emptied)
-    held.update({name: _copied(value) for name, value in vars(loader).items() if name != "generator"})
+    held.update({name: copied.of(value) for name, value in vars(loader).items() if name != "generator"})
+    for name, value in slots_of(loader).items():
+        object.__setattr__(emptied, name, copied.of(value))
     held.update(
-        batch_sampler=_Empty(_copied(loader.batch_sampler)),
+        batch_sampler=_Empty(copied.of(loader.batch_sampler)),
         generator=None,
         num_workers=0,
         prefetch_factor=None,
@@ -82,12 +139,51 @@ def _emptied(loader: DataLoader[Any]) -> DataLoader[Any]:
     return emptied
 
 
-def _copied(value: Any) -> Any:
-    """A shallow copy, so that counters and lists stay as they are; the value itself if it can't be copied."""
-    try:
-        return copy.copy(value)
-    except Exception:
-        return value
+def slots_of(one: Any) -> dict[str, Any]:
+    """Return what the object has in slots of its class, outside of its dictionary of attributes."""
+    names = [name for kind in type(one).__mro__ for name, slot in vars(kind).items() if type(slot) is _SLOT]
+    return {name: getattr(one, name) for name in names if hasattr(one, name)}
+
+
+class _Slotted:
+    __slots__ = ("one",)
+
+
+_SLOT = type(vars(_Slotted)["one"])
+
+
+class _Copies:
+    """Copies of what the loader has, so that counters and lists of it, of its data and its sampler stay as they are."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+
+    def of(self, value: Any, levels: int = 3) -> Any:
+        """A copy of the object, and of what is in its attributes; the value itself if it can't be copied."""
+        if id(value) not in self._made:
+            self._made[id(value)] = value  # also for what refers to itself
+            with contextlib.suppress(Exception):
+                self._made[id(value)] = self._copied(value, levels)
+        return self._made[id(value)]
+
+    def _copied(self, value: Any, levels: int) -> Any:
+        kind = type(value)
+        if isinstance(value, torch.Generator):
+            return torch.Generator(value.device).set_state(value.get_state())
+        if kind.__module__ == "random" or kind.__module__.startswith("numpy.random"):
+            return copy.deepcopy(value)
+        if isinstance(value, list | dict | set | itertools.count) or kind.__module__ == "collections":
+            return copy.copy(value)
+        makes: Any = kind.__new__
+        if levels == 0 or makes is not object.__new__ or not isinstance(getattr(value, "__dict__", None), dict):
+            return value
+        if hasattr(kind, "__del__") or slots_of(value) or isinstance(value, type | torch.nn.Module):
+            return value
+        made = object.__new__(kind)  # calls nothing of the user's, such as a __getstate__ that closes files
+        self._made[id(value)] = made
+        for name, part in vars(value).items():
+            vars(made)[name] = self.of(part, levels - 1)
+        return made
 
 
 def _is_ready(value: Any) -> bool:
