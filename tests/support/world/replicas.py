@@ -155,7 +155,7 @@ class Replicas:
     def _gone(self, host: Any, worker: int) -> None:
         self.void.update(number for number, group in self._groups.items() if worker in group.terms)
 
-    def _record(self, host: Any, version: int, workers: list[int], file: str, buffers: str) -> None:
+    def _record(self, host: Any, version: int, workers: list[int], file: str, buffers: str, *_: Any) -> None:
         self._cuts[version] = tuple(self._now[worker] for worker in workers)
 
     def _begin_anew(self, host: Any, worker: int, version: int | None, file: str) -> None:
