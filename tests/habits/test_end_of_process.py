@@ -25,6 +25,14 @@ held = open("held", "w")
 held.write("held")
 cycle = [open("cycle", "w")]
 cycle += [cycle, cycle[0].write("cycle")]
+def writes():
+    with open("generated", "w") as file:
+        try:
+            yield
+        finally:
+            file.write("at its end")
+begun = writes()
+next(begun)
 packed = gzip.open("packed", "wt")
 packed.write("packed")
 temporary = tempfile.TemporaryDirectory(dir=".")
@@ -48,7 +56,12 @@ ThreadPoolExecutor().submit(late)
 PUTS_ITS_OWN_IN = "model.weight.data.fill_(7)"
 """For a script that evaluates: then versions are put into its model after its end."""
 PRINTED = ["the thread ends", "the thread ends", "in an exit function", "registered first", "finalized"]
-FILES = {"held": "held to the end to the end", "cycle": "cycle", "logged": "logged\n"}
+FILES = {
+    "held": "held to the end to the end",
+    "cycle": "cycle",
+    "logged": "logged\n",
+    "generated": "at its end",
+}
 
 
 def order(printed: str) -> list[str]:

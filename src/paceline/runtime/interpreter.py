@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import GeneratorType
 
 WITHOUT_FORMAT = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 """What writes bytes as they are. What else is open may have an end to write, as a compressed file has."""
@@ -35,7 +36,7 @@ def begin_as_a_process_of_its_own() -> None:
 
 
 def end(show: Callable[[BaseException], None]) -> None:
-    """Wait for the script's threads, call its exit functions, end its processes, and write out its files.
+    """Wait for the script's threads, call its exit functions, end its processes and generators, write out its files.
 
     That is what the interpreter does, in its order. `show` prints what is raised on the way. Objects that are still
     referred to are not destroyed: their `__del__` is not called.
@@ -44,6 +45,7 @@ def end(show: Callable[[BaseException], None]) -> None:
         threading._shutdown,  # type: ignore[attr-defined]
         atexit._run_exitfuncs,
         multiprocessing.util._exit_function,  # type: ignore[attr-defined]
+        _end_generators,
     ):
         try:
             step()
@@ -55,6 +57,15 @@ def end(show: Callable[[BaseException], None]) -> None:
             with suppress(Exception):
                 file.close()
     write_out_files()
+
+
+def _end_generators() -> None:
+    """Have the script's generators that have not come to an end do what they do at their `finally`."""
+    names = sys.modules["__main__"].__dict__
+    for one in gc.get_objects():
+        if type(one) is GeneratorType and one.gi_frame is not None and one.gi_frame.f_globals is names:
+            with suppress(Exception):  # a thread may run it
+                one.close()
 
 
 def end_within(seconds: float, code: int) -> None:
