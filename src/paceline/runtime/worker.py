@@ -674,7 +674,7 @@ class WorkerLink:
         self._turn.release()
         try:
             if leaves:  # this only waits: a handler that leaves it must lose no message
-                came = signals.let_through(partial(self._channel.ready, most))
+                came = signals.let_through(self._channel.ready, most)
             else:
                 came = most is None or self._channel.ready(most)
             received = self._channel.receive() if came else None

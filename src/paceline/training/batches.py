@@ -167,16 +167,17 @@ class Batches:
         if self._said is not None and there:
             self._weigh()
         new = [one for one in self.window if not one.counted]
+        samples, weight = 0, self._weight()
         for one in new:
             one.counted = True
-        samples, weight = sum(one.samples for one in new), self._weight()
+            samples += one.samples
         if there:
             self.last, self.window = self.window, []
         self._asked = self._asked or self._over
         self._backward.clear()
         self.changed = True
         skipped, self._skipped = tuple(self._skipped), []
-        batches = tuple(one.batch for one in new if one.batch is not None)
+        batches = tuple([one.batch for one in new if one.batch is not None])
         return Stands(batches, skipped, None if weight == samples and samples else weight)
 
     def loop_ended(self, handed_out: Sequence[Batch]) -> None:

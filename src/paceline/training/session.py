@@ -36,7 +36,7 @@ from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
 from paceline.training.seeding import seed_step
-from paceline.training.signals import held_back, undisturbed
+from paceline.training.signals import undisturbed
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training.structure import Followed, Shape, Structure
@@ -578,18 +578,18 @@ class Session:
         """Return the function that autograd calls when this parameter has its gradient."""
 
         @uncompiled
+        @undisturbed
         def take(_: Tensor) -> None:
-            with held_back:
-                if self._keeps and self.here:
-                    self.send_kept()
-                self.step_discarded = False
-                if self.batches.changed:
-                    self.batches.gradient(number)
-                    self._first_given = number
-                if self.go is not None:
-                    self.holder.take(number)
-                if number == self._first_given:
-                    self._accumulated = self._mark(number)
+            if self._keeps and self.here:
+                self.send_kept()
+            self.step_discarded = False
+            if self.batches.changed:
+                self.batches.gradient(number)
+                self._first_given = number
+            if self.go is not None:
+                self.holder.take(number)
+            if number == self._first_given:
+                self._accumulated = self._mark(number)
 
         return take
 

@@ -133,14 +133,15 @@ class HeldBack:
 held_back = HeldBack()
 
 
-def let_through(wait: Callable[[], T]) -> T:
+def let_through(wait: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call handlers during this wait, though a caller holds them back: it can be left."""
     if get_ident() != _handlers.main:
-        return wait()
+        return wait(*args, **kwargs)
     depth, _handlers.depth = _handlers.depth, 0
     try:
-        _handlers.call_due()
-        return wait()
+        if _handlers.due:
+            _handlers.call_due()
+        return wait(*args, **kwargs)
     finally:
         _handlers.depth = depth
 
