@@ -343,3 +343,69 @@ def test_a_line_says_where_the_final_version_is_not_the_model_that_the_script_ha
             same = {name for name, value in state.items() if not name.startswith("extra")}
             assert same == {"0.weight_orig", "0.weight_mask", "0.bias", "2.weight", "2.bias"}
             assert all(torch.equal(state[name], final[name]) for name in same)
+
+
+LOOKS = """
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+me = paceline.worker()
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(1, 1)
+
+    def forward(self, x):
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", torch.zeros(1))
+        self.seen += 1
+        return self.inner(x)
+
+
+def made(what):
+    open(f"{sys.argv[1]}/{what}", "a").close()
+
+
+def wait_for(what):
+    while not os.path.exists(f"{sys.argv[1]}/{what}"):
+        time.sleep(0.01)
+
+
+model = Counts()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.ones(16, 1)), batch_size=2)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
+for epoch in range(3):
+    if epoch == 1 and me == 0:
+        wait_for("fetched")
+    for (x,) in loader:
+        if epoch == 1 and me == 1:
+            made("fetched")
+            wait_for("looked")
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch == 1 and me == 1:
+            made("stepped")
+    if epoch == 1 and me == 0:
+        for _ in range(5):
+            model(next(iter(loader))[0])
+        made("looked")
+        wait_for("stepped")
+"""
+
+
+@pytest.mark.long
+def test_a_version_is_written_though_a_worker_has_only_looked_at_data_since_its_last_step(launch: Launch) -> None:
+    flags = "-n", "2", "-p", "asp", "--record", "1", "--saves", "all"
+    run = launch.run(LOOKS, *flags, args=(str(launch.tmp_path),)).completed()
+    assert run.summary["samples"] == 48

@@ -131,6 +131,8 @@ class Session:
         self.followed.watch()
         self.began_with = self.followed.structure
         self._told_values: list[tuple[int, int]] = []
+        self._told_after = -1
+        """How many steps it had made as it told its own values last."""
         self.shapes = [Shape(self.model)] if self.evaluates else []
         """By number of the structure."""
         self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
@@ -240,7 +242,7 @@ class Session:
         """Tell of the newest values of what no step moves, if there is such a thing."""
         values, marks = self._values_now()
         if marks and marks != self._told_values and self.here and self.go is not None:
-            self._told_values = marks
+            self._told_values, self._told_after = marks, self.steps
             self.link.own_values(packed(values, "the model"))
 
     def _values_now(self) -> tuple[OwnValues, list[tuple[int, int]]]:
@@ -431,7 +433,8 @@ class Session:
         if not self.here:
             return False
         self.look_at_structure(whole=True)
-        self.tell_values()
+        if self._told_after != self.steps:  # the store keeps the last three only: of steps that versions may be made of
+            self.tell_values()
         if last.ended:
             return False
         if last.handed_out and self.only_looked(last):
