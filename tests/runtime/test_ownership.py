@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,15 @@ def test_a_host_of_the_head_s_machine_adds_to_the_head_s_notes_and_one_elsewhere
     assert not Path("kept.json").exists()
     for one in (there, elsewhere, alone):
         os.close(one)
+
+
+def test_a_folder_is_copied_with_what_the_worker_has_made_in_it_also_as_copytree_calls_itself(
+    two: tuple[Worker, Worker],
+) -> None:
+    _, other = two
+    Path("results").mkdir()
+    with other.open("results/a.json", "w") as file:
+        file.write("other's")
+    for _ in range(2):
+        other.copytree("results", "copied", False, None, shutil.copy2, False, True)  # all by their places
+    assert other.open("copied/a.json").read() == "other's"

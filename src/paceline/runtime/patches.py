@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import errno
 import functools
+import inspect
 import io
 import os
 import shutil
@@ -253,15 +254,18 @@ def _copying(hands: Hands, original: Call) -> Call:
 def _copying_all(hands: Hands, original: Call) -> Call:
     """For `shutil.copytree`: the folder, and what this worker has made of it."""
 
+    options = list(inspect.signature(original).parameters)[2:]
+
     def copytree(src: Any, dst: Any, *arguments: Any, **named: Any) -> Any:
+        named = dict(zip(options, arguments, strict=False)) | named  # it calls itself, and gives all by their places
         place, held = hands.ownership.place(dst), hands.saves.held(src)
         merged = named.get("dirs_exist_ok", False)
         if place is None or (hands.ownership.was_there(name_of(dst)) and not merged):
-            return original(src, dst, *arguments, **named)
+            return original(src, dst, **named)
         with suppress(*((FileNotFoundError, shutil.Error) if hands.ownership.is_shared(src) else ())):
-            original(src, place, *arguments, **named)  # another worker may remove files of it meanwhile
+            original(src, place, **named)  # another worker may remove files of it meanwhile
         if held is not None:
-            original(held, place, *arguments, **(named | {"dirs_exist_ok": True}))
+            original(held, place, **(named | {"dirs_exist_ok": True}))
         hands.ownership.touched.folders.add(name_of(dst))
         hands.ownership.show(dst)
         return dst
