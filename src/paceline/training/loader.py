@@ -699,13 +699,24 @@ class _SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self.__dict__["_dataset"] = dataset
 
+    def __getattribute__(self, name: str) -> Any:
+        """What the user's class asks with `isinstance` is the dataset's class."""
+        if name == "__class__":
+            return type(object.__getattribute__(self, "_dataset"))
+        return object.__getattribute__(self, name)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[[Any], Dataset[Any]], tuple[Any]]:
+        """A spawned process of the loader gets a pickle."""
+        return _SeededDataset, (self._dataset,)
+
     def __getitems__(self, tagged: list[Any]) -> Iterable[Any]:
         ids = tagged
         if isinstance(tagged[0], _Tag):
             tag, *ids = tagged
             seed_fetch(tag.seed, tag.epoch, tag.index)
-        whole = getattr(self._dataset, "__getitems__", None)
-        return whole(ids) if whole is not None else [self._dataset[one] for one in ids]
+        dataset = self._dataset
+        whole = getattr(dataset, "__getitems__", None)
+        return whole(ids) if whole is not None else [dataset[one] for one in ids]
 
     def __getitem__(self, one: Any) -> Any:
         return self._dataset[one]
