@@ -115,6 +115,9 @@ ONCE_EACH: list[tuple[list[int], list[int], float]] = [([k], [], 2**k) for k in 
         ("kept batches again", "FgszKgszKgszegszgszgszgsz", [*ONCE_EACH, *(([], [], 2**k) for k in (0, 1, 2, 0))]),
         ("the same, a moved input", "FgszKgszegzgszgzgsz", [*ONCE_EACH[:2], ([], [], 1), ([], [], 2)]),
         ("more steps of the last batch, the others gone", "FgszFgszFgszegszgsz", [*ONCE_EACH, *2 * [([], [], 4)]]),
+        ("all batches of a loop at first", "FKKegszgszgszgsz", [*ONCE_EACH, ([], [], 1)]),
+        ("the same, a moved input, in each loop", "FKegzgszgzgszKKegszgsz", [([k], [], 2**k) for k in range(4)]),
+        ("all batches of a loop at first, of which some are left out", "FKKegszFgsz", [([0], [], 1), ([3], [1, 2], 8)]),
         ("a step after the end of an epoch", "FgFgesz", [([0, 1], [], 3)]),
         ("a look at the data, to its end", "FFFeFgsz", [([3], [0, 1, 2], 8)]),
         ("a step without any gradient", "FsFgsz", [([], [], 0), ([1], [0], 2)]),
@@ -191,6 +194,7 @@ class Twin:
             case "F" | "K":
                 batch = len(self.place)
                 if self.over:
+                    self.move(self.of("put by"), "skipped")
                     self.ring, self.keeps, self.over = [], True, False
                 self.keeps = self.keeps and (not self.ring or self.ring[0] in self.alive)
                 self.ring = [*self.ring, batch] if self.keeps else []
@@ -207,7 +211,8 @@ class Twin:
                 self.move(self.of("window"), "erased")
             case "e":
                 if len(self.loop) > 1 and all(self.place[batch] == "open" for batch in self.loop):
-                    self.move(self.loop[:-1], "skipped")
+                    kept = self.ring == self.loop and self.ring[0] in self.alive
+                    self.move(self.loop if kept else self.loop[:-1], "put by" if kept else "skipped")
                 self.loop, self.over = [], True
             case "s":
                 if not self.there:

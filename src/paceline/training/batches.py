@@ -111,7 +111,7 @@ class Batches:
     @property
     def pending(self) -> bool:
         """Whether a coming step may use a batch that was fetched."""
-        return bool(self.open or self.window or self._ahead)
+        return bool(self.open or self.window or self._ahead or self._put_by())
 
     def fetched(self, batch: Batch | None, samples: int, data: Any, *, ahead: bool = False) -> None:
         """The loader hands out this batch. `ahead`: to another thread than the script's."""
@@ -181,8 +181,16 @@ class Batches:
         return Stands(batches, skipped, None if weight == samples and samples else weight)
 
     def loop_ended(self, handed_out: Sequence[Batch]) -> None:
-        """The loader has nothing left for this loop. If no gradient came of it, only its last batch may be used yet."""
-        if len(handed_out) > 1 and self.ends_with(handed_out):
+        """The loader has nothing left for this loop.
+
+        If no gradient came of it, and the script keeps all of its batches, as `list(loader)`, they are used in their
+        order. Else only the last one may be used yet.
+        """
+        looked = len(handed_out) > 1 and self.ends_with(handed_out)
+        if looked and len(self._kept) == len(handed_out) and self._kept[0].alive:
+            for _ in handed_out:
+                self.open.pop()
+        elif looked:
             newest = self.open.pop()
             self._skip([self.open.pop() for _ in handed_out[1:]][::-1])
             self.open.append(newest)
@@ -201,9 +209,10 @@ class Batches:
 
     def discard(self) -> None:
         """Nothing that was fetched by now counts."""
-        for some in (self.erased, self.window, list(self.open)):
+        for some in (self.erased, self.window, list(self.open), self._put_by()):
             self._skip(some)
         self.open.clear()
+        self._kept.clear()
         self.erased, self.window, self.last, self._said = [], [], [], None
         self.changed = True
 
@@ -214,6 +223,7 @@ class Batches:
     def _keep(self, one: FetchedBatch) -> None:
         """Note what the script keeps of a loop: in most loops nothing, as the first batch is gone at the third."""
         if self._over:
+            self._skip(self._put_by())
             self._kept.clear()
             self._keeps = True
         self._keeps = self._keeps and (not self._kept or self._kept[0].alive)
@@ -226,9 +236,14 @@ class Batches:
         """The next batch of those that the script keeps since the loop that is over; none unless it keeps all."""
         if not self._over or len(self._kept) < 2 or not (self._kept[0].alive and self._kept[-1].alive):
             return []
-        self.repeats = True
         self._kept.rotate(-1)
+        self.repeats = self.repeats or self._kept[-1].counted
         return [self._kept[-1]]
+
+    def _put_by(self) -> list[FetchedBatch]:
+        """What the script keeps of the loop that is over, and has not used yet."""
+        busy = (*self.open, *self.window, *self.erased)
+        return [one for one in self._kept if not one.counted and one not in busy] if self._over else []
 
     def _in_use(self) -> list[FetchedBatch]:
         """Take from `open` what the gradient is of. Skip what is older and gone.
