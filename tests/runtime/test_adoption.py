@@ -324,28 +324,6 @@ print(optimizer.param_groups[0]["lr"], sorted(optimizer.state_dict()["state"]))
         assert said in run.out
 
 
-@pytest.mark.parametrize(("workers", "protocol"), [(1, "asp"), (2, "bsp")])
-def test_a_state_that_every_worker_loads_after_prepare_is_resumed_as_in_plain_pytorch(
-    workers: int, protocol: str, launch: Launch, tmp_path: Path
-) -> None:
-    """Both of two compute the same gradient, whose mean it is. All that is loaded differs from what was prepared."""
-    plain = functions()
-    model, optimizer = plain.build(0)
-    model.frozen.bias.fill_(2.0)
-    plain.train(model, optimizer, range(5))
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved")
-    inside = "load(model, optimizer, os.path.join(folder, 'saved'))"
-    flags = ("-n", str(workers), "-p", protocol, "--threads", "1")
-    final = launch.run(script(inside), *flags, args=(str(tmp_path),)).completed().final()
-    model, optimizer = plain.build(1, rate=0.5)
-    plain.load(model, optimizer, tmp_path / "saved")
-    plain.train(model, optimizer, range(5, 10))
-    expected = model.state_dict()
-    assert final.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(final[name], value), name
-
-
 IN_TURN = """
 if me == 0:
     await_("written")
@@ -358,6 +336,29 @@ else:
 
     link.adopted = writes
 """
+"""Worker 0 comes when worker 1's change is adopted."""
+
+
+@pytest.mark.parametrize(("workers", "protocol", "order"), [(1, "asp", ""), (2, "bsp", IN_TURN)])
+def test_a_state_that_every_worker_loads_after_prepare_is_resumed_as_in_plain_pytorch(
+    workers: int, protocol: str, order: str, launch: Launch, tmp_path: Path
+) -> None:
+    """Both of two compute the same gradient, whose mean it is. All that is loaded differs from what was prepared."""
+    plain = functions()
+    model, optimizer = plain.build(0)
+    model.frozen.bias.fill_(2.0)
+    plain.train(model, optimizer, range(5))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved")
+    inside = "load(model, optimizer, os.path.join(folder, 'saved'))"
+    flags = ("-n", str(workers), "-p", protocol, "--threads", "1")
+    final = launch.run(script(order + inside), *flags, args=(str(tmp_path),)).completed().final()
+    model, optimizer = plain.build(1, rate=0.5)
+    plain.load(model, optimizer, tmp_path / "saved")
+    plain.train(model, optimizer, range(5, 10))
+    expected = model.state_dict()
+    assert final.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(final[name], value), name
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,12 @@ class Changes:
             return []
         now = self._joined.optimizer_state()
         if not any(now.values()):
-            emptied = state is not self._state or self._state.cleared or any(self._state_before().values())
+            loaded_back = not self._stepped and self._state_shown is not None and not self._state.cleared
+            assigned = self._state.cleared or (state is not self._state and not loaded_back)
+            emptied = assigned or any(self._state_before().values())
             return [CLEARED] if emptied else []
+        if not self._stepped and self._state_shown is None:
+            return None  # it is a loaded one, which may be equal to the store's: another worker's may be adopted by now
         return edits_of(self._state_before(), now)
 
     def discard(self, place: int) -> None:
