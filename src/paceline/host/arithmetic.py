@@ -8,23 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from paceline.core.items import Item
-from paceline.core.machine import Spec
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel, End
 from paceline.host import messages
+from paceline.host.contract import STORE, SUMS
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
 from paceline.host.processes import end_in_time
 from paceline.host.shelf import Owner, Shelf
-
-STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the process that records versions"
-"""What the process is called where people read of it: it makes versions, only adds up updates, or writes means."""
-
-
-def called(spec: Spec) -> str:
-    """Return what the head's process is called under that protocol. Where each worker owns a replica, no store is."""
-    return STORE if spec.versions == "stored" else MEANS
-
 
 Hear = Callable[[messages.Message, list[int]], bool]
 """Told what the process says of its orders, and the descriptors that came along. Returns whether it was asked."""

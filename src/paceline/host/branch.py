@@ -18,13 +18,12 @@ from paceline.core.shards import Shard, pieces
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Region, Span
 from paceline.host import between, messages
-from paceline.host.arithmetic import STORE, SUMS
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
 from paceline.host.carrier import Carrier
 from paceline.host.computing import Computing
-from paceline.host.contract import WorkersNews
+from paceline.host.contract import STORE, SUMS, WorkersNews
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
 from paceline.host.linked import Told

@@ -11,8 +11,9 @@ from typing import Protocol
 from paceline.core.items import Sum, Update
 from paceline.fabric.memory import Region
 from paceline.host import between, messages
-from paceline.host.arithmetic import SUMS, Arithmetic
+from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
+from paceline.host.contract import SUMS
 from paceline.host.loop import Loop
 from paceline.host.plan import Plan
 from paceline.host.ranges import Ranges

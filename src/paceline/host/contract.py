@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.facts import Fact
+from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.core.shards import Shard
 from paceline.host import messages
 from paceline.records.times import Fetch, TransferTimes
+
+STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the process that records versions"
+"""Names of the process that computes for a host: it makes versions, only adds up updates, or writes means."""
+
+
+def called(spec: Spec) -> str:
+    """Return what the head's process is called under that protocol. Where each worker owns a replica, no store is."""
+    return STORE if spec.versions == "stored" else MEANS
 
 
 class NotHere(KeyError):

@@ -31,13 +31,13 @@ from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
-from paceline.host.arithmetic import Arithmetic, called
+from paceline.host.arithmetic import Arithmetic
 from paceline.host.arrivals import Arrivals
 from paceline.host.attached import recorded_file, write_attached
 from paceline.host.averages import Averages, MadeHere
 from paceline.host.averaging import Averaging
 from paceline.host.commits import HERE, NEWEST, Commits
-from paceline.host.contract import News, Progress, Resumption, Updates
+from paceline.host.contract import News, Progress, Resumption, Updates, called
 from paceline.host.copies import Brings, Copies
 from paceline.host.evaluator import Evaluator
 from paceline.host.fetch import Fetcher, Local

@@ -25,7 +25,7 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.host import messages
-from paceline.host.arithmetic import called
+from paceline.host.contract import called
 from paceline.host.processes import exit_phrase
 from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
