@@ -79,7 +79,7 @@ CLEANS = """
     """
 
 
-@pytest.mark.parametrize("start", ["staggered", "together"])
+@pytest.mark.parametrize("start", each(["staggered", "together"], long=("staggered",)))
 def test_a_script_that_begins_with_an_empty_folder_has_it_from_worker_0_and_each_reads_its_own(
     start: str, launch: Launch, folder: Path
 ) -> None:

@@ -53,7 +53,6 @@ def two_hosts(
         ],
         default=[
             ("asp", "kill", "hosts are told to train"),
-            ("all-reduce", "stop", "hosts are told to train"),
             ("bsp", "stop", "a snapshot begins"),
         ],
     ),
