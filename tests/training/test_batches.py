@@ -149,6 +149,31 @@ def test_a_step_stands_for_the_batches_that_its_gradients_are_of(what: str, lett
     assert Script().does(letters).steps == steps, what
 
 
+@pytest.mark.parametrize(
+    ("what", "letters", "unsure"),
+    [
+        ("losses of a loop that are summed until its end", "FFFegs", True),
+        ("a look at the data, to its end", "FFFeFgs", False),
+        ("several backwards of kept batches", "FKKeggs", True),
+        ("kept batches, a step each", "FKKegszgszgsz", False),
+        ("several backwards, each of whose weight the script says", "FKKewgwgs", False),
+        ("several losses of a batch", "FggszFggsz", False),
+        ("a window that is open at the end of a short loop", "FgFegs", False),
+    ],
+)
+def test_what_a_gradient_may_also_be_of_is_noted(what: str, letters: str, unsure: bool) -> None:
+    assert Script().does(letters).batches.unsure == unsure, what
+
+
+def test_a_loss_that_is_summed_over_a_loop_is_of_all_its_batches() -> None:
+    """Its graph keeps the batches until the backward, which lets go of them before the first gradient comes."""
+    script = Script().does("PPPe")
+    script.put_by.clear()
+    script.does("gs")
+    assert script.steps == [([0, 1, 2], [], 7)]
+    assert script.batches.unsure
+
+
 class Twin:
     """The same by the rules as they are written down, each batch with the name of the list that it is in."""
 

@@ -81,7 +81,7 @@ class Batches:
         self.changed = True
         """Whether the next gradient may be of other batches than the one before, so that `gradient` must be called."""
         self.unsure = False
-        """Whether several batches were open in the script's thread when a gradient came, so that it may be of fewer."""
+        """Whether a gradient has come that may be of other batches than it counts for."""
         self.lost = 0
         """Batches whose gradient was left over at a loop's end, and was then zeroed."""
         self._leased = leased
@@ -92,6 +92,8 @@ class Batches:
         """The parameters that have a gradient of the present backward. Kept only if another thread fetches batches."""
         self._over = False
         """Whether it has come to the loader's end since the last batch."""
+        self._passed = False
+        """Whether batches were skipped at that end, as no gradient had come of their loop."""
         self.repeats = False
         """Whether the script has trained again on batches that it keeps since an earlier loop, as `itertools.cycle`."""
         self._kept: deque[FetchedBatch] = deque()
@@ -118,7 +120,7 @@ class Batches:
         weight = None if batch is None else samples
         self.open.append(FetchedBatch(batch, samples, weight, _references(data), ahead))
         self._keep(self.open[-1])
-        self._over = False
+        self._over = self._passed = False
         self._asked = self.changed = True
 
     def yielded(self, item: Any) -> None:
@@ -143,7 +145,12 @@ class Batches:
                 return
             self._backward = {parameter}
             asked = not self.erased
+        if self._has_kept_all():  # a further backward may be of another one that the script keeps
+            self.unsure = self.unsure or (parameter in self._backward and bool(self.window) and self._said is None)
+            self._backward.add(parameter)
+            self.changed = True
         if asked and self.open:
+            self.unsure = self.unsure or (self._passed and self._said is None)
             self._skip(self.erased)
             self.erased = []
             self._join(self._in_use())
@@ -194,6 +201,7 @@ class Batches:
             newest = self.open.pop()
             self._skip([self.open.pop() for _ in handed_out[1:]][::-1])
             self.open.append(newest)
+            self._passed = True
         for one in self.window:
             one.left = True
         self._asked = self._over = self.changed = True
@@ -232,13 +240,24 @@ class Batches:
         else:
             self._kept.clear()
 
+    def _has_kept_all(self) -> bool:
+        """Whether the script keeps all batches of the loop that is over, of which there are several."""
+        return self._over and len(self._kept) > 1 and self._kept[0].alive and self._kept[-1].alive
+
     def _repeated(self) -> list[FetchedBatch]:
-        """The next batch of those that the script keeps since the loop that is over; none unless it keeps all."""
-        if not self._over or len(self._kept) < 2 or not (self._kept[0].alive and self._kept[-1].alive):
+        """The next batch of those that the script keeps since the loop that is over."""
+        if self._has_kept_all():
+            self._kept.rotate(-1)
+            self.repeats = self.repeats or self._kept[-1].counted
+            return [self._kept[-1]]
+        put_by = self._put_by()
+        if not put_by:
             return []
-        self._kept.rotate(-1)
-        self.repeats = self.repeats or self._kept[-1].counted
-        return [self._kept[-1]]
+        ids = self._named([tensor for one in put_by for tensor in one.there()])
+        # What is gone, and was in no step, was kept by the graph of this gradient: of a sum of losses, say.
+        used = [one for one in put_by if not one.alive or any(id(tensor) in ids for tensor in one.there())]
+        self.unsure = self.unsure or (len(used) > 1 and self._said is None)
+        return used
 
     def _put_by(self) -> list[FetchedBatch]:
         """What the script keeps of the loop that is over, and has not used yet."""
