@@ -241,11 +241,14 @@ class TestJoiner:
         _, _, launch = back
         assert any(same(joined(launch)["buffers"], one["buffers"]) for one in torch.load(launch.tmp_path / "seen.pt"))
 
-    def test_its_optimizer_has_another_s_momentum_where_workers_step(self, back: Back) -> None:
+    def test_its_optimizer_has_another_s_momentum_where_workers_step_and_shows_the_store_s_elsewhere(
+        self, back: Back
+    ) -> None:
         protocol, _, launch = back
         momentum = joined(launch)["momentum"]
-        assert bool(momentum) == (protocol != "asp")  # a store keeps it
-        assert any(same(momentum, one["momentum"]) for one in torch.load(launch.tmp_path / "seen.pt"))
+        assert momentum
+        if protocol != "asp":  # each worker is shown the newest version's as it asks
+            assert any(same(momentum, one["momentum"]) for one in torch.load(launch.tmp_path / "seen.pt"))
 
     def test_what_its_script_changed_before_its_first_step_is_gone(self, back: Back) -> None:
         _, _, launch = back

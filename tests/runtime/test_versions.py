@@ -77,6 +77,7 @@ def test_a_worker_that_joins_counts_for_means_once_it_has_a_replica(tmp_path: Pa
     assert cuts == [[0]]
     means.tell(ReplicaCopied(source=0, worker=1, at=0.7))
     means.void(1, [])
+    applied.samples = 20
     means.ordered(6)
     assert cuts == [[0], [0, 1]]
 
@@ -100,7 +101,10 @@ def test_a_mean_that_can_t_be_made_is_due_again(tmp_path: Path) -> None:
     means.ordered(5)
     assert (cuts, recordings.newest.version) == ([(1, [0, 1])], 0)
     means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
-    means.ordered(6)
+    means.ordered(6)  # a further step of the same batch
+    assert cuts[1:] == []
+    applied.samples = 68
+    means.ordered(7)
     assert (cuts[1:], recordings.newest.version) == ([(1, [0])], 1)
 
 

@@ -29,6 +29,7 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "choice": (Choice.to_plain, lambda plain: choice_of({"protocol": plain}, registry())),
     "scenario": (to_plain, from_plain),
     "folder": (str, Path),
+    "notes": (lambda notes: notes, lambda notes: None if notes is None else tuple(notes)),
     "directory": (
         lambda directory: None if directory is None else str(directory),
         lambda path: None if path is None else Path(path),
