@@ -14,14 +14,14 @@ def test_the_last_version_is_recorded_though_all_workers_have_gone_before_it_is_
 ) -> None:
     """It takes a second to be written."""
     before = """
-    from paceline.training.store import Store
-    record = Store.record
+    from paceline.training.store import NamedVersion
+    record = NamedVersion.record
 
-    def slow(self, tensors, file):
+    def slow(self, file):
         time.sleep(1.0)
-        return record(self, tensors, file)
+        return record(self, file)
 
-    Store.record = slow
+    NamedVersion.record = slow
     """
     run = launch.run(training(f"if step == 5: {how}", before=before), "-n", "2", "-p", protocol, "--record", "0")
     assert run.code == (0 if how == "os._exit(0)" else 3)

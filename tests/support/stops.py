@@ -119,8 +119,9 @@ on_disk(os, "rename", str)
 on_disk(posix, "mkdir", str)  # which the store has again
 for name in ("_write_aside", "_take_away", "_move_versions"):
     around(cut, name, "cut")
-for name in ("commit", "keep", "restore", "record"):
+for name in ("commit", "keep", "restore"):
     around(store.Store, name, name)
+around(store.NamedVersion, "record", "record")
 around(session.Session, "step", "step")
 around(session.Session, "begin", "begin")
 """
