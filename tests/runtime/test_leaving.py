@@ -60,7 +60,7 @@ def test_what_a_script_does_with_a_gradient_it_kept_does_not_reach_a_push_that_i
         '[cluster]\ncompute = "20ms"\n[network]\nbandwidth = "100MB/s"\nmessage = "200KB"\n'
     )
     scenario = str(launch.tmp_path / "contended.toml")
-    run = launch.run(ALIASED, "-n", "3", "-p", "hsp:idle=always", "--scenario", scenario).completed()
+    run = launch.run(ALIASED, "-n", "3", "-p", "hsp:idle=always,stale=next", "--scenario", scenario).completed()
     assert run.summary["staleness"]["max"] == 1
     assert run.final()["weight"].unique().tolist() == [-float(run.summary["versions"])]
 
