@@ -63,7 +63,6 @@ LAST = "WHERE rowid = (SELECT max(rowid) FROM leases WHERE during IS NULL)"
         "DELETE FROM leases WHERE during IS NULL",
         "INSERT INTO leases VALUES (1, NULL, NULL, NULL)",
         "INSERT INTO leases VALUES (0, NULL, NULL, NULL)",
-        "UPDATE leases SET during = NULL WHERE batch = 3 AND epoch = 0",
         "UPDATE leases SET during = NULL WHERE worker = 1 AND batch IS NULL AND during = 1",
     ],
 )
@@ -72,6 +71,24 @@ def test_a_changed_row_of_a_return_is_caught(made: Path, tmp_path: Path, stateme
     edited(folder, statement)
     found = wrong(folder)
     assert (found.rule, found.table) == (broken.READABLE, "leases")
+
+
+@pytest.mark.parametrize(
+    ("statement", "table"),
+    [
+        ("UPDATE leases SET during = NULL WHERE batch = 3 AND epoch = 0", "batches"),
+        ("INSERT INTO leases VALUES (9, NULL, 0, 3)", "leases"),
+    ],
+)
+def test_a_row_that_takes_a_lease_away_that_was_never_given_is_caught(
+    made: Path, tmp_path: Path, statement: str, table: str
+) -> None:
+    """The worker's use of such a batch is told first."""
+    folder = Path(shutil.copytree(made, tmp_path / "run"))
+    edited(folder, statement)
+    found = wrong(folder)
+    assert (found.rule, found.table) == (broken.LEASED, table)
+    assert isinstance(found.row, int)
 
 
 def test_the_row_of_a_return_that_was_not_told_is_borne_where_a_run_crashed(made: Path, tmp_path: Path) -> None:

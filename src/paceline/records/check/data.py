@@ -182,8 +182,8 @@ class _Batches:
                 continue
             if what == "leased" and more[0] is None:
                 if not leased[worker]:
-                    broken = Broken(LEASED, f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}")
-                    self.leases.note(broken, row)
+                    expected, found = f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}"
+                    self.leases.note(Broken(LEASED, expected, found, "leases", row), row)
                     continue
                 leased[worker] -= 1
                 leases.remove(next(one for one in reversed(leases) if one[1] == worker))
