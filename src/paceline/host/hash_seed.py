@@ -92,8 +92,9 @@ def begin_again_with(seed: int | None, *, is_program: bool) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
     for descriptor in _kept:
         os.set_inheritable(descriptor, True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it is None where its descriptor was closed as the program began
+            stream.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, VARIABLE: str(seed)})
 
 
