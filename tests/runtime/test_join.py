@@ -517,9 +517,11 @@ def test_a_host_with_an_empty_folder_is_sent_what_the_script_needs(
     assert "worker 1 of 2, asp, train.py" in joiner.err
     (left,) = there.iterdir()
     assert f"what workers of host b saved is in {left}" in joiner.err
-    (mine,) = (path for path in left.rglob("*") if not path.is_dir())  # nothing of what was sent
-    assert mine.name == "mine.txt"
-    assert mine.read_text().startswith(f"{left}/sent-")
+    (shown,) = left.glob("sent-*/mine.txt")
+    mine = Path(f"{left}/worker-1/saved{shown}")
+    assert {path for path in left.rglob("*") if not path.is_dir()} == {mine, shown}  # nothing of what was sent
+    assert mine.samefile(shown)
+    assert mine.read_text() == str(shown.parent)
     assert sorted(path.name for path in here.iterdir() if path.suffix) == ["data.bin", "parts.py", "train.py"]
     monkeypatch.chdir(here)
     assert (found_wrong := checked(run.folder)).ok, found_wrong.wrong
