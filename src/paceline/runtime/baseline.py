@@ -40,7 +40,7 @@ from torch.utils.data import (
 from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.host import devices
-from paceline.host.processes import end_group, exit_phrase, fork_child, forks_die_with_me
+from paceline.host.processes import end_group, exit_phrase, fork_child, forks_die_with_me, share_without_files
 from paceline.records import summary as summaries
 from paceline.records.due import Due
 from paceline.records.summary import Summary
@@ -335,6 +335,7 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
 
     def body() -> int:
         forks_die_with_me()
+        share_without_files()
         redirect(output, worker)
         interpreter.begin_as_a_process_of_its_own()
         devices.give(worker, settings.devices)
