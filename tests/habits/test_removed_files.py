@@ -37,7 +37,8 @@ def script(folder: Path, each_epoch: str, before: str = "", epochs: int = 4) -> 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # another host's workers save below where it is started
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
