@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.fabric import memory
-from support.processes import uncollected
+from support.processes import adopts_orphans, uncollected
 
 # By default OpenMP's threads spin while they wait for each other. Beside the other half of the suite that is most of
 # what a run on two threads costs, and nothing is computed by it.
@@ -33,6 +33,13 @@ def _shared_memory_is_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for close in closes:
         close()
+
+
+@pytest.fixture(autouse=True)
+def _no_orphan_is_adopted_once_a_run_is_over() -> Iterator[None]:
+    """Nobody would collect it: a run that is started here ends what it has adopted, and adopts no more."""
+    yield
+    assert not adopts_orphans()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from typing import Any
 
 import pytest
-from torch.utils.data import BatchSampler, RandomSampler, Sampler
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler
 
 from paceline.cli.check import WRONG
 from paceline.cli.main import main
@@ -17,7 +20,7 @@ from paceline.protocols import registry
 from paceline.records import broken
 from paceline.training import orders as orders_module
 from paceline.training.orders import Orders, in_blocks
-from paceline.training.seeding import epoch_order, order_digest
+from paceline.training.seeding import epoch_order, order_digest, seed_epoch
 from support.launch import Launch
 from support.suites import each
 
@@ -104,6 +107,14 @@ class Unsized(Sampler[int]):
         return (random.randrange(1000) for _ in range(self.samples))
 
 
+class Disturbed(list[int]):
+    """Something is drawn from the global generator whenever its length is asked for."""
+
+    def __len__(self) -> int:
+        torch.rand(())
+        return super().__len__()
+
+
 @pytest.fixture
 def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders_module, "BLOCK", 4)
@@ -120,6 +131,19 @@ def test_an_epoch_of_known_length_is_drawn_whole_as_ever() -> None:
     assert orders.block(1, 0).last
     assert (orders.expected(1), orders.samples()) == (50, 50)
     assert orders.ids(Batch(1, 12)) == order[12]
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, partial(RandomSampler, replacement=True, num_samples=70), SubsetRandomSampler]
+)
+def test_an_order_is_the_same_whatever_another_thread_draws_meanwhile(sampler: Callable[[Any], Any]) -> None:
+    """The other thread is a length that torch's sampler asks for as it begins."""
+    alone = BatchSampler(sampler(range(50)), 4, drop_last=False)
+    beside = BatchSampler(sampler(Disturbed(range(50))), 4, drop_last=False)
+    assert Orders(beside, 3).block(1, 0) == Orders(alone, 3).block(1, 0)
+    seed_epoch(alone, 3, 1)
+    assert Orders(alone, 3).block(1, 0).order == list(alone), "and as the global generator's seed has it"
+    assert alone.sampler.generator is None
 
 
 @pytest.mark.usefixtures("_short_blocks")
@@ -172,8 +196,6 @@ def test_blocks_that_are_needed_one_after_the_other_are_drawn_once() -> None:
 def test_a_sampler_with_a_generator_of_its_own_goes_on_in_the_epoch_that_it_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch
-
     monkeypatch.setattr(orders_module, "AT_ONCE", 100)
     sampler = RandomSampler(range(50), replacement=True, num_samples=300, generator=torch.Generator())
     orders = Orders(BatchSampler(sampler, 3, drop_last=True), 1)

@@ -14,4 +14,4 @@ def adopting() -> Iterator[None]:
     """This process adopts orphans, as a launcher does."""
     processes.adopt_orphans()
     yield
-    processes._prctl(processes.SET_CHILD_SUBREAPER, 0)
+    processes.adopt_orphans(False)

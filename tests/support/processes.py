@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from paceline.host import processes
+
+GET_CHILD_SUBREAPER = 37  # from <linux/prctl.h>
 
 
 def children(launcher: int) -> list[int]:
@@ -28,6 +31,13 @@ def uncollected() -> dict[int, str]:
             if rest.split()[0] == "Z":
                 found[child] = what.partition("(")[2]
     return found
+
+
+def adopts_orphans() -> bool:
+    """Whether orphans of this process's descendants become its children."""
+    found = ctypes.c_int()
+    assert ctypes.CDLL(None).prctl(GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0) == 0
+    return bool(found.value)
 
 
 def until_asleep(process: int) -> None:

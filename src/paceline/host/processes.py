@@ -87,9 +87,9 @@ def allow_descriptors(needed: int, workers: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def adopt_orphans() -> None:
-    """Become the parent of any descendant whose own parent ends, so that it can be found and ended."""
-    _prctl(SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopts: bool = True) -> None:
+    """Become the parent of any descendant whose own parent ends, so that it can be found and ended; or no longer be."""
+    _prctl(SET_CHILD_SUBREAPER, adopts)
 
 
 def fork_child(body: Callable[[], int]) -> int:

@@ -163,6 +163,7 @@ def agent(
             sys.stderr.write(f"paceline: host {name}: {unforeseen(error)}\n")
             return between.Close("failed", unforeseen(error))
         finally:
+            adopt_orphans(False)
             opened.close()
             loop.close()
 

@@ -352,6 +352,7 @@ def _coordinate(
             rooms.close()
         workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
+        adopt_orphans(False)
         for unfinished in (settings.folder / "versions").glob("*"):
             if unfinished.suffix != ".safetensors":  # the store was writing it when it was ended
                 with suppress(OSError):

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from paceline.core.leases import Batch
-from paceline.training.seeding import order_digest, plain_ids, seed_block, seed_epoch
+from paceline.training.seeding import drawing_alone, order_digest, plain_ids, seed_block, seed_epoch
 
 AT_ONCE = 10_000_000
 """Samples. A longer epoch, or one of an unknown length, is drawn block by block."""
@@ -100,15 +100,17 @@ class Orders:
         seed_epoch(self._sampler, self._seed, epoch.number)
         epoch.rest = iter(self._sampler)
 
+    def _at_once(self, epoch: _Epoch) -> int | None:
+        """Batches that are drawn next; None: all that are left."""
+        return BLOCK + 1 - len(epoch.ahead) if self._by_block else None
+
     def _draw(self, epoch: _Epoch) -> None:
         assert epoch.rest is not None  # it has begun
-        if self._by_block:
-            if epoch.drawn:
-                seed_block(self._seed, epoch.number, epoch.drawn)
-            drawn = [*epoch.ahead, *map(list, islice(epoch.rest, BLOCK + 1 - len(epoch.ahead)))]
-            order, epoch.ahead = drawn[:BLOCK], drawn[BLOCK:]
-        else:
-            order = [list(batch) for batch in epoch.rest]
+        if epoch.drawn:
+            seed_block(self._seed, epoch.number, epoch.drawn)
+        with drawing_alone(self._sampler, self._seed, epoch.number):
+            drawn = [*epoch.ahead, *map(list, islice(epoch.rest, self._at_once(epoch)))]
+        order, epoch.ahead = (drawn[:BLOCK], drawn[BLOCK:]) if self._by_block else (drawn, [])
         digest = order_digest(
             [plain_ids(batch) for batch in order], epoch.digests[epoch.drawn - 1] if epoch.drawn else ""
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from paceline.errors import ConfigError
 
@@ -85,6 +86,25 @@ def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[lis
     """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch)."""
     seed_epoch(batches, seed, epoch)
     return [plain_ids(batch) for batch in batches]
+
+
+@contextmanager
+def drawing_alone(batches: Any, seed: int, epoch: int) -> Iterator[None]:
+    """In the block, torch's own sampler draws what the global generator's seed gives, from a generator of its own.
+
+    A script may fetch in one thread while it trains in another, which seeds and uses the global one meanwhile.
+    """
+    sampler = getattr(batches, "sampler", None)
+    if type(sampler) not in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) or sampler.generator is not None:
+        yield
+        return
+    sampler.generator = torch.Generator().manual_seed(mixed("epoch", seed, epoch))
+    if type(sampler) is RandomSampler:  # which takes a number from the global generator and seeds one of its own by it
+        sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_(generator=sampler.generator)))
+    try:
+        yield
+    finally:
+        sampler.generator = None
 
 
 def seed_epoch(batches: Iterable[list[Any]], seed: int, epoch: int) -> None:
