@@ -94,8 +94,9 @@ def drawing_alone(batches: Any, seed: int, epoch: int) -> Iterator[None]:
 
     A script may fetch in one thread while it trains in another, which seeds and uses the global one meanwhile.
     """
-    sampler = getattr(batches, "sampler", None)
-    if type(sampler) not in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) or sampler.generator is not None:
+    sampler: Any = getattr(batches, "sampler", None)
+    torchs = type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    if not torchs or sampler.generator is not None:
         yield
         return
     sampler.generator = torch.Generator().manual_seed(mixed("epoch", seed, epoch))
