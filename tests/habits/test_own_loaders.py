@@ -88,6 +88,12 @@ class InThread(DataLoader):
         return iter(ready.get, None)
 
 
+class Twice(DataLoader):
+    def __iter__(self):
+        for _ in range(2):
+            yield from super().__iter__()
+
+
 class Chained(DataLoader):
     def __iter__(self):
         while True:
@@ -235,6 +241,7 @@ LEASED = {
     "Changes": [one + 0.25 for one in ONCE],
     "Merges": ONCE,
     "Splits": ONCE,
+    "Twice": sorted(2 * ONCE),
     "OwnIterator": ONCE,
     "TorchsIterator": ONCE,
     "Fetches": ONCE,
@@ -242,7 +249,7 @@ LEASED = {
     "Slotted": [2 * one for one in ONCE],
 }
 """By class: what the workers see in an epoch."""
-DEFAULT = {("Merges", "asp"), ("Fetches", "ad-psgd"), ("Slotted", "bsp")}
+DEFAULT = {("Merges", "asp"), ("Twice", "bsp"), ("Fetches", "ad-psgd"), ("Slotted", "bsp")}
 
 
 def trained(launch: Launch, name: str, *flags: str, loaders: int = 0, workers: int = 2) -> Run:
@@ -269,7 +276,7 @@ def test_the_batches_of_a_class_that_iterates_in_its_own_way_are_leased(
 ) -> None:
     run = trained(launch, name, "-p", protocol)
     assert [seen_in(run, loop) for loop in range(2)] == [LEASED[name]] * 2
-    assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
+    assert (run.summary["samples"], run.summary["samples_missed"]) == (256 if name == "Twice" else 128, 0)
 
 
 @pytest.mark.parametrize("name", each(["Ready", "Closes"], long=("Closes",)))

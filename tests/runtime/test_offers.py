@@ -7,8 +7,8 @@ import pytest
 
 from paceline.host import messages
 from paceline.protocols import registry
-from paceline.runtime.offers import lack_of_memory, unequal_hosts, unpromised
-from support.rooms import OFFER
+from paceline.runtime.offers import lack_of_memory, unequal_hosts, unpromised, work
+from support.rooms import OFFER, SETTINGS
 
 STATE = 1_000_000
 HEAVY = msgspec.structs.replace(OFFER, state_bytes=STATE)
@@ -115,3 +115,9 @@ def test_a_replay_says_which_workers_bits_it_can_t_promise(
     offers: list[messages.Offered], before: dict[int, str], lines: list[str]
 ) -> None:
     assert sorted(unpromised(dict(enumerate(offers)), before)) == sorted(lines)
+
+
+@pytest.mark.parametrize(("passes", "samples"), [(1, 96), (2, 192)])
+def test_the_work_is_all_passes_of_all_epochs(passes: int, samples: int) -> None:
+    offer = msgspec.structs.replace(OFFER, loads=True, epoch_samples=32, epochs=3, passes=passes)
+    assert work(offer, SETTINGS) == samples

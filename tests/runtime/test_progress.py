@@ -137,6 +137,7 @@ def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally
         ({}, None, None, ""),
         ({}, (32, 2), 0.125, "2 epochs"),
         ({"epochs": 4}, (32, 2), 0.0625, "4 epochs"),
+        ({}, (32, 2, 2), 0.0625, "2 epochs"),
         ({"epochs": 1}, (32, 2), 0.25, "1 epoch"),
         ({}, (32, None), None, ""),
         ({"max_steps": 4}, (32, 2), 0.5, "--max-steps 4"),
@@ -145,7 +146,7 @@ def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally
     ],
 )
 def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
-    given: dict[str, Any], epoch: tuple[int, int | None] | None, done: float | None, until: str, tally: Tally
+    given: dict[str, Any], epoch: tuple[Any, ...] | None, done: float | None, until: str, tally: Tally
 ) -> None:
     watch = Watch(Asked(**given), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
     if epoch is not None:

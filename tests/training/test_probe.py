@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from paceline.errors import ConfigError
 from paceline.training import probe
-from paceline.training.loader import is_leased
+from paceline.training.loader import leased_passes
 
 DATA = TensorDataset(torch.arange(8.0))
 
@@ -42,6 +42,14 @@ class Changes(DataLoader[Any]):
         torch.rand(1), numpy.random.rand(), random.random()
         for (x,) in super().__iter__():
             yield x + 1
+
+
+class Twice(DataLoader[Any]):
+    """It makes two passes."""
+
+    def __iter__(self) -> Any:
+        for _ in range(2):
+            yield from super().__iter__()
 
 
 class Chains(DataLoader[Any]):
@@ -137,27 +145,28 @@ class Unsized(Adds):
 
 
 @pytest.mark.parametrize(
-    ("kind", "leased"),
+    ("kind", "passes"),
     [
-        (DataLoader, True),
-        (Plain, True),
-        (Changes, True),
-        (Chains, True),
-        (OwnIterator, True),
-        (Ready, False),
-        (Adds, False),
-        (Counts, False),
-        (Asks, False),
-        (Blocks, False),
+        (DataLoader, 1),
+        (Plain, 1),
+        (Changes, 1),
+        (Twice, 2),
+        (Chains, probe.ENDLESS),
+        (OwnIterator, 1),
+        (Ready, None),
+        (Adds, None),
+        (Counts, None),
+        (Asks, None),
+        (Blocks, None),
     ],
 )
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_loader_is_leased_if_it_gives_nothing_over_an_empty_sampler(
-    kind: Callable[..., DataLoader[Any]], leased: bool, processes: int, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[..., DataLoader[Any]], passes: int | None, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "SECONDS", 1.0 if kind is Blocks else 30.0)
     loader = kind(DATA, batch_size=2, num_workers=processes if kind is not Ready else 0)
-    assert is_leased(loader) is leased
+    assert leased_passes(loader) == passes
 
 
 def test_the_trial_changes_prints_and_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +175,7 @@ def test_the_trial_changes_prints_and_draws_nothing(capsys: pytest.CaptureFixtur
     for tries in (False, True):
         torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
         if tries:
-            is_leased(loader)
+            leased_passes(loader)
         drawn.append((torch.rand(1).item(), numpy.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
     assert (loader.passes, loader.log, capsys.readouterr().out) == (0, [], "")
@@ -178,7 +187,7 @@ def test_the_trial_leaves_an_alarm_of_the_script(monkeypatch: pytest.MonkeyPatch
     before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 60)
-        assert not is_leased(Blocks(DATA, batch_size=2))
+        assert leased_passes(Blocks(DATA, batch_size=2)) is None
         assert 0 < signal.setitimer(signal.ITIMER_REAL, 0)[0] < 60
         signal.raise_signal(signal.SIGALRM)
         assert rung == [signal.SIGALRM]
@@ -206,7 +215,7 @@ def test_the_trial_leaves_the_loader_s_data_sampler_and_slots_and_closes_nothing
     sampler.epoch = 0  # type: ignore[attr-defined]
     state = generator.get_state()
     loader = Closes(data, batch_size=2, sampler=sampler)
-    assert is_leased(loader)
+    assert leased_passes(loader) == 1
     gc.collect()
     assert (data.order, data.closed, sampler.epoch, loader.closed) == (list(range(8)), False, 0, [])  # type: ignore[attr-defined]
     assert generator.get_state().equal(state)
@@ -214,10 +223,10 @@ def test_the_trial_leaves_the_loader_s_data_sampler_and_slots_and_closes_nothing
 
 def test_a_ready_iterator_loses_nothing_to_the_trial() -> None:
     loader = Ready(DATA, batch_size=2)
-    is_leased(loader)
+    leased_passes(loader)
     assert len(list(loader)) == 4
 
 
 def test_a_stream_without_a_length_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"prepare.. got a Unsized, .*give the class a __len__"):
-        is_leased(Unsized(DATA, batch_size=2))
+        leased_passes(Unsized(DATA, batch_size=2))

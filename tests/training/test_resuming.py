@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from multiprocessing import active_children
@@ -204,14 +204,17 @@ class Noisy(TensorDataset):
         return x + 0.1 * torch.randn(x.shape), y
 
 
-def through_range(run: Any) -> Iterator[int]:
-    yield from range(EPOCHS)
+class Chains(DataLoader[Any]):
+    """Each iteration makes several passes over the data."""
+
+    passes = 1
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.passes):
+            yield from super().__iter__()
 
 
-LOOPS: dict[str, Callable[[Any], Iterator[int]]] = {
-    "epochs()": lambda run: paceline.epochs(EPOCHS),
-    "range": through_range,
-}
+LOOPS: dict[str, Callable[[int], Iterable[int]]] = {"epochs()": lambda number: paceline.epochs(number), "range": range}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -229,6 +232,10 @@ class Script:
     persistent: bool = False
     leaves: bool = False
     """Whether it leaves each loop after a step."""
+    passes: int = 1
+    """How many passes over the data each of its loops makes."""
+    announces: bool = False
+    """Whether it tells `prepare` how many loops it makes."""
     before: Callable[[nn.Module, torch.optim.Optimizer], None] = lambda model, optimizer: None
     """What it does between `prepare` and its loop."""
     begun: list[int] = field(default_factory=list)
@@ -247,13 +254,16 @@ class Script:
         )
         ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
         data = Noisy(torch.randn(BATCHES * 4, 4), torch.randn(BATCHES * 4, 2))
-        loader = DataLoader(
+        loader: Any = (DataLoader if self.passes == 1 else Chains)(
             data, batch_size=4, shuffle=True, num_workers=self.processes, persistent_workers=self.persistent
         )
+        loader.passes, loops = self.passes, max(1, EPOCHS // self.passes)
         keep = {"each_step": each_step, "scheduler": scheduler, "ema": ema} if self.keeps else {}
-        model, optimizer, loader = paceline.prepare(model, optimizer, loader, keep=keep)
+        model, optimizer, loader = paceline.prepare(
+            model, optimizer, loader, keep=keep, epochs=loops if self.announces else None
+        )
         self.before(model, optimizer)
-        for epoch in LOOPS[self.loop](link):
+        for epoch in LOOPS[self.loop](loops):
             self.begun.append(epoch)
             for x, y in loader:
                 loss = nn.functional.mse_loss(model(x), y)
@@ -315,6 +325,29 @@ def test_a_script_that_goes_on_from_any_snapshot_ends_as_one_that_was_not_interr
 
 def test_snapshots_change_no_bit_of_the_run_that_takes_them(tmp_path: Path) -> None:
     assert same(Script().run(OneWorker(tmp_path)), Script().run(OneWorker(tmp_path, takes=False)))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_script_whose_loops_make_two_passes_each_ends_after_its_loops_and_goes_on_from_any_snapshot(
+    loop: str, tmp_path: Path
+) -> None:
+    whole, script = OneWorker(tmp_path), Script(loop=loop, passes=2, announces=True)
+    expected = script.run(whole)
+    assert (whole.version, script.begun) == (EPOCHS * BATCHES, [0, 1])
+    for version, begun in ((3, 0), (5, 0), (8, 0), (10, 1), (13, 1), (15, 1), (20, 2)):
+        script = Script(loop=loop, passes=2, announces=True)
+        run = OneWorker(tmp_path, resume=whole.snapshots[version - 1], takes=False)
+        assert same(script.run(run), expected), version
+        assert run.version == EPOCHS * BATCHES
+        assert script.begun == [*range(begun if loop == "epochs()" else 0, 2)]
+        past = begun if loop == "range" else 0
+        assert [line.split(", as")[0] for line in run.said] == [f"goes on in epoch {begun}"] * bool(past)
+
+
+def test_a_class_that_chains_passes_without_an_end_ends_after_as_many_as_were_announced(tmp_path: Path) -> None:
+    run = OneWorker(tmp_path, epochs=2, takes=False)
+    Script(loop="range", passes=10**6).run(run)
+    assert run.version == 2 * BATCHES
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -54,6 +54,8 @@ class Offered(Message):
     """The names of what `evaluate` returns, if they were wanted and are known."""
     code: dict[str, str]
     """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
+    passes: Count = 1
+    """See `training.link.Offer`."""
     chunks: list[Count] = []
     """Where what groups average may be cut, if that is not at `cuts`."""
     device: str = ""

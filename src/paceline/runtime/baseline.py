@@ -56,7 +56,7 @@ from paceline.training.link import Measure
 from paceline.training.loader import SharedOut, as_prepared, view_of
 from paceline.training.loop import Loop
 from paceline.training.one_ahead import OneAhead, is_last
-from paceline.training.probe import can_be_leased
+from paceline.training.probe import passes_of
 from paceline.training.seeding import seed_script, seed_step
 from paceline.version import __version__
 
@@ -189,7 +189,7 @@ class Worker:
                 "which would train on other data; leave ddp out, or give the loader a batch_size, and shuffle in place "
                 "of a sampler"
             )
-        if not can_be_leased(loader):
+        if passes_of(loader) is None:
             self.refuse(
                 f"-p ddp gives each worker a part of the batches, and those of a {type(loader).__name__} don't come of "
                 "its batch sampler alone; leave ddp out, or prepare a DataLoader over the same data"

@@ -50,6 +50,7 @@ class Display:
         self._board = Board(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None
         self._epochs: int | None = None
+        self._passes = 1
 
     def report_waits(self, busy_with: Callable[[], str | None]) -> None:
         """From now on report long waits. `busy_with()` is what the run itself is doing, if anything."""
@@ -72,17 +73,17 @@ class Display:
         self._watch.share, self._watch.passed = share, lambda: self._loop.now() - began
         self.show()
 
-    def begin(self, work: int | None, epochs: int | None) -> None:
+    def begin(self, work: int | None, epochs: int | None, passes: int) -> None:
         """Training begins. `work`: samples in the whole run, or steps where none are counted; None if nobody knows.
 
-        `epochs`: as the script says.
+        `epochs`: as the script says, each of so many passes over the data.
         """
-        self._watch.work, self._epochs = work, epochs
+        self._watch.work, self._epochs, self._passes = work, epochs, passes
         self._watch.begin(self._clock.at())
 
     def epoch_opened(self, samples: int) -> None:
         """An epoch of so many samples begins."""
-        self._watch.epoch_opened(samples, self._epochs)
+        self._watch.epoch_opened(samples, self._epochs, self._passes)
 
     def logs(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
         """The worker's script has logged these values in that step."""

@@ -189,7 +189,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
         done=0 if state is None else state.samples if offer.loads else state.steps,
         memory=None if state is None else state.memory,
     )
-    rooms.display.begin(amount, offer.epochs)
+    rooms.display.begin(amount, offer.epochs, offer.passes)
     rooms.happened.append(began)
     return Training(offer)
 

@@ -100,7 +100,7 @@ def work(offer: Offered, settings: Settings) -> int | None:
     """Samples in the whole run, or steps where none are counted; None if that is unknown."""
     if offer.epoch_samples is None:
         return None if offer.loads else settings.max_steps
-    return offer.epoch_samples * (settings.epochs or offer.epochs or 1)
+    return offer.epoch_samples * (settings.epochs or offer.epochs or 1) * offer.passes
 
 
 LEAST_PER_WORKER = 35_000_000

@@ -177,11 +177,11 @@ class Watch:
         self._before.clear()
         self._before.append((at, self._steps()))
 
-    def epoch_opened(self, samples: int, epochs: int | None) -> None:
-        """An epoch of so many samples begins; the script says that there are so many."""
+    def epoch_opened(self, samples: int, epochs: int | None, passes: int = 1) -> None:
+        """A pass over so many samples begins; the script says that it has so many epochs, each of so many passes."""
         self.epochs = self._settings.epochs or epochs
         if self.work is None and self.epochs is not None:
-            self.work = samples * self.epochs
+            self.work = samples * passes * self.epochs
 
     def look(self, at: float) -> View:
         """What there is to see `at` seconds since the run's start."""

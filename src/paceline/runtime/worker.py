@@ -228,6 +228,7 @@ class WorkerLink:
                 streams=offer.streams,
                 shared_stream=offer.shared_stream,
                 epochs=offer.epochs,
+                passes=offer.passes,
                 buffers=offer.buffers,
                 shards=offer.shards,
                 evaluates=offer.evaluate is not None,

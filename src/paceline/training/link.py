@@ -62,6 +62,9 @@ class Offer:
     data: int | None
     """Samples in the loader's data, if its batches are leased and the data has a length."""
     epochs: int | None
+    """Loops over the loader, if the script says how many it makes."""
+    passes: int = 1
+    """Epochs of the data in each of these, as far as is known."""
     buffers: str | None
     shards: str | None
     evaluate: Evaluate | None

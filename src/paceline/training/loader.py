@@ -20,7 +20,7 @@ from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loop import Loop
 from paceline.training.one_ahead import Last, OneAhead, is_last
 from paceline.training.orders import Orders
-from paceline.training.probe import can_be_leased, slots_of
+from paceline.training.probe import passes_of, slots_of
 from paceline.training.seeding import seed_fetch, seed_item, seed_stream
 from paceline.training.session import Session
 
@@ -57,15 +57,15 @@ def checked(loader: Any) -> DataLoader[Any]:
     return loader
 
 
-def is_leased(loader: DataLoader[Any]) -> bool:
-    """Return whether the loader's batches are leased; else each worker iterates all of it.
+def leased_passes(loader: DataLoader[Any]) -> int | None:
+    """See `probe.passes_of`. None: the loader's batches are not leased, and each worker iterates all of it.
 
     Raises ConfigError if its class iterates in a way of its own, and nothing says how long.
     """
     if isinstance(loader.dataset, IterableDataset):
-        return False
-    if can_be_leased(loader):
-        return True
+        return None
+    if (passes := passes_of(loader)) is not None:
+        return passes
     try:
         len(loader)
     except Exception as error:  # whatever a user's class raises
@@ -73,7 +73,7 @@ def is_leased(loader: DataLoader[Any]) -> bool:
             f"prepare() got a {type(loader).__name__}, whose batches don't come of its batch sampler alone, and which "
             "has no length, so it may never end: give the class a __len__, or prepare a DataLoader over the same data"
         ) from error
-    return False
+    return None
 
 
 def epoch_samples(loader: DataLoader[Any], seed: int) -> int | None:
@@ -148,7 +148,7 @@ class _Paced(Iterated):
         """Go to the epoch that the script goes on in, if it has asked Paceline for that."""
         goes_on_in, self._session.goes_on_in = self._session.goes_on_in, None
         if goes_on_in is not None:
-            self._epoch, self._trained = goes_on_in - 1, goes_on_in
+            self._epoch, self._trained = goes_on_in * self._session.passes - 1, goes_on_in
 
     def _is_past(self) -> bool:
         """Whether the present epoch was used up before the run went on."""
@@ -169,11 +169,14 @@ class PacedLoader(_Paced, SharedOut):
     trains at a time: inside it, another one may look at the data.
 
     The user's class iterates in its own way, over a view of its loader that has leased batches. A batch counts when
-    torch's own iterator hands it to the class. Each pass of torch's iterator is an epoch.
+    torch's own iterator hands it to the class. Each pass of torch's iterator is an epoch of the data. A loop of the
+    script may chain several.
     """
 
-    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+    def __init__(self, loader: DataLoader[Any], session: Session, endless: bool = False) -> None:
+        """`endless`: the class chains passes without an end. So each counts as a loop of the script."""
         super().__init__(loader, session)
+        self._endless = endless
         self._orders = Orders(loader.batch_sampler, session.link.seed)
         self.loop = Loop(-1, over=True)
         self._iteration = _Iteration(self.loop)
@@ -204,7 +207,8 @@ class PacedLoader(_Paced, SharedOut):
             iteration.items = None  # its processes end
             self._take_back(iteration)
             looked = self._leave(iteration.loop)
-        self._end(iteration.loop, looked)
+        self._end(iteration, looked)
+        self._count(iteration)
 
     @property
     def last(self) -> bool:
@@ -248,13 +252,15 @@ class PacedLoader(_Paced, SharedOut):
         """See `SharedOut`."""
         iteration = self._iteration
         if iteration.passes:  # the user's class chains them
-            self._end(iteration.loop, self._leave(iteration.loop))
+            self._end(iteration, self._leave(iteration.loop))
+            if self._endless:
+                self._count(iteration)
             if self._session.go is None and not self._session.joins:
                 raise _NothingLeft
             iteration.loop = self._begun()
         iteration.passes += 1
         if self.is_past:
-            self._session.past_loop()
+            self._session.past_loop(iteration.loop.epoch)
         return iteration.loop
 
     def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
@@ -315,14 +321,21 @@ class PacedLoader(_Paced, SharedOut):
         session.other_training.loop_left()
         return looked
 
-    def _end(self, loop: Loop, looked: bool) -> None:
-        """The loop has come to its end."""
-        session = self._session
+    def _end(self, iteration: _Iteration, looked: bool) -> None:
+        """The iteration's present loop has come to its end."""
+        session, loop = self._session, iteration.loop
         if not looked:
             session.other_training.loop_ended()
             session.loop_ended(loop)
-        if session.steps > loop.steps or not (loop.handed_out or looked):  # else it was for a look at all the data
+        iteration.trained |= session.steps > loop.steps
+        iteration.given |= looked or bool(loop.handed_out)
+
+    def _count(self, iteration: _Iteration) -> None:
+        """A loop of the script has come to its end."""
+        session = self._session
+        if iteration.trained or not iteration.given:  # else it was for a look at all the data
             self._trained += 1
+        iteration.trained = iteration.given = False
         epochs = session.epochs if session.here else None  # a thread ahead knows no last step
         if epochs is not None and self._trained >= epochs and not session.batches.pending:
             session.done_computing()
@@ -444,7 +457,7 @@ class PacedStream(_Paced):
         session.epoch = self._epoch
         steps = session.steps
         if self._is_past():
-            session.past_loop()
+            session.past_loop(self._epoch)
             self._trained += 1
             session.epoch += 1
             return
@@ -505,6 +518,10 @@ class _Iteration:
     """Of torch's iterators that were begun in it."""
     items: OneAhead | None = None
     """What the script gets of it; None before it begins, and once it is left."""
+    trained: bool = False
+    """Whether the script has made steps in its loops that have ended."""
+    given: bool = False
+    """Whether it was given batches in these."""
     postponed: deque[tuple[Batch, int, Any, float]] = field(default_factory=deque)
     """Batches that were fetched because the script asked whether one is the last, and are not handed out yet."""
 

@@ -39,7 +39,7 @@ from paceline.training.loader import (
     as_prepared,
     checked,
     epoch_samples,
-    is_leased,
+    leased_passes,
     length,
 )
 from paceline.training.names import check_name
@@ -48,6 +48,7 @@ from paceline.training.optimizer import is_replaced, pace
 from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
+from paceline.training.probe import ENDLESS
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install, structure_of
 from paceline.training.signals import undisturbed
@@ -155,7 +156,7 @@ def prepare(
         loader: a `DataLoader`, or nothing if the script draws its own batches. A map-style dataset is leased to
             workers batch by batch. With an `IterableDataset` each worker iterates its own stream. In a loop over the
             loader that `prepare` returns, `loader.last` is true for this worker's last batch.
-        epochs: how many passes over the loader there will be, if known. Training ends with the last of them: a
+        epochs: how many loops over the loader there will be, if known. Training ends with the last of them: a
             later loop over the loader gets no batches. `--epochs` wins over it.
         evaluate: `evaluate(model) -> {metric: value}`. It runs on recorded versions after training. With a `--target`
             worker 0 also calls it once before training, to learn the metrics' names.
@@ -210,7 +211,8 @@ def prepare(
 
     try:
         kept = Kept(keep or {}, optimizer)
-        leased = checked_loader is not None and is_leased(checked_loader)
+        passes = None if checked_loader is None else leased_passes(checked_loader)
+        leased = passes is not None
         samples: int | None = None
         if checked_loader is not None and leased and link.wants_work:
             samples = epoch_samples(checked_loader, link.seed)
@@ -238,6 +240,7 @@ def prepare(
             deterministic=device is None or accelerator.is_deterministic(),
             loads=leased,
             epoch_samples=samples,
+            passes=passes or 1,
             data=length(checked_loader) if checked_loader is not None and leased else None,
             streams=own_streams,
             shared_stream=None if leased or own_streams or checked_loader is None else type(checked_loader).__name__,
@@ -253,6 +256,7 @@ def prepare(
     )
     session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
     session.loads, session.epochs, session.evaluates = leased, epochs, evaluate is not None
+    session.passes = passes or 1
     session.batches = Batches(leased=leased, named=partial(in_variables, thread=threading.get_ident()))
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
@@ -261,7 +265,9 @@ def prepare(
     plateau.watch(optimizer, session.script_steps_plateau)
     if checked_loader is None:
         return model, optimizer
-    paced = PacedLoader if leased else PacedStream if own_streams else SharedStream
+    if leased:
+        return model, optimizer, as_prepared(PacedLoader(checked_loader, session, endless=passes == ENDLESS))
+    paced = PacedStream if own_streams else SharedStream
     return model, optimizer, as_prepared(paced(checked_loader, session))
 
 

@@ -18,14 +18,18 @@ from torch.utils.data import DataLoader
 
 from paceline.training.seeding import randomness_kept
 
+ENDLESS = 0
+"""The number of passes of a class that chains them without an end."""
 PASSES = 100
 """A class that goes through an empty sampler so often, and gives nothing, chains its passes without an end."""
 SECONDS = 30.0
 """A class that gives nothing for so long waits for batches that an empty sampler does not have."""
 
 
-def can_be_leased(loader: DataLoader[Any]) -> bool:
-    """Return whether all that the loader gives comes of the batches that its sampler gives.
+def passes_of(loader: DataLoader[Any]) -> int | None:
+    """Return how many passes over its batch sampler a loop over the loader makes, `ENDLESS` if that never ends.
+
+    None: not all that the loader gives comes of the batches that its sampler gives.
 
     A class that iterates in its own way is tried over an empty sampler. It must give nothing then, and end, or begin
     another pass. The trial has no processes, changes none of the loader's attributes, prints nothing, and draws nothing
@@ -33,18 +37,20 @@ def can_be_leased(loader: DataLoader[Any]) -> bool:
     """
     own = type(loader)
     if own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator:
-        return "_get_iterator" not in vars(loader)
+        return None if "_get_iterator" in vars(loader) else 1
     if any(map(_is_ready, vars(loader).values())):
-        return False
+        return None
     quiet = io.StringIO()
     with randomness_kept(), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         try:
+            emptied = _emptied(loader)
             with _at_most(SECONDS):
-                return next(iter(_emptied(loader)), quiet) is quiet
+                gives_nothing = next(iter(emptied), quiet) is quiet
+            return max(1, emptied.batch_sampler.passes) if gives_nothing else None  # type: ignore[union-attr]
         except _Chained:
-            return True
+            return ENDLESS
         except (Exception, _Waits):  # whatever a user's class raises where there is nothing to iterate over
-            return False
+            return None
 
 
 class _Chained(BaseException):
@@ -82,11 +88,11 @@ class _Empty:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self._passes = 0
+        self.passes = 0
 
     def __iter__(self) -> Iterator[list[Any]]:
-        self._passes += 1
-        if self._passes > PASSES:
+        self.passes += 1
+        if self.passes > PASSES:
             raise _Chained
         return _Nothing()
 

@@ -84,7 +84,7 @@ class Session:
         self.past_loops = 0
         """Loops of epochs that are used up."""
         self.goes_on_in: int | None = None
-        """The epoch that the script's next loop is of, if the script has asked for it."""
+        """The script's next loop, counting from 0, if the script has asked for it."""
         self._told_of_repeats = False
         self._keeps: list[tuple[Keep, OfWorker | None]] = []
         """What is to be kept as the script next comes here, and what the optimizer had when that was ordered."""
@@ -104,6 +104,9 @@ class Session:
         self.evaluates = False
         """Whether recorded versions are evaluated."""
         self.epochs: int | None = None
+        """Loops that the script makes over the loader, if it says so."""
+        self.passes = 1
+        """Epochs of the data in each of these."""
         self.steps = 0
         """Steps that this worker has made."""
         self.step_discarded = False
@@ -379,24 +382,25 @@ class Session:
             self.changes.discard(self._place)
             self._take_up(kept=self.past_loops > 0)
 
-    def past_loop(self) -> None:
+    def past_loop(self, epoch: int) -> None:
         """The script loops over an epoch that was used up before the run went on."""
         if self.resumed is not None and self.here:
             self.past_loops += 1
-            if self.past_loops == 1 and self.link.worker == 0:
-                self.link.remark(past_epochs(self.resumed.epoch, self.kept.schedulers_left_out()))
+            loop = self.resumed.epoch // self.passes  # the script calls it an epoch
+            if self.past_loops == 1 and self.link.worker == 0 and epoch // self.passes < loop:
+                self.link.remark(past_epochs(loop, self.kept.schedulers_left_out()))
 
     def goes_on(self, epochs: int) -> int:
-        """The script asks for the epoch that it begins with, of so many."""
+        """The script asks for the loop that it begins with, of so many."""
         if self.epochs is None:
             self.epochs = epochs
         if self.resumed is None or self.steps:
             return 0
-        left_out = self.kept.schedulers_left_out()
+        loop, left_out = self.resumed.epoch // self.passes, self.kept.schedulers_left_out()
         if left_out and self.resumed.epoch and self.link.worker == 0:
-            self.link.remark(begins_anew(self.resumed.epoch, left_out))
-        self.goes_on_in = self.resumed.epoch
-        return self.resumed.epoch
+            self.link.remark(begins_anew(loop, left_out))
+        self.goes_on_in = loop
+        return loop
 
     @undisturbed
     def handed_out(self, batch: Batch | None, samples: int, data: Any, seconds: float) -> None:
