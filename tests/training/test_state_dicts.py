@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -107,6 +108,23 @@ def test_code_of_the_models_own_sees_the_newest_version_too(shown: Shows) -> Non
     assert state["summed"].item() == 45.0
     state["out.weight"].zero_()
     assert seen(dict(shown.model.named_parameters()))["out.weight"] == [3.0]
+
+
+def test_a_thread_that_asks_meanwhile_gets_the_newest_version_too_and_disturbs_nothing(shown: Shows) -> None:
+    states: list[Any] = []
+    other = threading.Thread(target=lambda: states.append(shown.model.state_dict()))
+
+    def ask(*_: Any) -> None:
+        if not states and not other.is_alive():
+            other.start()
+            other.join(0.2)  # it waits for this thread's to end
+
+    shown.model.embed._register_state_dict_hook(ask)
+    states.append(shown.model.state_dict())
+    other.join()
+    for state in states:
+        assert {tuple(seen(state)[name]) for name in shown.followed.parameters} == {(5.0,)}
+    assert shown.times == 2
 
 
 def test_what_is_tied_after_prepare_is_one_tensor_in_the_checkpoint(shown: Shows) -> None:

@@ -26,6 +26,7 @@ def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
     """
     plain = nn.Module.state_dict
     within: int | None = None
+    one_thread = threading.Lock()  # else a second thread would put back what the first shows, before that is copied
 
     @functools.wraps(plain)
     def state_dict(module: nn.Module, *args: Any, **named: Any) -> Any:
@@ -37,15 +38,16 @@ def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
         session.look_at_structure()
         given = named.get("destination", args[0] if args else None)
         before = dict(given) if isinstance(given, dict) else {}
-        within = threading.get_ident()
-        try:
-            with held_back, nullcontext() if session.is_its_own() else session.holder.showing_newest():
-                state = plain(module, *args, **named)
-                made = {key: value for key, value in state.items() if value is not before.get(key)}
-                tensors = {key: value.detach() for key, value in made.items() if isinstance(value, Tensor)}
-                state.update(copy.deepcopy(tensors))  # what shares memory shares it in the copies
-        finally:
-            within = None
+        with held_back, one_thread:
+            within = threading.get_ident()
+            try:
+                with nullcontext() if session.is_its_own() else session.holder.showing_newest():
+                    state = plain(module, *args, **named)
+                    made = {key: value for key, value in state.items() if value is not before.get(key)}
+                    tensors = {key: value.detach() for key, value in made.items() if isinstance(value, Tensor)}
+                    state.update(copy.deepcopy(tensors))  # what shares memory shares it in the copies
+            finally:
+                within = None
         return state
 
     setattr(nn.Module, plain.__name__, state_dict)
