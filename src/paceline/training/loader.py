@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -89,22 +90,23 @@ def length(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-class Iterated:
+class Iterated(ABC):
     """How a prepared loader is iterated. In all else it is the user's; see `as_prepared`."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
         """The user's own, which iterates over all the data."""
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
+        """Return an iterator over what the script gets in one loop."""
 
     @property
+    @abstractmethod
     def last(self) -> bool:
         """See `one_ahead.Last`."""
-        raise NotImplementedError
 
-    def was_set(self, name: str) -> None:
+    def was_set(self, name: str) -> None:  # noqa: B027  # most have nothing to do then
         """The script has set this attribute of the loader."""
 
 
@@ -121,17 +123,17 @@ class SharedOut(Iterated):
         """Whether the present loop is of an epoch that was used up before the run went on. It gets no batches."""
         return False
 
+    @abstractmethod
     def begin_pass(self) -> Loop:
         """Torch's iterator begins. Return the loop that it is of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leases(self) -> Iterator[list[Any]]:
         """Each next batch's sample ids, maybe after a tag, to the end of this worker's part of the epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
         """Return the loop's next batch, from torch's iterator."""
-        raise NotImplementedError
 
 
 class _Paced(Iterated):
