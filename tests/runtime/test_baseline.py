@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.runtime.baseline import Worker
+from support.events import said
 from support.launch import Launch
 from support.rounding import apart
+from support.runs import ended
 from support.scripts import functions_of, training
 from support.suites import each
 
@@ -61,6 +64,27 @@ def test_it_trains_as_the_mean_of_all_workers_gradients_padded_and_recorded_as_a
     made = safetensors.torch.load_file(run.folder / "versions" / "00000016.safetensors")
     for name, value in twin.model.state_dict().items():
         torch.testing.assert_close(made[name], value, rtol=0, atol=ROUNDING)
+
+
+def test_a_signal_for_scripts_reaches_every_handler_and_one_that_none_handles_is_said(launch: Launch) -> None:
+    inside = """
+    if step == 3:
+        tell("trains", me)
+        while not came:
+            time.sleep(0.01)
+    """
+    before = """
+    came = []
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+    """
+    process = launch.start(training(inside, before=before), "-n", "2", "-p", "ddp")
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    process.send_signal(signal.SIGUSR2)
+    said(process, "paceline: SIGUSR2 has come, and no script has a handler for it: nothing is done\n")
+    process.send_signal(signal.SIGUSR1)
+    ended(process).completed()
 
 
 OWN = """

@@ -40,13 +40,20 @@ from torch.utils.data import (
 from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.host import devices
-from paceline.host.processes import end_group, exit_phrase, fork_child, forks_die_with_me, share_without_files
+from paceline.host.processes import (
+    end_group,
+    exit_phrase,
+    fork_child,
+    forks_die_with_me,
+    has_handler,
+    share_without_files,
+)
 from paceline.records import summary as summaries
 from paceline.records.due import Due
 from paceline.records.summary import Summary
 from paceline.runtime import interpreter
 from paceline.runtime.imports import import_torch
-from paceline.runtime.interrupts import Interrupts
+from paceline.runtime.interrupts import OF_SCRIPTS, Interrupts, without_handler
 from paceline.runtime.run import make_folder, undo
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import GRACE, redirect, run_script, show
@@ -334,6 +341,8 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
     sys.stderr.flush()
 
     def body() -> int:
+        for number in OF_SCRIPTS:
+            signal.signal(number, signal.SIG_DFL)  # the launcher's handlers mean nothing here
         forks_die_with_me()
         share_without_files()
         redirect(output, worker)
@@ -381,9 +390,12 @@ def _watch(processes: list[int], told: socket.socket, interrupts: Interrupts) ->
                 if status and outcome == "completed":
                     outcome, error = "failed", f"worker {worker} died ({exit_phrase(status)})"
                     _kill(watches)
-            elif interrupts.take() and outcome == "completed":
-                outcome, error = "interrupted", None
-                _kill(watches)
+            else:
+                if interrupts.take() and outcome == "completed":
+                    outcome, error = "interrupted", None
+                    _kill(watches)
+                for number in interrupts.take_passed_on():
+                    _pass_on(number, watches)
     told.setblocking(False)
     with suppress(BlockingIOError):
         while data := told.recv(1 << 16):
@@ -391,6 +403,15 @@ def _watch(processes: list[int], told: socket.socket, interrupts: Interrupts) ->
     told.close()
     said: dict[str, Any] = json.loads(heard.splitlines()[0]) if heard else {}
     return outcome, error, said
+
+
+def _pass_on(number: int, watches: dict[int, tuple[int, int]]) -> None:
+    """The launcher has got a signal that is for scripts. Send it to the workers whose script has a handler for it."""
+    handling = [process for _, process in watches.values() if has_handler(process, number)]
+    for process in handling:
+        os.kill(process, number)  # it is not collected yet, so its number is no other's
+    if not handling:
+        print(f"paceline: {without_handler(number)}", file=sys.stderr)
 
 
 def _kill(watches: dict[int, tuple[int, int]]) -> None:

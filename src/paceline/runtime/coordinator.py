@@ -6,7 +6,6 @@ It touches no tensor, and waits only for its loop. It reads no clock and opens n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from signal import Signals
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
@@ -29,6 +28,7 @@ from paceline.host.contract import called
 from paceline.host.processes import exit_phrase
 from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
+from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
 from paceline.runtime.member import Member
 from paceline.runtime.offers import epochs_over
@@ -132,7 +132,7 @@ class Coordinator:
         for member in handling:
             rooms.send(member, messages.Signal(number))
         if not handling:
-            rooms.output.say(f"{Signals(number).name} has come, and no script has a handler for it: nothing is done")
+            rooms.output.say(without_handler(number))
 
     def ended(self) -> bool:
         """Do what is due once no worker trains any more. Return whether all is done, and every process has ended."""

@@ -14,6 +14,11 @@ OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a launcher passes on to scripts that have a handler. Slurm sends one before it ends a job."""
 
 
+def without_handler(number: int) -> str:
+    """Return the line for a signal that no script has a handler for."""
+    return f"{signal.Signals(number).name} has come, and no script has a handler for it: nothing is done"
+
+
 class Interrupts:
     """Signals that ask for an end, for a loop to watch. They are in force once this is made."""
 
