@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.main import parser
 from paceline.fabric.token import Token, write
 from paceline.host import hash_seed
 from support.events import said
@@ -107,6 +108,10 @@ def test_a_host_that_has_another_one_is_named(launch: Launch, unset: pytest.Monk
         ("run --seed=7 -n 2 --seed 8 train.py --seed 9", 8),
         (f"run --seed {2**32 + 1} train.py", 1),
         ("run --seed x train.py", None),
+        ("run --seed 7 train --seed 9", 7),
+        ("run -n2 --json --tee=all train --config x --seed 9", 0),
+        ("run --scenario slow.py --quiet --seed 7 train.py --seed 9", 7),
+        ("run --seed 7 -- train --seed 9", 7),
         ("run --seed", None),
         ("run --resume runs/bsp", None),
         ("run --config=runs/bsp --seed 7", None),
@@ -116,6 +121,12 @@ def test_a_host_that_has_another_one_is_named(launch: Launch, unset: pytest.Monk
 )
 def test_a_glance_at_a_command_line_tells_its_hash_seed(words: str, seed: int | None) -> None:
     assert hash_seed.of_a_command(words.split(), {}) == seed
+
+
+def test_the_glance_knows_which_flags_have_no_value() -> None:
+    run = parser("run")._parts()["run"]
+    flags = {flag for action in run._actions if action.nargs == 0 for flag in action.option_strings}
+    assert flags - {"-h", "--help"} == hash_seed.WITHOUT_VALUE
 
 
 @pytest.mark.parametrize("word", ["", "x", "-1", str(2**32)])

@@ -18,6 +18,8 @@ SEEDS = 2**32
 """How many there are, from 0 on."""
 UNKNOWN = "unknown"
 """What is recorded where the process could not be started again."""
+WITHOUT_VALUE = frozenset(("--json", "--quiet", "--stop-at-target", "--tensorboard", "--trusted-network"))
+"""Flags of `paceline run` that no value follows. Here as a list, since reading a command line imports more."""
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _kept: list[int] = []
@@ -55,8 +57,7 @@ def of_a_command(words: Sequence[str], environ: Mapping[str, str] = os.environ) 
     7
     >>> of_a_command(["run", "--resume", "runs/bsp"], {})
     """
-    script = next((number for number, word in enumerate(words) if word.endswith(".py")), len(words))
-    ours = [part for word in words[:script] for part in word.split("=", 1)]
+    ours = [part for word in _before_script(words) for part in word.split("=", 1)]
     if ours[:1] != ["run"] or {"--resume", "--config"} & set(ours):
         return None
     given = [value for flag, value in zip(ours, [*ours[1:], ""], strict=True) if flag == "--seed"]
@@ -96,6 +97,17 @@ def begin_again_with(seed: int | None, *, is_program: bool) -> None:
         if stream is not None:  # it is None where its descriptor was closed as the program began
             stream.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, VARIABLE: str(seed)})
+
+
+def _before_script(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before the script, which need not be named *.py. The script's own follow it."""
+    is_value = False
+    for number, word in enumerate(words[1:], start=1):
+        if not is_value and (word == "--" or not word.startswith("-")):
+            return words[:number]
+        alone = word in WITHOUT_VALUE or "=" in word or (len(word) > 2 and not word.startswith("--"))  # as -n2 is
+        is_value = not (is_value or alone)
+    return words
 
 
 def _number(environ: Mapping[str, str]) -> int | None:
