@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import killed_once_kept, replayed
@@ -248,6 +249,8 @@ for epoch in range(2):
         optimizer.zero_grad()
     if epoch == 0:
         del model.unused
+if paceline.is_main():
+    torch.save(model.k.state_dict(), f"{sys.argv[1]}/own.pt")
 paceline.finish()
 torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
 """
@@ -260,10 +263,13 @@ def test_a_momentum_encoder_is_each_workers_own_and_the_lowest_workers_in_the_en
     ended = launch.run(MOMENTUM, "-n", "2", "-p", protocol, "--saves", "all", args=(str(launch.tmp_path),)).completed()
     final = ended.final()
     assert final.keys() == {"q.weight", "q.bias", "k.weight", "k.bias"}
+    own = torch.load(launch.tmp_path / "own.pt", weights_only=True)
+    assert all(torch.equal(final[f"k.{name}"], value) for name, value in own.items())
     for worker in range(2):
         state = torch.load(launch.tmp_path / f"{worker}.pt", weights_only=True)
         assert all(torch.equal(state[name], value) for name, value in final.items())
     assert 'worker 0 moves the parameter "k.' in ended.err
+    assert main(["check", str(ended.folder)]) == 0
     assert "the same bits" in replayed(ended.folder).completed().out
 
 

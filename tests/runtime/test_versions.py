@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
+from paceline.host import messages
 from paceline.records.segments import LACKING
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.versions import Means, StoredVersions
@@ -33,6 +34,50 @@ def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it
     versions.tell(WorkerLeft(worker=1, reason="finished", at=1.5))
     versions.made(2, 2.0)
     assert written == [(1, [0, 1, 2]), (2, [1, 2])]
+
+
+def test_the_last_version_of_a_store_has_what_workers_told_after_their_last_step(tmp_path: Path) -> None:
+    """A worker learns that there is no more data after its last step. An earlier version has what was told before."""
+    journal: Any = None
+    recordings = Recordings(tmp_path, 1, journal)
+    recordings.epoch_opened(8)
+    written: list[Any] = []
+    host: Any = SimpleNamespace(record=lambda version, *rest: written.append((version, rest[-1].own)))
+    applied: Any = SimpleNamespace(samples=0)
+    versions = StoredVersions(host, applied, range(2), recordings)
+    for version in (1, 2, 3):
+        applied.samples += 8
+        versions.known = lambda: messages.Known(own=(0, version))  # noqa: B023
+        versions.ordered(version)
+        versions.made(version, 1.0)
+    assert written == [(1, (0, 1)), (2, (0, 2))]
+    versions.known = lambda: messages.Known(own=(0, 4))
+    assert versions.record_last()
+    assert written[2:] == [(3, (0, 4))]
+
+
+def test_the_last_mean_has_what_workers_told_after_their_last_step(tmp_path: Path) -> None:
+    """Else that would depend on whether the last step's mean was due while another one was being written."""
+    journal: Any = Mock()
+    recordings = Recordings(tmp_path, 1, journal)
+    recordings.epoch_opened(8)
+    written: list[Any] = []
+    host: Any = SimpleNamespace(
+        progress=SimpleNamespace(averages=3, averaging=False),
+        record=lambda version, *rest: written.append((version, rest[-1].own)),
+    )
+    applied: Any = SimpleNamespace(samples=8, ordered_steps=9)
+    means = Means(host, applied, False, recordings, journal, lambda: 1.0)
+    offer: Any = SimpleNamespace(buffers=None, loads=True)
+    means.begin(offer, range(2))
+    means.known = lambda: messages.Known(own=(0, 1))
+    means.ordered(1)
+    means.written(1, "", 0.5)
+    means.known = lambda: messages.Known(own=(0, 2))
+    assert means.record_last()
+    means.written(2, "", 0.5)
+    assert not means.record_last()
+    assert written == [(1, (0, 1)), (2, (0, 2))]
 
 
 def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorded_one(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ class StoredVersions(_Versions):
         self._workers = workers
         self._there: dict[int, tuple[Sequence[int], messages.Known]] = {}
         """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
+        self._held: tuple[Sequence[int], messages.Known] | None = None
+        """The same of the newest version, if that is due, and may be the last one. See `made`."""
         self._alive: Sequence[int] = ()
         """The workers whose buffers count. It is made anew as workers die or return, and not for each version."""
         self._alive_without: dict[int, None] | None = None
@@ -72,14 +74,24 @@ class StoredVersions(_Versions):
 
     def ordered(self, version: int) -> None:
         """The store is to make that version, which is not made yet."""
+        if self._held is not None:
+            self._record(*self._held)
         self._recordings.ordered(version, self._applied.samples)
         self._there[version] = self._survivors(), self.known()
 
     def made(self, version: int, at: float) -> None:
-        """The store has made that version, `at` seconds since the run's start: write it if it is due."""
+        """The store has made that version, `at` seconds since the run's start: write it if it is due.
+
+        Where workers tell something beside their updates, the last version has what they told in the end. So the
+        newest one is written once it is known whether it is the last.
+        """
         there = self._there.pop(version)
-        if self._recordings.made(version, at):
+        if not self._recordings.made(version, at):
+            return
+        if self._there or there[1] == messages.UNTOLD:
             self._record(*there)
+        else:
+            self._held = there
 
     def record_last(self) -> bool:
         """The newest version is the last: have it written. Return whether there is something left to wait for."""
@@ -97,6 +109,7 @@ class StoredVersions(_Versions):
 
     def _record(self, workers: Sequence[int], known: messages.Known) -> None:
         """Write the newest version, with these workers' buffers."""
+        self._held = None
         self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers, known)
 
 
@@ -124,7 +137,7 @@ class Means(_Versions):
         """Of how many replicas the mean is that is being recorded, and when it was made."""
         self._before = recordings.newest
         """The mean before that one."""
-        self._mean_of: tuple[int, int, list[int]] | None = None
+        self._mean_of: tuple[int, int, list[int], tuple[int, int] | None] | None = None
         """What the last mean was made of, as `_replicas_now` returns it."""
         self._again = False
         """Whether a mean is due because one that was due can't be made."""
@@ -194,9 +207,12 @@ class Means(_Versions):
         self._recording, self._cut, self._mean_of = True, (len(workers), recordings.newest), self._replicas_now()
         self._host.record(version, workers, file, self._buffers, self.known())
 
-    def _replicas_now(self) -> tuple[int, int, list[int]]:
-        """Steps and averages so far, and whose replicas count. The mean changes when any of these does."""
-        return self._applied.ordered_steps, self._host.progress.averages, self._survivors()
+    def _replicas_now(self) -> tuple[int, int, list[int], tuple[int, int] | None]:
+        """Steps and averages so far, whose replicas count, and the values that a worker has told beside its updates.
+
+        The mean changes when any of these does. Workers tell such values after their last step, too.
+        """
+        return self._applied.ordered_steps, self._host.progress.averages, self._survivors(), self.known().own
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.

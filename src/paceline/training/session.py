@@ -272,7 +272,10 @@ class Session:
         if padding > 0:
             self.link.pause(padding)
         computed = time.monotonic()
+        told = bool(self.fixed.moved)
         edits = self.changes.see_to()
+        if self.fixed.moved and not told:  # from here on the run knows that versions have such values
+            self.tell_values()
         stands = self.batches.step(self._has_gradient())
         self._tell_of_batches()
         gradient = self._first_gradient(stands) if not self.steps else None
