@@ -71,10 +71,18 @@ for epoch in range(3):
             other.step()
         optimizer.zero_grad()
 if what == "copies":
+    paceline.finish()
+if what in ("copies", "after"):
     tuned = Plain(model.parameters())
     loss_of(model, x, x.sum(1, keepdim=True)).backward()
     tuned.step()
     print("trains on alone")
+if what == "by hand after":
+    for _ in range(3):
+        model.zero_grad()
+        loss_of(model, x, x.sum(1, keepdim=True)).backward()
+        for parameter in model.parameters():
+            parameter.data.sub_(0.1 * parameter.grad)
 paceline.finish()
 print("has ended")
 """
@@ -82,6 +90,8 @@ LINES = {
     "new": 'steps another optimizer, Plain, over the parameter "weight"',
     "part": 'steps another optimizer, Plain, over the parameter "bias"',
     "by hand": "makes no step of the gradient",
+    "after": 'steps the optimizer Plain over the parameter "weight" of the prepared model after its last epoch',
+    "by hand after": 'trains by hand over the parameter "weight" of the prepared model after its last epoch',
 }
 
 
@@ -89,7 +99,7 @@ LINES = {
     ("protocol", "what"),
     each(
         [(protocol, what) for protocol in ("bsp", "asp", "all-reduce", "ad-psgd", "ps-plus") for what in LINES],
-        default=[("asp", "new"), ("all-reduce", "by hand")],
+        default=[("asp", "new"), ("all-reduce", "by hand"), ("ad-psgd", "after")],
     ),
 )
 def test_training_beside_the_prepared_optimizer_ends_the_run_in_one_line(
@@ -105,7 +115,7 @@ def test_training_beside_the_prepared_optimizer_ends_the_run_in_one_line(
 
 
 @pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], default=["bsp"]))
-def test_optimizers_of_copies_step_and_the_model_is_the_script_s_own_after_its_last_step(
+def test_optimizers_of_copies_step_and_the_model_is_the_script_s_own_after_finish(
     protocol: str, launch: Launch
 ) -> None:
     ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, "--tee", "all", args=("copies",)).completed()

@@ -29,6 +29,9 @@ class Trains:
             fixed=SimpleNamespace(tensors=[]),
             optimizer=optimizer,
             go="a step",
+            joins=False,
+            live=True,
+            link=SimpleNamespace(worker=0, remark=lambda line: self.said.append(line)),
             steps=steps,
             batches_in_step=0,
             batches=SimpleNamespace(window=[]),
@@ -36,6 +39,7 @@ class Trains:
             refuse=self._refuse,
         )
         self.moved = False
+        self.said: list[str] = []
         self.other = OtherTraining(self.session)
 
     def _refuse(self, line: str) -> None:
@@ -128,16 +132,77 @@ def test_training_without_a_step_of_the_optimizer_is_refused_as_it_shows(what: s
         last(trains)
 
 
-def test_after_the_worker_s_last_step_nothing_is_refused() -> None:
+def over(*, step: bool) -> Trains:
+    """A script whose last epoch is over, and that steps another optimizer then, or moves parameters by hand."""
     trains = Trains()
     trains.session.go = None
     trains.move()
-    trains.gradient()
-    other = torch.optim.SGD(trains.model.parameters(), lr=0.1)
-    other.step()
-    trains.erase()
+    if step:
+        trains.gradient()
+        torch.optim.SGD(trains.model.parameters(), lr=0.1).step()
+        trains.erase()
+    return trains
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_after_the_worker_s_last_step_nothing_is_refused_before_finish(step: bool) -> None:
+    trains = over(step=step)
     trains.run_out()
     trains.end()
+
+
+def test_a_state_that_is_put_in_after_the_last_step_is_left_to_finish() -> None:
+    trains = over(step=False)
+    trains.other.finishes()
+    trains.other.script_ends()
+    assert trains.said == []
+
+
+def test_what_another_optimizer_has_trained_after_the_last_step_is_refused_by_finish() -> None:
+    trains = over(step=True)
+    with pytest.raises(Refused, match=r'optimizer SGD over the parameter "weight" .* do this after finish'):
+        trains.other.finishes()
+
+
+def test_what_another_optimizer_has_trained_and_the_script_has_put_back_is_no_matter() -> None:
+    trains = over(step=True)
+    trains.put_back()
+    trains.other.finishes()
+    trains.other.script_ends()
+    assert trains.said == []
+
+
+def test_a_line_says_that_the_final_version_lacks_what_was_trained_on_if_there_is_no_finish() -> None:
+    trains = over(step=True)
+    trains.other.script_ends()
+    assert len(trains.said) == 1
+    assert "versions/final.safetensors" in trains.said[0]
+
+
+def test_after_finish_the_model_trains_on_alone() -> None:
+    trains = Trains()
+    trains.session.go, trains.session.live = None, False
+    trains.move()
+    torch.optim.SGD(trains.model.parameters(), lr=0.1).step()
+    trains.other.finishes()
+
+
+@pytest.mark.parametrize(("steps", "trains_on"), [(1, False), (2, False), (3, True)])
+def test_parameters_that_move_between_several_gradients_after_the_last_step_are_trained_by_hand(
+    steps: int, trains_on: bool
+) -> None:
+    """One gradient may be of an attack on the model, and one change may put the best state in."""
+    trains = over(step=False)
+    weight = trains.session.parameters[0]
+    for _ in range(steps):
+        for number in (0, 1, 0):
+            trains.other.gradient(number, trains.session.parameters[number])
+        weight.data.sub_(0.1)
+    if trains_on:
+        with pytest.raises(Refused, match="trains by hand"):
+            trains.other.finishes()
+    else:
+        trains.other.finishes()
 
 
 def test_another_optimizer_is_refused_at_its_first_step_by_name() -> None:

@@ -5,7 +5,8 @@ refuses them, but a script may never make one. So this is looked at where such t
 step, where gradients are erased that no step has used, at the end of a loop over the loader, and at the end.
 
 After a worker's last step its model is the script's own, to put the best state back or to go on with. What is training
-and what is that is told apart by gradients and batches: training uses some, and makes no step of them.
+and what is that is told apart by gradients and batches: training uses some, and makes no step of them. `finish()` would
+put the final version in the place of what has trained on, so it refuses that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.training.parts import user_class
@@ -41,6 +43,12 @@ class OtherTraining:
         """What was moved as the last loop was over."""
         self._left_as_stepped = -1
         """How many steps the worker had made as a loop ended that left the parameters as the last step had."""
+        self._trains_on = ""
+        """What has moved the parameters by gradients since the worker's last step; empty: nothing, as far as shows."""
+        self._seen: tuple[int, Tensor] | None = None
+        """The parameter whose gradient came first after that step: its number, and what it was then."""
+        self._moves = 0
+        """How often it was another one as a further gradient of it came."""
         _watching.add(self)
         if not _hooked:
             _hooked.append(register_optimizer_step_post_hook(_after_step))
@@ -48,7 +56,13 @@ class OtherTraining:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Some optimizer of the script has stepped."""
         session = self._session
-        if session.go is None or os.getpid() != self._process or not self._has_ours(optimizer):
+        if os.getpid() != self._process or not self._has_ours(optimizer):
+            return
+        if self._is_over():
+            if session.changes.moved():
+                self._trains_on = f"the script steps the optimizer {user_class(optimizer).__name__}"
+            return
+        if session.go is None:
             return
         if not session.steps and not session.batches_in_step:
             return  # all adopt what training begins with, if all workers do the same
@@ -104,6 +118,42 @@ class OtherTraining:
         )
         if trained and (moved := session.changes.moved()):
             self._refuse(moved[0])
+
+    def gradient(self, number: int, parameter: Tensor) -> None:
+        """A gradient of this parameter has come.
+
+        After the worker's last step it may be of an attack, or of a saliency map. If the parameter was moved twice
+        between gradients since, the script trains on by hand.
+        """
+        if not self._is_over():
+            return
+        if self._seen is None or (self._seen[0] == number and not torch.equal(self._seen[1], parameter)):
+            self._moves += self._seen is not None
+            self._seen = number, parameter.detach().clone()
+        if self._moves >= 2:
+            self._trains_on = self._trains_on or "the script trains by hand"
+
+    def finishes(self) -> None:
+        """The script calls `finish()`, which installs the final version."""
+        if self._trains_on and (moved := self._session.changes.moved()):
+            self._session.refuse(
+                f'{self._trains_on} over the parameter "{moved[0]}" of the prepared model after its last epoch and '
+                "before paceline.finish(), which installs the final version in its place; do this after finish(), or "
+                "in a run of its own, which loads what this one saves"
+            )
+
+    def script_ends(self) -> None:
+        """The script ends without `finish()`."""
+        if self._trains_on and self._session.link.worker == 0 and self._session.changes.moved():
+            self._session.link.remark(
+                "has trained its model on after the last epoch: versions/final.safetensors and evaluate have the model "
+                "as it was before that"
+            )
+
+    def _is_over(self) -> bool:
+        """Whether the worker makes no further step, and the final version is not installed yet."""
+        session = self._session
+        return session.go is None and not session.joins and session.live and session.steps > 0
 
     def _has_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(not self._tensors.isdisjoint(group["params"]) for group in optimizer.param_groups)

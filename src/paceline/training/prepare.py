@@ -327,6 +327,7 @@ def finish() -> None:
     session.come_by()
     session.go_on()
     session.done_computing()
+    session.other_training.finishes()
     file = session.link.finish()
     if file is not None:
         with path_of(file) as path:
@@ -338,6 +339,7 @@ def script_ended() -> None:
     session = _Process.session
     if session is not None and session.live:
         session.other_training.ends()
+        session.other_training.script_ends()
         tell_of_structure(session)
     keep([])
 

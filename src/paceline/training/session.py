@@ -593,6 +593,8 @@ class Session:
             if self._keeps and self.here:
                 self.send_kept()
             self.step_discarded = False
+            if self.go is None:
+                self.other_training.gradient(number, self.parameters[number])
             if self.batches.changed:
                 self.batches.gradient(number)
                 self._first_given = number
