@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -99,6 +100,28 @@ def test_a_dropped_update_returns_its_samples_or_misses_them() -> None:
     assert leases.left_over() == 13
 
 
+def test_a_batch_that_is_used_again_counts_in_its_step_and_is_neither_returned_nor_missed() -> None:
+    leases = opened("queue", 1, 2)
+    kept = tuple(batch for _ in range(2) if (batch := leases.take(0, 0, "same")) is not None)
+    assert leases.bind(0, 0, kept) == leases.settle(0, 0) == 13
+    plain = leases.plain()
+    assert leases.bind(0, 1, (), kept[:1]) == leases.samples(0, 1) == leases.settle(0, 1) == 10
+    assert leases.samples(0, 1) == leases.settle(0, 1) == 0
+    fates: tuple[Literal["return", "missed"], ...] = ("return", "missed")
+    for step, fate in enumerate(fates, 2):
+        assert leases.bind(0, step, (), kept) == 13
+        leases.drop(0, step, fate)
+        assert leases.samples(0, step) == 0
+    assert leases.plain() == plain, "what a resumed run needs is the same"
+    assert leases.left_over() == 0
+
+
+def test_only_batches_of_epochs_that_were_opened_are_known() -> None:
+    leases = opened("queue", 1, 2)
+    asked = [Batch(epoch, index) for epoch in (0, 1) for index in (-1, 0, 1, 2)]
+    assert [batch for batch in asked if leases.knows(batch)] == [Batch(0, 0), Batch(0, 1)]
+
+
 def test_another_order_of_the_same_epoch_is_refused_in_one_line() -> None:
     leases = opened("queue", 2, 3)
     with pytest.raises(ConfigError) as caught:
@@ -115,8 +138,11 @@ def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_ov
     leases = opened(dealing, workers, *[chance.randrange(0, 9) for _ in range(epochs)])
     total = sum(sum(epoch.sizes) for epoch in leases.epochs.values())
     live, step, applied, settled = dict.fromkeys(range(workers), 0), 0, 0, Counter[Batch]()
+    kept: dict[int, list[Batch]] = {worker: [] for worker in live}
     while live:
         worker = chance.choice(list(live))
+        again = tuple(chance.sample(kept[worker], k=min(len(kept[worker]), chance.choice((0, 0, 1, 2)))))
+        more = sum(map(leases.size, again))
         batch = leases.take(worker, live[worker], "same")
         what = chance.choice(["apply"] * 6 + ["return", "give back", "skip", "die", "die bound"])
         if batch is None:
@@ -134,16 +160,18 @@ def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_ov
             leases.leave(worker, died=True)
         else:
             step += 1
-            leases.bind(worker, step, (batch,))
+            assert leases.bind(worker, step, (batch,), again) == leases.size(batch) + more
+            kept[worker].append(batch)
             if what == "die bound" and len(live) > 1:
                 del live[worker]
                 leases.leave(worker, died=True)
             if what == "apply":
                 applied += leases.size(batch)
-                assert leases.settle(worker, step) == leases.size(batch)
+                assert leases.settle(worker, step) == leases.size(batch) + more
                 settled[batch] += 1
             else:
                 leases.drop(worker, step, "return")
+    assert not leases.again
     assert max(settled.values(), default=1) == 1
     unasked = sum(leases.epochs[number].sizes[i] for number, epoch in leases.epochs.items() for i in epoch.queue)
     assert applied + leases.skipped + leases.left_over() + unasked == total

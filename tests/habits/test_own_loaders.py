@@ -385,23 +385,47 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
+torch.manual_seed(0)
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-loader = DataLoader(TensorDataset(torch.arange(20.0).reshape(20, 1)), batch_size=8)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader)
-for _, (x,) in zip(range(7), itertools.cycle(loader)):
+loader = DataLoader(TensorDataset(torch.arange(60.0).reshape(60, 1)), batch_size=8, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, shards="static")
+example = next(iter(loader))
+for _, (x,) in zip(range(12), itertools.cycle(loader)):
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
-@pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ps-plus"], default=("asp",)))
-def test_a_script_that_repeats_kept_batches_is_told_that_they_are_counted_once(protocol: str, launch: Launch) -> None:
-    run = launch.run(CYCLE, "-n", "1", "-p", protocol).completed()
+@pytest.mark.parametrize(
+    "protocol",
+    each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus", "sync-switch:switch_at=0.5"], default=("bsp", "asp")),
+)
+def test_a_script_that_repeats_kept_batches_has_all_of_its_passes_counted(protocol: str, launch: Launch) -> None:
+    run = launch.run(CYCLE, "-n", "2", "-p", protocol, "--threads", "1").completed()
     assert run.err.count("trains again on batches that its script keeps since an earlier loop, as itertools.cycle") == 1
-    assert run.rows("SELECT sum(samples) FROM pushes") == [(20,)]
-    weights = run.rows("SELECT json_extract(body, '$.weight') FROM facts WHERE kind = 'GradientReady' ORDER BY step")
-    assert [weight for (weight,) in weights][3:] == [8, 8, 4, 8]
+    assert run.summary["samples"] == 3 * 60
+    assert run.rows("SELECT used, count(*) FROM batches GROUP BY 1 ORDER BY 1") == [("again", 16), ("step", 8)]
+    assert run.rows("SELECT json_extract(body, '$.samples') FROM facts WHERE kind = 'GradientReady'").count((4,)) == 3
+    assert run.rows("SELECT 1 FROM facts WHERE kind = 'GradientReady' AND json_extract(body, '$.weight')") == []
+    assert len(run.rows("SELECT 1 FROM versions WHERE samples > 60")) > 2
+    assert run.rows("SELECT max(samples) FROM versions") == [(180,)]
     assert main(["check", str(run.folder)]) == 0
     assert broken_replay(run) == []
+
+
+@pytest.mark.parametrize("protocol", each(["bsp", "all-reduce"], default=("bsp",)))
+def test_a_run_whose_script_repeats_batches_goes_on_with_all_that_counted(protocol: str, launch: Launch) -> None:
+    """In the first pass it is dealt the rest of the epoch, and repeats that. In a later pass, there is no data left."""
+    script = CYCLE.replace("example = next(iter(loader))", "")
+    stopped = launch.run(script, "-n", "2", "-p", protocol, "--threads", "1", "--max-steps", "4").completed()
+    resumed = launch.resume(stopped.folder, "--max-steps", "16").completed()
+    assert resumed.rows("SELECT used, count(*) FROM batches GROUP BY 1 ORDER BY 1") == [("again", 8), ("step", 8)]
+    assert resumed.summary["samples"] == 60 + 2 * 28
+    over = launch.resume(stopped.folder, "--max-steps", "20").completed()
+    assert "no step was made: the run had used all batches of its epochs" in over.err + over.out
+    assert over.summary["samples"] == 60 + 2 * 28
+    assert over.summary["segments"] == 3
+    assert main(["check", str(over.folder)]) == 0
+    assert broken_replay(over) == []

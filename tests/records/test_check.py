@@ -273,6 +273,23 @@ def invents_an_epoch(database: sqlite3.Connection) -> int:
     return 9
 
 
+def uses_a_batch_again_that_it_never_had(database: sqlite3.Connection) -> int:
+    database.execute("UPDATE batches SET used = 'again' WHERE rowid = 9")
+    return 9
+
+
+def uses_a_batch_again_in_its_own_step(database: sqlite3.Connection) -> int:
+    copied = "SELECT worker, step, epoch, batch, 'again' FROM batches WHERE used = 'step' LIMIT 1 OFFSET 8"
+    return int(database.execute(f"INSERT INTO batches {copied}").lastrowid or 0)
+
+
+def uses_a_batch_again_that_no_gradient_counts(database: sqlite3.Connection) -> None:
+    (worker, step) = database.execute("SELECT worker, step FROM batches WHERE rowid = 20").fetchone()
+    before = "SELECT epoch, batch FROM batches WHERE worker = ? AND step < ? AND used = 'step' LIMIT 1"
+    kept = database.execute(before, (worker, step)).fetchone()
+    database.execute("INSERT INTO batches VALUES (?, ?, ?, ?, 'again')", (worker, step, *kept))
+
+
 def exchanges_a_sample(database: sqlite3.Connection) -> int:
     database.execute("UPDATE epochs SET batch_order = json_set(batch_order, '$[2][0]', 99) WHERE epoch = 1")
     return 2
@@ -375,6 +392,9 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("leases", takes_a_batch_of_another, "batches", broken.LEASED),
         ("leases", loses_a_batch, "batches", broken.BATCHES),
         ("leases", invents_an_epoch, "batches", broken.OPENED),
+        ("leases", uses_a_batch_again_that_it_never_had, "batches", broken.AGAIN),
+        ("leases", uses_a_batch_again_in_its_own_step, "batches", broken.AGAIN),
+        ("leases", uses_a_batch_again_that_no_gradient_counts, "batches", broken.BATCHES),
         ("leases", exchanges_a_sample, "epochs", broken.DIGEST),
         ("leases", claims_more_samples, "pushes", broken.PUSHED),
         ("leases", leases_twice, "leases", broken.LEASED_ONCE),

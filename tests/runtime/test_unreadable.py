@@ -22,13 +22,19 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
             link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
             from dataclasses import replace
             link.pushed = lambda finished: pushed(replace(finished, batches=2 * finished.batches))
+        if step == 2 and me == 4:
+            link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
+            from dataclasses import replace
+            from paceline.core.leases import Batch
+            link.pushed = lambda finished: pushed(replace(finished, again=(Batch(7, 0),)))
         """
     )
-    run = launch.run(script, "-n", "4", "-p", "asp", "--shards", "static").completed()
+    run = launch.run(script, "-n", "5", "-p", "asp", "--shards", "static").completed()
     assert "worker 1 is ended: it sent a message that can't be read (" in run.err
     assert "worker 2 is ended: it used batch 999 of epoch 0, which it was not leased" in run.err
     assert "worker 3 is ended: it used batch " in run.err
-    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "died", "died"]
+    assert "worker 4 is ended: it used batch 0 of epoch 7, which it was not leased" in run.err
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished"] + ["died"] * 4
     assert run.summary["samples"] + run.summary["samples_missed"] == 128
     assert "Traceback" not in run.err
 

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 
 FINISHED = Finished(
-    step=6, version=0, batches=(), weight=None, skipped=(), scalars=None,
+    step=6, version=0, batches=(), weight=None, skipped=(), again=(), scalars=None,
     began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
 )  # fmt: skip
 

@@ -28,6 +28,7 @@ class Script:
     """Does what a script does, letter by letter, with one variable for its batch. Batch k has 2 ** k samples.
 
     F: fetch a batch       K: the same, and keep the batch before    C: fetch, and keep only a copy
+    Y: fetch, and keep it as itertools.cycle does, in no variable    y: use the next one of these, once the loop is over
     P: fetch, and put it by      A: the same in another thread      u: use the oldest that was put by     c: or a copy
     g: backward     z: zero_grad     s: step     h: set gradients by hand
     e: the loop comes to its end     w: say that the next gradient weighs 100
@@ -39,10 +40,13 @@ class Script:
         self.there = False
         self.kept: list[Any] = []
         self.put_by: list[Any] = []
+        self.cycle: list[Any] = []
         self.variable: Any = None
         self.loop: list[Batch] = []
         self.steps: list[tuple[list[int], list[int], float]] = []
         """Of each step: the batches that are counted, those that are skipped, and the weight."""
+        self.again: list[list[int]] = []
+        """Of each step: the batches that are counted once more."""
 
     def named(self, tensors: Any) -> list[int]:
         return [id(one) for one in tensors if one is self.variable or any(one is kept for kept in self.kept)]
@@ -54,19 +58,25 @@ class Script:
 
     def do(self, letter: str) -> None:
         match letter:
-            case "F" | "K" | "A" | "C" | "P":
+            case "F" | "K" | "A" | "C" | "P" | "Y":
                 data, batch = Data(), Batch(0, self.made)
                 self.batches.fetched(batch, 2**self.made, {"x": [data]}, ahead=letter == "A")
                 self.made += 1
                 self.loop.append(batch)
                 if letter == "K":
                     self.kept.append(self.variable)
+                if letter == "Y":
+                    self.cycle.append(data)
                 if letter in "AP":
                     self.put_by.append(data)
                 else:
                     self.variable = None if letter == "C" else data
             case "u":
                 self.variable = self.put_by.pop(0)
+            case "y":
+                if self.cycle and not self.loop and not self.batches.open:
+                    self.cycle = [*self.cycle[1:], self.cycle[0]]
+                    self.variable = self.cycle[-1]
             case "c":
                 self.variable, _ = None, self.put_by.pop(0)
             case "g":
@@ -86,7 +96,9 @@ class Script:
             case "s":
                 stands = self.batches.step(self.there)
                 counted = [batch.index for batch in stands.batches]
-                weight = sum(2**index for index in counted) if stands.weight is None else stands.weight
+                self.again.append([batch.index for batch in stands.again])
+                samples = sum(2**index for index in (*counted, *self.again[-1]))
+                weight = samples if stands.weight is None else stands.weight
                 self.steps.append((counted, [batch.index for batch in stands.skipped], weight))
 
 
@@ -150,6 +162,36 @@ def test_a_step_stands_for_the_batches_that_its_gradients_are_of(what: str, lett
 
 
 @pytest.mark.parametrize(
+    ("what", "letters", "again"),
+    [
+        ("a cycle", "YgszYgszeygszygszygsz", [[], [], [0], [1], [0]]),
+        ("a list of all batches", "FKegszgszgszgsz", [[], [], [0], [1]]),
+        ("a list that the script has trained on", "FgszKgszegszgszgsz", [[], [], [0], [1], [0]]),
+        ("a step on a moved input in each pass", "YgzgszYgzgszeygzgszygzgsz", [[], [], [0], [1]]),
+        ("two steps of each batch", "YgszgszYgszgszeygszgszygszgsz", [[], [], [], [], [0], [], [1], []]),
+        ("one more step of the last batch after its loop", "YgszYgszegszygsz", [[], [], [], [0]]),
+        ("a gradient that is thrown away", "YgszYgszeygzygsz", [[], [], [0]]),
+        ("two steps of a batch within its loop", "FzgszgsFzgszgs", [[], [], [], []]),
+        ("a batch that was skipped at first", "YgzYgszeygsz", [[], [0]]),
+        ("a cycle, and then another loop", "YgszYgszeygszFgszgsz", [[], [], [0], [], []]),
+    ],
+)
+def test_a_batch_that_a_script_keeps_counts_again_each_time_that_its_turn_comes(
+    what: str, letters: str, again: list[list[int]]
+) -> None:
+    assert Script().does(letters).again == again, what
+
+
+def test_a_batch_that_a_script_only_looked_at_is_none_of_those_that_it_comes_back_to() -> None:
+    script = Script().does("Y")
+    script.batches.take_back(1)
+    script.loop.clear()
+    script.does("YgszYgszeyygszygsz")
+    assert [counted for counted, _, _ in script.steps] == [[1], [2], [], []]
+    assert script.again == [[], [], [1], [2]]
+
+
+@pytest.mark.parametrize(
     ("what", "letters", "unsure"),
     [
         ("losses of a loop that are summed until its end", "FFFegs", True),
@@ -179,16 +221,23 @@ class Twin:
 
     def __init__(self) -> None:
         self.place: dict[int, str] = {}
-        self.alive: set[int] = set()
         self.kept: set[int] = set()
         self.counted: set[int] = set()
         self.last: list[int] = []
         self.loop: list[int] = []
         self.ring: list[int] = []
+        self.cycle: list[int] = []
+        self.variable: int | None = None
+        self.due: set[int] = set()
+        """Batches whose turn has come again, and that no step has counted since."""
+        self.again: list[list[int]] = []
         self.keeps, self.over = True, False
         self.skipped: list[int] = []
         self.there = False
         self.steps: list[tuple[list[int], list[int], float]] = []
+
+    def alive(self) -> set[int]:
+        return {*self.kept, *self.cycle, *(() if self.variable is None else (self.variable,))}
 
     def of(self, place: str) -> list[int]:
         return [batch for batch, there in self.place.items() if there == place]
@@ -204,27 +253,40 @@ class Twin:
         if opened := self.of("open"):
             self.move(self.of("erased"), "skipped")
             for batch in opened:
-                self.move([batch], "window" if batch == opened[-1] or batch in self.alive else "skipped")
+                self.move([batch], "window" if batch == opened[-1] or batch in self.alive() else "skipped")
         elif not self.of("window"):
             self.move(self.of("erased") or self.repeated() or self.last, "window")
 
     def repeated(self) -> list[int]:
-        if not self.over or len(self.ring) < 2 or not {self.ring[0], self.ring[-1]} <= self.alive:
+        if not self.over or len(self.ring) < 2 or not {self.ring[0], self.ring[-1]} <= self.alive():
             return []
-        self.ring = [*self.ring[1:], self.ring[0]]
-        return self.ring[-1:]
+        present, following = self.ring[-1], self.ring[0]
+        if present in self.last and self.names(present) and not self.names(following):
+            return []
+        self.ring = [*self.ring[1:], following]
+        self.due |= {following} & self.counted
+        return [following]
+
+    def names(self, batch: int) -> bool:
+        return batch in self.kept or batch == self.variable
 
     def do(self, letter: str) -> None:
         match letter:
-            case "F" | "K":
+            case "y":
+                if self.cycle and not self.loop and not self.of("open"):
+                    self.cycle = [*self.cycle[1:], self.cycle[0]]
+                    self.variable = self.cycle[-1]
+            case "F" | "K" | "Y":
                 batch = len(self.place)
                 if self.over:
                     self.move(self.of("put by"), "skipped")
                     self.ring, self.keeps, self.over = [], True, False
-                self.keeps = self.keeps and (not self.ring or self.ring[0] in self.alive)
+                self.keeps = self.keeps and (not self.ring or self.ring[0] in self.alive())
                 self.ring = [*self.ring, batch] if self.keeps else []
-                self.kept |= {batch - 1} if letter == "K" else set()
-                self.place[batch], self.alive = "open", {*self.kept, batch}
+                if letter == "K" and self.variable is not None:
+                    self.kept.add(self.variable)
+                self.cycle += [batch] if letter == "Y" else []
+                self.place[batch], self.variable = "open", batch
                 self.loop.append(batch)
             case "g":
                 self.there = True
@@ -236,7 +298,7 @@ class Twin:
                 self.move(self.of("window"), "erased")
             case "e":
                 if len(self.loop) > 1 and all(self.place[batch] == "open" for batch in self.loop):
-                    kept = self.ring == self.loop and self.ring[0] in self.alive
+                    kept = self.ring == self.loop and self.ring[0] in self.alive()
                     self.move(self.loop if kept else self.loop[:-1], "put by" if kept else "skipped")
                 self.loop, self.over = [], True
             case "s":
@@ -247,6 +309,8 @@ class Twin:
                 window = self.of("window")
                 new = [batch for batch in window if batch not in self.counted]
                 self.counted |= set(new)
+                self.again.append([batch for batch in window if batch in self.due])
+                self.due -= set(window)
                 if self.there:
                     self.last = window
                     self.move(window, "last")
@@ -261,6 +325,8 @@ def interleavings() -> Iterator[str]:
     draw = Random(0)
     for _ in range(2000):
         yield "".join(draw.choices("FKgzshe", weights=(4, 1, 5, 3, 4, 1, 1), k=24))
+    for _ in range(2000):
+        yield "Y" + "".join(draw.choices("Ygzshey", weights=(4, 8, 3, 6, 1, 3, 6), k=24))
 
 
 def test_every_interleaving_of_events_comes_out_as_the_rules_say() -> None:
@@ -269,7 +335,7 @@ def test_every_interleaving_of_events_comes_out_as_the_rules_say() -> None:
         for letter in letters:
             script.do(letter)
             twin.do(letter)
-        assert script.steps == twin.steps, letters
+        assert (script.steps, script.again) == (twin.steps, twin.again), letters
 
 
 def test_no_batch_is_in_two_steps_or_both_used_and_skipped() -> None:

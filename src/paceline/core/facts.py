@@ -62,7 +62,10 @@ class GradientReady:
     step: int
     version: int
     samples: int | None
-    """How many samples are in it that were in no step before; None when the script draws its own batches."""
+    """How many samples are in it that were in no step before, or that come again as the script repeats batches.
+
+    None when the script draws its own batches.
+    """
     at: float
     weight: float | None = None
     """What it weighs in a mean, if it is not `samples`: a second step of a batch weighs as much as the first one."""

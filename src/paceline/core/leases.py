@@ -83,6 +83,8 @@ class Leases:
     """Leased to each worker ahead of use, and given to another one since. The first one does not know it yet."""
     bound: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     """By (worker, step), of updates neither applied nor dropped yet."""
+    again: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (worker, step), of the same updates: samples of batches that an earlier step of that worker has used up."""
     skipped: int = 0
     """Samples of steps that the script skipped: consumed, not applied."""
     missed: int = 0
@@ -294,12 +296,23 @@ class Leases:
         """Samples in the batch."""
         return self.epochs[batch.epoch].sizes[batch.index]
 
-    def bind(self, worker: int, step: int, batches: tuple[Batch, ...]) -> int:
-        """Note that these batches are in this step's update. Return their samples."""
+    def bind(self, worker: int, step: int, batches: tuple[Batch, ...], again: tuple[Batch, ...] = ()) -> int:
+        """Note that these batches are in this step's update. Return their samples.
+
+        `again`: batches in it that the worker has used before, and keeps. Their samples count once more. They are not
+        leased any more, so they don't return if the update is dropped, and are not missed.
+        """
         self._release(worker, batches)
         self.used.update(batch.epoch for batch in batches)
         self.bound[worker, step] = batches
-        return sum(map(self.size, batches))
+        if again:
+            self.again[worker, step] = sum(map(self.size, again))
+        return self.samples(worker, step)
+
+    def knows(self, batch: Batch) -> bool:
+        """Whether this is a batch of an epoch that was opened."""
+        opened = self.epochs.get(batch.epoch)
+        return opened is not None and 0 <= batch.index < len(opened.sizes)
 
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
         """The worker used them up in a step that it skipped."""
@@ -342,17 +355,19 @@ class Leases:
 
     def samples(self, worker: int, step: int) -> int:
         """Samples in the step's update, as long as it is neither settled nor dropped."""
-        return sum(map(self.size, self.bound.get((worker, step), ())))
+        return sum(map(self.size, self.bound.get((worker, step), ()))) + self.again.get((worker, step), 0)
 
     def settle(self, worker: int, step: int) -> int:
         """The step's update is applied. Return its samples."""
-        batches = self.bound.pop((worker, step), ())
-        self._use_up(batches)
-        return sum(map(self.size, batches))
+        samples = self.samples(worker, step)
+        self._use_up(self.bound.pop((worker, step), ()))
+        self.again.pop((worker, step), None)
+        return samples
 
     def drop(self, worker: int, step: int, samples: Literal["return", "missed"]) -> None:
         """The step's update is never applied."""
         batches = self.bound.pop((worker, step), ())
+        self.again.pop((worker, step), None)
         if samples == "return":
             self.pool.extend(batches)
         else:

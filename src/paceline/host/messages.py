@@ -132,6 +132,7 @@ class StepFinished(Message):
     other: float
     waited: float
     pulled: float
+    again: list[tuple[int, int]] = []
     weight: float | None = None
     gradient: str | None = None
     to_device: float | None = None

@@ -57,6 +57,7 @@ DIGEST = "an epoch's order of samples has the digest that was noted, and as many
 BATCHES = "a gradient has as many samples as its batches"
 PUSHED = "what was noted of a push has its gradient's samples"
 ONCE = "every batch of an epoch is used at most once"
+AGAIN = "a worker uses again only batches that it has used in an earlier step"
 MISSED = "no more samples are missed than were not used"
 ACCOUNTED = "what was leased, and is in no applied update and not skipped, is missed"
 TO_ITS_END = "every batch of an epoch that ran out of data was leased, or is missed"

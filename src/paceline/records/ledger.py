@@ -30,10 +30,10 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN = 8, 9, 10, 11
-"""The schemas that added something: tables of segments, tables of several hosts, columns of devices; and taken leases
-and the weights of gradients."""
-SCHEMA = WITH_TAKEN
+WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN, WITH_AGAIN = 8, 9, 10, 11, 12
+"""The schemas that added something: tables of segments, tables of several hosts, columns of devices; taken leases and
+the weights of gradients; and batches that are used again."""
+SCHEMA = WITH_AGAIN
 """The schema's number, in `PRAGMA user_version`."""
 READ = range(7, SCHEMA + 1)
 """The schemas that can be read."""
@@ -83,7 +83,7 @@ OF_DEVICES = """
 ALTER TABLE step_times ADD COLUMN to_device REAL;
 ALTER TABLE step_times ADD COLUMN from_device REAL;
 """
-ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS, WITH_DEVICES: OF_DEVICES, WITH_TAKEN: ""}
+ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS, WITH_DEVICES: OF_DEVICES, WITH_TAKEN: "", WITH_AGAIN: ""}
 """By schema: what adds the tables and columns that earlier ones lack."""
 _READ_AS = {
     WITH_SEGMENTS: OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
@@ -130,7 +130,8 @@ CREATE TABLE epochs (
 CREATE TABLE batches (
     worker INTEGER, step INTEGER, epoch INTEGER,
     batch INTEGER,           -- an index into that epoch's batch_order, counted from its first
-    used TEXT                -- step: in that step's update; skipped: consumed, never pushed
+    used TEXT                -- step: in that step's update; skipped: consumed, never pushed; again: in that step's
+                             -- update, after its worker had used it in an earlier step, and kept it
 );
 CREATE INDEX uses_of_batch ON batches (epoch, batch);
 CREATE TABLE step_times (    -- seconds
@@ -215,7 +216,8 @@ CREATE VIEW applied_updates AS
         AND left_undone.step IS NULL
     LIMIT -1;
 
--- One row for each time that a sample was applied: exactly one for each, if all went well.
+-- One row for each time that a sample was applied: exactly one for each, if all went well. Without batches that a
+-- worker used again.
 CREATE VIEW applied_samples AS
     SELECT uses.epoch AS epoch, sample.value AS sample,
         uses.worker AS worker, uses.step AS step, applied.version AS version
@@ -394,8 +396,13 @@ class Ledger:
         """
         self._queue.put(("opened otherwise", epoch))
 
-    def batch_used(self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped"]) -> None:
-        """Note that a batch went into this step's update, or was consumed before it and skipped."""
+    def batch_used(
+        self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped", "again"]
+    ) -> None:
+        """Note that a batch went into this step's update, or was consumed before it and skipped.
+
+        again: it went into this step's update after the worker had used it in an earlier step.
+        """
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
     def leased(self, worker: int, during: int | None, batch: tuple[int, int] | None, for_now: bool = False) -> None:

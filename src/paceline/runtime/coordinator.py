@@ -306,7 +306,7 @@ class Coordinator:
             return
         if done.gradient is not None and (line := self._alike.warning(worker, done.gradient)):
             rooms.output.say(line)
-        if not rooms.data.holds(member, [*done.skipped, *(done.batches or ())]):
+        if not rooms.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
             return
         samples = rooms.data.used(worker, done)
         rooms.accounts.pushed(worker, done.step, member.scalars, samples)

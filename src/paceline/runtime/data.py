@@ -124,9 +124,11 @@ class Data:
             self._ledger.batch_used(worker, done.step, epoch, index, "skipped")
         if done.batches is None:
             return None
-        samples = self.leases.bind(worker, done.step, _batches(done.batches))
+        samples = self.leases.bind(worker, done.step, _batches(done.batches), _batches(done.again))
         for epoch, index in done.batches:
             self._ledger.batch_used(worker, done.step, epoch, index, "step")
+        for epoch, index in done.again:
+            self._ledger.batch_used(worker, done.step, epoch, index, "again")
         return samples
 
     def told(self, worker: int, step: int) -> None:
@@ -144,10 +146,14 @@ class Data:
     def _unskipped(self) -> list[Batch]:
         return [batch for batches in self._untold.values() for batch in batches]
 
-    def holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
-        """Return whether these batches were leased to the worker, each once. If not, give the worker up."""
+    def holds(self, member: Member, batches: list[tuple[int, int]], again: Collection[tuple[int, int]] = ()) -> bool:
+        """Return whether these batches were leased to the worker, each once. If not, give the worker up.
+
+        `again`: batches that it has used up before. They have to be of epochs that were opened.
+        """
         held = self.leases.held.get(member.worker, {})
         strange = [pair for pair in batches if Batch(*pair) not in held]
+        strange += [pair for pair in again if not self.leases.knows(Batch(*pair))]
         if not strange and len(set(batches)) == len(batches):
             return True
         epoch, index = (strange or batches)[0]

@@ -351,6 +351,7 @@ class WorkerLink:
                 version=finished.version,
                 batches=batches,
                 skipped=_pairs(finished.skipped),
+                again=_pairs(finished.again),
                 weight=finished.weight,
                 scalars=finished.scalars,
                 began=finished.began,

@@ -43,6 +43,8 @@ class FetchedBatch:
     """Whether an update has used it, or it was skipped."""
     left: bool = False
     """Whether its gradient was in no step when its loop ended."""
+    again: bool = False
+    """Whether the script has come back to it after its loop, and no step has counted that yet."""
 
     @property
     def alive(self) -> bool:
@@ -60,10 +62,12 @@ class Stands:
 
     batches: tuple[Batch, ...]
     """The batches in it that were in no step before."""
+    again: tuple[Batch, ...]
+    """The batches in it that the script keeps since an earlier loop, and has come back to."""
     skipped: tuple[Batch, ...]
     """The batches that the script has left out since the step before."""
     weight: float | None
-    """What its update weighs in a mean, if it is not the number of samples in `batches`."""
+    """What its update weighs in a mean, if it is not the number of samples in `batches` and `again`."""
 
 
 class Batches:
@@ -173,10 +177,11 @@ class Batches:
             self.gradient(0)
         if self._said is not None and there:
             self._weigh()
+        again = [one for one in self.window if one.again]
         new = [one for one in self.window if not one.counted]
         samples, weight = 0, self._weight()
-        for one in new:
-            one.counted = True
+        for one in (*new, *again):
+            one.counted, one.again = True, False
             samples += one.samples
         if there:
             self.last, self.window = self.window, []
@@ -184,8 +189,7 @@ class Batches:
         self._backward.clear()
         self.changed = True
         skipped, self._skipped = tuple(self._skipped), []
-        batches = tuple([one.batch for one in new if one.batch is not None])
-        return Stands(batches, skipped, None if weight == samples and samples else weight)
+        return Stands(_leased(new), _leased(again), skipped, None if weight == samples and samples else weight)
 
     def loop_ended(self, handed_out: Sequence[Batch]) -> None:
         """The loader has nothing left for this loop.
@@ -213,7 +217,10 @@ class Batches:
     def take_back(self, number: int) -> tuple[Batch, ...]:
         """Forget the batches that were fetched last, so many of those that are open. Return them."""
         taken = [self.open.pop() for _ in range(min(number, len(self.open)))]
-        return tuple(one.batch for one in taken[::-1] if one.batch is not None)
+        for one in taken:
+            if one in self._kept:
+                self._kept.remove(one)
+        return _leased(taken[::-1])
 
     def discard(self) -> None:
         """Nothing that was fetched by now counts."""
@@ -247,7 +254,10 @@ class Batches:
     def _repeated(self) -> list[FetchedBatch]:
         """The next batch of those that the script keeps since the loop that is over."""
         if self._has_kept_all():
+            if self._is_still_at(self._kept[-1]):
+                return []
             self._kept.rotate(-1)
+            self._kept[-1].again = self._kept[-1].counted
             self.repeats = self.repeats or self._kept[-1].counted
             return [self._kept[-1]]
         put_by = self._put_by()
@@ -258,6 +268,14 @@ class Batches:
         used = [one for one in put_by if not one.alive or any(id(tensor) in ids for tensor in one.there())]
         self.unsure = self.unsure or (len(used) > 1 and self._said is None)
         return used
+
+    def _is_still_at(self, one: FetchedBatch) -> bool:
+        """Whether a further gradient is of this batch, which a step has used, and not of the next one that is kept."""
+        if one not in self.last:
+            return False
+        present, following = set(map(id, one.there())), set(map(id, self._kept[0].there()))
+        named = self._named([*one.there(), *self._kept[0].there()])
+        return not present.isdisjoint(named) and following.isdisjoint(named)
 
     def _put_by(self) -> list[FetchedBatch]:
         """What the script keeps of the loop that is over, and has not used yet."""
@@ -334,6 +352,11 @@ class Batches:
                 self.lost += one.left
                 if one.batch is not None:
                     self._skipped.append(one.batch)
+
+
+def _leased(batches: Iterable[FetchedBatch]) -> tuple[Batch, ...]:
+    """Those of these batches that are leased."""
+    return tuple([one.batch for one in batches if one.batch is not None])
 
 
 def _references(data: Any) -> tuple[weakref.ref[Any], ...]:

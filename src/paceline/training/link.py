@@ -126,8 +126,10 @@ class Finished:
     """The batches in it that were in no step before; None without a loader."""
     skipped: tuple[Batch, ...]
     """Batches that the script has left out since the last."""
+    again: tuple[Batch, ...]
+    """The batches in it that the script keeps since an earlier loop, and has come back to."""
     weight: float | None
-    """What its gradient weighs in a mean, if it is not the samples in `batches`."""
+    """What its gradient weighs in a mean, if it is not the samples in `batches` and `again`."""
     scalars: Scalars | None
     """The optimizer's hyperparameters, if they changed since the last push."""
     began: float

@@ -44,8 +44,8 @@ from paceline.training.uncompiled import uncompiled
 
 REPEATS = (
     "trains again on batches that its script keeps since an earlier loop, as itertools.cycle(loader) does: each worker "
-    "repeats its own, and their samples are counted once; begin a loop over the loader anew to have all of the data "
-    "shared out again (while True: for batch in loader: ...)"
+    "repeats its own share, and sees no other data; begin a loop over the loader anew to have all of the data shared "
+    "out again (while True: for batch in loader: ...)"
 )
 UNSURE = (
     "has several batches at hand as a gradient comes. The gradient counts as all of theirs, or as the first one's if "
@@ -296,6 +296,7 @@ class Session:
                 version=self.go.version,
                 batches=stands.batches if self.loads else None,
                 skipped=stands.skipped,
+                again=stands.again,
                 weight=stands.weight,
                 scalars=scalars if scalars != self.sent or (self.resumed and self.steps == 1) else None,
                 began=self._began,

@@ -17,6 +17,7 @@ import msgspec
 
 from paceline.records.broken import (
     ACCOUNTED,
+    AGAIN,
     BATCHES,
     BLOCKS,
     DIGEST,
@@ -72,7 +73,7 @@ def data(checking: Checking) -> None:
         _gradients(checking, opened)
     _pushes(checking)
     batches.leases.settle()
-    _missing(checking, opened, batches.skipped)
+    _missing(checking, opened, batches.skipped, batches.again)
 
 
 def _returns(checking: Checking) -> None:
@@ -153,7 +154,7 @@ class _Batches:
         self._looked = {*checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks")}
         """Each (worker, epoch) whose loop began anew, as the one before it only looked."""
         self.looks, self.uses, self.leases = First(), First(), First()
-        self.skipped = 0
+        self.skipped = self.again = 0
         """Samples."""
         marks = checking.run.ledger.execute(
             "SELECT leases, looks, epochs FROM marks "
@@ -209,11 +210,19 @@ class _Batches:
     ) -> Counter[int]:
         """Return how often each worker used it in an update that was dropped."""
         rules, left, returned, user = self._checking.rules, Counter(held), Counter[int](), ""
+        first: dict[int, int] = {}
+        """By worker: its first step with this batch, or the one before the script skipped the batch."""
         for row, worker, step, used in uses:
             who = f"step {step} of worker {worker}"
             try:
                 if size is None:
                     raise Broken(OPENED, self._most, f"batch {batch} of epoch {epoch}")
+                if used == "again":
+                    if first.get(worker, step) >= step:
+                        raise Broken(AGAIN, f"one in an earlier step than {who}", f"batch {batch} of epoch {epoch}")
+                    self.again += size * ((worker, step) in rules.applied and (worker, step) not in self._undone)
+                    continue
+                first.setdefault(worker, step - (used == "skipped"))
                 if not left[worker]:
                     found = f"batch {batch} of epoch {epoch}{' once more' if held[worker] else ''}"
                     raise Broken(LEASED, f"one that worker {worker} was leased", found)
@@ -226,7 +235,7 @@ class _Batches:
                     who = f"skipped by worker {worker} before its step {step}"
                     self.skipped += size
                 else:
-                    raise Broken(READABLE, "used is step or skipped", used)
+                    raise Broken(READABLE, "used is step, skipped or again", used)
                 if user:
                     found = f"batch {batch} of epoch {epoch} in {who}, after {user}"
                     raise Broken(ONCE, "a batch that is in no applied update yet", found)
@@ -292,7 +301,10 @@ def _in_order(checking: Checking) -> None:
     """
     ledger = checking.run.ledger
     looks = Counter(ledger.execute("SELECT worker, epoch, batch FROM looks WHERE batch IS NOT NULL"))
-    uses = ledger.execute("SELECT worker, step, rowid, epoch, batch, used FROM batches ORDER BY worker, step, rowid")
+    uses = ledger.execute(
+        "SELECT worker, step, rowid, epoch, batch, used FROM batches WHERE used IS NOT 'again' "
+        "ORDER BY worker, step, rowid"
+    )
     leases = ledger.execute(
         "SELECT worker, rowid, epoch, batch FROM leases "
         "WHERE batch >= 0 AND during IS NOT NULL AND worker IN (SELECT worker FROM batches) ORDER BY worker, rowid"
@@ -373,7 +385,8 @@ def _gradients(checking: Checking, opened: _Opened) -> None:
     rows = checking.run.ledger.execute(
         "SELECT worker, step, 'a gradient', id, json_extract(body, '$.samples'), NULL FROM facts "
         "WHERE kind = 'GradientReady' "
-        "UNION ALL SELECT worker, step, 'used', rowid, epoch, batch FROM batches WHERE used = 'step' ORDER BY 1, 2"
+        "UNION ALL SELECT worker, step, 'used', rowid, epoch, batch FROM batches WHERE used IS NOT 'skipped' "
+        "ORDER BY 1, 2"
     )
     for (worker, step), its in groupby(rows, key=itemgetter(0, 1)):
         found, told = 0, list[tuple[int, int]]()
@@ -420,8 +433,8 @@ def _pushes(checking: Checking) -> None:
     gone.settle()
 
 
-def _missing(checking: Checking, batches: _Opened, skipped: int) -> None:
-    """What was not used: neither applied nor skipped."""
+def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> None:
+    """What was not used: neither applied nor skipped. Batches that were used again are in neither."""
     if not len(batches):
         return
     checking.table = "leases"
@@ -461,6 +474,7 @@ def _missing(checking: Checking, batches: _Opened, skipped: int) -> None:
     if checking.repeating:  # a sampler may draw so, with replacement say
         often = f"{checking.repeating} of {count(epochs, 'epoch')} have some sample more than once"
         once = f"samples used, each batch once{rest_said}; {often}"
+    once += f"; {count(again, 'sample')} again, of batches that scripts keep" if again else ""
     checking.proved.append(f"{applied:,} of {opened:,} {once}")
     if ran_out:
         ended = f"{count(len(ran_out), 'epoch')} of {epochs} ran out of data"
@@ -470,6 +484,7 @@ def _missing(checking: Checking, batches: _Opened, skipped: int) -> None:
         samples_used=applied,
         samples_missed=missed,
         samples_skipped=skipped,
+        samples_again=again,
         epochs=epochs,
         epochs_to_their_end=len(ran_out),
     )
