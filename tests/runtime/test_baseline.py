@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.cluster.scenario import Scenario
@@ -182,6 +182,8 @@ DATA = TensorDataset(torch.zeros(8, 4))
         (None, "-p ddp gives each worker a part of the loader's data, and this script gives prepare() no loader with"),
         (DataLoader(Stream()), "-p ddp gives each worker a part of the loader's data, and this script gives prepare()"),
         (DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])), "-p ddp puts a DistributedSampler in the place of the"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, True)), "-p ddp puts a DistributedSampler in the place of the"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=5)), "-p ddp puts a DistributedSampler in the place"),
         (Adds(DATA), "-p ddp gives each worker a part of the batches, and those of a Adds don't come of its batch"),
     ],
 )

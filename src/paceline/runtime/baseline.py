@@ -190,7 +190,7 @@ class Worker:
                 "-p ddp gives each worker a part of the loader's data, and this script gives prepare() no loader with "
                 "a map-style dataset; leave ddp out, or give it one"
             )
-        if type(loader.sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
+        if not _draws_each_once(loader.sampler, len(loader.dataset)) or loader.batch_size is None:  # type: ignore[arg-type]
             self.refuse(
                 f"-p ddp puts a DistributedSampler in the place of the loader's own {type(loader.sampler).__name__}, "
                 "which would train on other data; leave ddp out, or give the loader a batch_size, and shuffle in place "
@@ -307,6 +307,13 @@ class Worker:
     def _tell(self, what: dict[str, Any]) -> None:
         with suppress(OSError):
             self._told.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _draws_each_once(sampler: Any, length: int) -> bool:
+    """Return whether an epoch of torch's own sampler is all the data once, as DistributedSampler's is."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == length
+    return type(sampler) is SequentialSampler
 
 
 def run(settings: Settings, interrupts: Interrupts) -> Summary:
