@@ -109,7 +109,7 @@ def main() -> None:
     groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
     scaler = torch.amp.GradScaler("cpu", enabled=args.autocast)
-    model, optimizer = paceline.prepare(model, optimizer)
+    model, optimizer = paceline.prepare(model, optimizer, clip_grad_norm=args.clip)
 
     def draw() -> tuple[Tensor, Tensor]:
         starts = torch.randint(len(data) - args.context, (args.batch_size,))
@@ -128,7 +128,7 @@ def main() -> None:
             scaler.scale(loss).backward()
             total += loss.item()
         scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf)  # prepare clips
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
