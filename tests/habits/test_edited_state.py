@@ -102,7 +102,7 @@ STORES, OWN = ("bsp", "asp"), ("all-reduce", "ad-psgd", "ps-plus")
     ("protocol", "edit"),
     each(
         [(protocol, edit) for protocol in STORES + OWN for edit in SAY] + [(one, "scaled") for one in OWN],
-        default=[("bsp", "removed"), ("asp", "cleared"), ("all-reduce", "assigned")],
+        default=[("bsp", "removed"), ("all-reduce", "assigned")],
     ),
 )
 def test_a_state_that_the_script_edits_trains_on_as_alone(protocol: str, edit: str, launch: Launch) -> None:

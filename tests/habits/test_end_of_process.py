@@ -133,7 +133,7 @@ def test_so_it_is_after_ctrl_c(launch: Launch) -> None:
 THEIRS = "threads, exit functions or processes of the script still run"
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["at Ctrl-C", "after an exception"])
+@pytest.mark.parametrize("fails", each([False, True], long=[True]), ids=["at Ctrl-C", "after an exception"])
 def test_an_exit_function_that_hangs_is_ended_and_files_are_whole(fails: bool, launch: Launch) -> None:
     hangs = """
         import atexit

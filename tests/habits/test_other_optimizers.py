@@ -200,7 +200,7 @@ CHANGED = {
     ("protocol", "change"),
     each(
         [(protocol, change) for protocol in ("bsp", "all-reduce") for change in CHANGED],
-        default=[("bsp", list(CHANGED)[2]), ("bsp", list(CHANGED)[4])],
+        default=[("bsp", list(CHANGED)[2])],
     ),
 )
 def test_what_of_the_optimizer_can_t_be_followed_is_refused_in_one_line(

@@ -249,7 +249,7 @@ LEASED = {
     "Slotted": [2 * one for one in ONCE],
 }
 """By class: what the workers see in an epoch."""
-DEFAULT = {("Merges", "asp"), ("Twice", "bsp"), ("Fetches", "ad-psgd"), ("Slotted", "bsp")}
+DEFAULT = {("Merges", "asp"), ("Twice", "bsp"), ("Fetches", "ad-psgd")}
 
 
 def trained(launch: Launch, name: str, *flags: str, loaders: int = 0, workers: int = 2) -> Run:

@@ -139,7 +139,11 @@ Path(f"log-{me}.tmp").rename(f"log-{me}.txt")
 """
 
 
-@pytest.mark.parametrize("workers", [("-n", "4"), ("-n", "2", "--emulate-hosts", "2")], ids=["a host", "two hosts"])
+@pytest.mark.parametrize(
+    "workers",
+    [("-n", "4"), pytest.param(("-n", "2", "--emulate-hosts", "2"), marks=pytest.mark.long)],
+    ids=["a host", "two hosts"],
+)
 @pytest.mark.parametrize("protocol", each(PROTOCOLS, default=("asp",)))
 def test_each_worker_finds_what_it_has_put_in_another_file_s_place_and_worker_0_s_is_at_the_path(
     protocol: str, workers: tuple[str, ...], launch: Launch, folder: Path

@@ -17,6 +17,7 @@ from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest, plain_ids
 from support.launch import Launch
 from support.replays import broken_replay
+from support.suites import each
 
 SCRIPT = """
 import sys
@@ -81,7 +82,7 @@ for x in loader:
 """
 
 
-@pytest.mark.parametrize("kind", ["tuple", "Key"])
+@pytest.mark.parametrize("kind", each(["tuple", "Key"], default=["Key"]))
 def test_a_run_is_trained_checked_and_replayed_with_any_sample_ids(kind: str, launch: Launch) -> None:
     run = launch.run(SCRIPT, "-n", "2", "-p", "asp", args=(kind,)).completed()
     assert run.summary["samples"] == 32

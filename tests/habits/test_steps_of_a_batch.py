@@ -138,7 +138,6 @@ ROUNDS = ("bsp", "all-reduce", "hsp:idle=none")
 BY_DEFAULT = {
     ("adversarial", "bsp", 2),
     ("adversarial, by the model's zero_grad", "all-reduce", 2),
-    ("two steps of a batch", "hsp:idle=none", 2),
     ("gradients by hand", "all-reduce", 2),
     ("gradients of several tasks put together", "bsp", 4),
 }

@@ -333,7 +333,7 @@ torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
         ("model.extra = nn.BatchNorm1d(3); paceline.finish()", 'with another "extra.weight"; "extra.weight" is new'),
         ("model.half().float(); paceline.finish()", "finish() has put the final version's in their place"),
         ('prune.remove(model[0], "weight")', 'with "0.weight_orig" and without "0.weight"'),
-        ("del model.extra", 'with "extra.weight"'),
+        pytest.param("del model.extra", 'with "extra.weight"', marks=pytest.mark.long),
     ],
 )
 def test_a_line_says_where_the_final_version_is_not_the_model_that_the_script_has(
