@@ -273,6 +273,20 @@ def test_a_momentum_encoder_is_each_workers_own_and_the_lowest_workers_in_the_en
     assert "the same bits" in replayed(ended.folder).completed().out
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "ps-plus", "ad-psgd"])
+def test_a_run_that_is_killed_before_its_newest_version_was_known_not_to_be_the_last_goes_on(
+    protocol: str, launch: Launch
+) -> None:
+    waits = "        while epoch == 1 and not paceline.resumed():\n            time.sleep(1)\n"
+    script = MOMENTUM.replace("        model(x).backward()\n", waits + "        model(x).backward()\n")
+    script = script.replace("import sys\n", "import sys\nimport time\n")
+    running = launch.start(script, "-n", "1", "-p", protocol, "--saves", "all", args=(str(launch.tmp_path),))
+    ended = launch.resume(killed_once_kept(running).folder).completed()
+    assert main(["check", str(ended.folder)]) == 0
+    assert "the same" in replayed(ended.folder).completed().out
+
+
 DIFFERENT = PRUNED.replace(
     "paceline.epochs(4):\n        if epoch == 2:", "paceline.epochs(4):\n        if epoch == 1 + paceline.worker():"
 ).replace(
