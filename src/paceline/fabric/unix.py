@@ -68,6 +68,8 @@ class Channel:
         self.end = end
         self.peer = peer
         self._coding = Coding(kinds)
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
 
     def fileno(self) -> int:
         """For selectors."""
@@ -111,9 +113,7 @@ class Channel:
 
     def ready(self, seconds: float | None = 0.0) -> bool:
         """See `Endpoint`. Waits so long for it, a day at most (None: without end)."""
-        poll = select.poll()
-        poll.register(self.end, select.POLLIN)
-        return bool(poll.poll(None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000))
+        return bool(self._poll.poll(None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000))
 
     def close(self) -> None:
         """See `Endpoint`."""

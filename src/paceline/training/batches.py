@@ -173,7 +173,7 @@ class Batches:
         """The script steps. `there`: whether it has a gradient. One that `gradient` was not told of was set by hand."""
         if not there:
             self.zeroed()
-        elif not self.window:
+        elif not self.window and self.changed:
             self.gradient(0)
         if self._said is not None and there:
             self._weigh()
