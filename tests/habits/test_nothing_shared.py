@@ -20,7 +20,7 @@ from paceline.training import prepare
 from paceline.training.alone import unjoined
 from paceline.training.batches import Batches, Stands
 from paceline.training.loader import PacedLoader, PacedStream
-from paceline.training.session import Session
+from paceline.training.session import Session, never_iterated
 from support.launch import Launch
 from support.scripts import training
 
@@ -57,8 +57,9 @@ ALIKE = (
 
 
 NEVER_ITERATED = (
-    "paceline: the loader that prepare() returned was never iterated: every worker trained on all of the data; write "
-    "model, optimizer, loader = paceline.prepare(…) and iterate over that loader\n"
+    "paceline: worker 0 makes its first step and has not iterated over the loader that prepare() returned: every "
+    "worker trains on all of the data; write model, optimizer, loader = paceline.prepare(…) and iterate over that "
+    "loader\n"
 )
 
 
@@ -69,7 +70,7 @@ NEVER_ITERATED = (
         ("none", "ps-plus", NO_LOADER + ALIKE),
         ("none", "ad-psgd", NO_LOADER + ALIKE),
         ("share", "asp", NO_LOADER),
-        ("other", "asp", ALIKE + NEVER_ITERATED),
+        ("other", "asp", NEVER_ITERATED + ALIKE),
     ],
 )
 def test_workers_that_train_on_the_same_samples_are_told_of(way: str, protocol: str, said: str, launch: Launch) -> None:
@@ -117,37 +118,65 @@ def test_gradients_are_compared_where_they_tell_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loads", "workers", "used", "line"),
+    ("steps", "fetched", "line"),
     [
-        (True, 2, (True, True, 0), None),
-        (True, 2, (True, True, 64), None),  # samples were missed, and counted as such
-        (False, 2, (True, False, 0), None),
-        (True, 2, (True, False, 0), "the loader that prepare() returned was never iterated: every worker trained on"),
-        (True, 1, (True, False, 0), "the loader that prepare() returned was never iterated: its samples are not"),
-        (True, 2, (False, False, 0), "no step was made after paceline.prepare(); put that line before the training"),
-        (False, 2, (False, False, 0), "no step was made after paceline.prepare(); put that line before the training"),
+        (True, 0, None),
+        (True, 64, None),  # samples were missed, and counted as such
+        (False, 0, "no step was made after paceline.prepare(); put that line before the training"),
         (
-            True,
-            2,
-            (False, True, 1536),
+            False,
+            1536,
             "1,536 samples were fetched, and optimizer.step() was never called on the prepared optimizer (SGD)",
         ),
-        (True, 2, (False, True, 0), "no step was made after paceline.prepare(); put that line before the training"),
     ],
 )
-def test_a_run_that_did_not_use_what_prepare_returned_says_so_at_its_end(
-    loads: bool, workers: int, used: tuple[bool, bool, int], line: str | None
-) -> None:
-    steps, opened, fetched = used
-    offer: Any = SimpleNamespace(loads=loads, optimizer="SGD")
-    told = unused(offer, workers, steps=steps, opened=opened, fetched=fetched, resumed=False)
+def test_a_run_without_a_step_says_so_at_its_end(steps: bool, fetched: int, line: str | None) -> None:
+    told = unused(SimpleNamespace(optimizer="SGD"), steps=steps, fetched=fetched, resumed=False)  # type: ignore[arg-type]
     assert told is None if line is None else str(told).startswith(line)
 
 
 def test_a_resumed_run_with_nothing_left_to_do_says_so() -> None:
     offer: Any = SimpleNamespace(loads=True, optimizer="SGD")
-    told = str(unused(offer, 2, steps=False, opened=True, fetched=0, resumed=True))
+    told = str(unused(offer, steps=False, fetched=0, resumed=True))
     assert told.startswith("no step was made: the run had used all batches of its epochs; ask for more")
+
+
+def test_where_nothing_is_shared_out_a_loader_that_is_not_iterated_goes_uncounted() -> None:
+    assert "every worker trains on all of the data; write" in never_iterated(2)
+    assert "its samples are not counted; write" in never_iterated(1)
+
+
+# --- how many loops there are
+
+
+def counting(planned: int | None, loops: list[int], worker: int = 0) -> list[str]:
+    """What is said of a script with `prepare(epochs=planned)`, and loops over `paceline.epochs()` one by one."""
+    said: list[str] = []
+    session: Any = object.__new__(Session)
+    session.link = SimpleNamespace(worker=worker, remark=said.append)
+    session.epochs, session.resumed, session._remarked, session._epochs_of_loop = planned, None, set(), False
+    for number in loops:
+        session.goes_on(number)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("planned", "loops", "line"),
+    [
+        (3, [3], None),
+        (None, [3], None),
+        (None, [3, 3], None),
+        (2, [3, 3], "loops over paceline.epochs(3) after prepare(epochs=2): training ends after 2 of them; say the"),
+        (5, [3], "loops over paceline.epochs(3) after prepare(epochs=5): training is planned for 5 of them; say the"),
+        (None, [2, 3], "loops over paceline.epochs(3) after paceline.epochs(2): training ends after 2 of them; say"),
+    ],
+)
+def test_another_number_of_epochs_than_was_said_before_is_told_of_once_as_its_loop_begins(
+    planned: int | None, loops: list[int], line: str | None
+) -> None:
+    said = counting(planned, loops)
+    assert (said == []) if line is None else (len(said) == 1 and said[0].startswith(line))
+    assert counting(planned, loops, worker=1) == [], "worker 0 speaks for all"
 
 
 # --- loops after the last epoch
@@ -182,14 +211,15 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
 
 
 @pytest.mark.parametrize(
-    ("flag", "line"),
+    ("said", "flag", "line"),
     [
-        (None, "prepare(epochs=2): these epochs are over and this loop gets no batches; give prepare or --epochs more"),
-        (3, "--epochs 3: these epochs are over and this loop gets no batches; give --epochs more"),
+        (None, None, "paceline.epochs(): these epochs are over and this loop gets no batches; give it or --epochs more"),
+        (2, None, "prepare(epochs=2): these epochs are over and this loop gets no batches; give prepare or --epochs more"),
+        (2, 3, "--epochs 3: these epochs are over and this loop gets no batches; give --epochs more"),
     ],
 )
-def test_who_said_the_last_epoch_is_named(flag: int | None, line: str) -> None:
-    offer: Any = SimpleNamespace(epochs=2)
+def test_who_said_the_last_epoch_is_named(said: int | None, flag: int | None, line: str) -> None:
+    offer: Any = SimpleNamespace(epochs=said)
     settings: Any = SimpleNamespace(epochs=flag)
     assert epochs_over(offer, settings) == line
 

@@ -198,12 +198,9 @@ class Coordinator:
         leases, steps = rooms.data.leases, bool(rooms.adopting.book.pushed)
         if rooms.ending.stopping and not steps:  # a limit left no time for one
             return
-        opened = bool(leases.epochs)
         line = unused(
             training.offer,
-            rooms.settings.workers,
             steps=steps,
-            opened=opened,
             fetched=leases.left_over(),
             resumed=rooms.settings.resumed is not None,
         )

@@ -161,8 +161,12 @@ def dealing(offer: Offered, settings: Settings) -> Dealing:
 
 def epochs_over(offer: Offered, settings: Settings) -> str:
     """What a user should know whose script loops on after its last epoch."""
-    given = f"prepare(epochs={offer.epochs})" if settings.epochs is None else f"--epochs {settings.epochs}"
-    more = "prepare or --epochs" if settings.epochs is None else "--epochs"
+    if settings.epochs is not None:
+        given, more = f"--epochs {settings.epochs}", "--epochs"
+    elif offer.epochs is not None:
+        given, more = f"prepare(epochs={offer.epochs})", "prepare or --epochs"
+    else:
+        given, more = "paceline.epochs()", "it or --epochs"
     return f"{given}: these epochs are over and this loop gets no batches; give {more} more"
 
 

@@ -1,29 +1,21 @@
-"""Finds what a script did not use of what `prepare` gave it. Such a run ends well and is not what was meant."""
+"""Finds out why a run that ends well has made no step. It is not what was meant."""
 
 from __future__ import annotations
 
 from paceline.host.messages import Offered
 
 
-def unused(offer: Offered, workers: int, *, steps: bool, opened: bool, fetched: int, resumed: bool) -> str | None:
-    """Return a line for the end of a run; None if the script used all of it.
+def unused(offer: Offered, *, steps: bool, fetched: int, resumed: bool) -> str | None:
+    """Return a line for the end of a run; None if it has made steps.
 
     Args:
         offer: what the script brought to `prepare`.
-        workers: how many there are.
         steps: whether a worker made a step.
-        opened: whether a worker asked the loader for a batch.
         fetched: samples that workers got and that no step used.
         resumed: whether the run went on from a snapshot.
     """
-    if steps and (opened or not offer.loads):
-        return None
     if steps:
-        what = "every worker trained on all of the data" if workers > 1 else "its samples are not counted"
-        return (
-            f"the loader that prepare() returned was never iterated: {what}; write "
-            "model, optimizer, loader = paceline.prepare(…) and iterate over that loader"
-        )
+        return None
     if fetched:
         return (
             f"{fetched:,} samples were fetched, and optimizer.step() was never called on the prepared optimizer "

@@ -148,6 +148,7 @@ class _Paced(Iterated):
 
     def _skip_past(self) -> None:
         """Go to the epoch that the script goes on in, if it has asked Paceline for that."""
+        self._session.loop_is_due = False
         goes_on_in, self._session.goes_on_in = self._session.goes_on_in, None
         if goes_on_in is not None:
             self._epoch, self._trained = goes_on_in * self._session.passes - 1, goes_on_in

@@ -56,6 +56,7 @@ from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.store import Store, scalars_of, unfit_rate
 from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
+from paceline.training.unprepared import Unprepared
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -68,6 +69,8 @@ class _Process:
     link: Link | None = None
     baseline: Baseline | None = None
     session: Session | None = None
+    unprepared: Unprepared | None = None
+    """What watches for steps before `prepare`, in one of the run's workers."""
     prepared = False
     left: ClassVar[list[tuple[Tensor, Tensor]]] = []
     """The model's parameters and buffers, with what the script has left in them, if versions are evaluated there."""
@@ -76,6 +79,8 @@ class _Process:
 def attach(link: Link) -> None:
     """Let `prepare` join the run behind this link. The runtime calls this before the script starts."""
     _Process.link, _Process.prepared = link, False  # the launcher may be a program that has prepared a model alone
+    if link.worker == 0:  # the others would say the same
+        _Process.unprepared = Unprepared(link.remark)
 
 
 def attach_baseline(baseline: Baseline) -> None:
@@ -182,6 +187,8 @@ def prepare(
         >>> model, optimizer, loader = paceline.prepare(model, optimizer, loader)  # doctest: +SKIP
     """
     link = _Process.link
+    if _Process.unprepared is not None:
+        _Process.unprepared.end()
     try:
         if _Process.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
             raise ConfigError(_again(model, optimizer))
@@ -257,6 +264,7 @@ def prepare(
     session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
     session.loads, session.epochs, session.evaluates = leased, epochs, evaluate is not None
     session.passes = passes or 1
+    session.loop_is_due = checked_loader is not None and not own_streams
     session.batches = Batches(leased=leased, named=partial(in_variables, thread=threading.get_ident()))
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)

@@ -105,10 +105,14 @@ class Session:
         """Whether recorded versions are evaluated."""
         self.epochs: int | None = None
         """Loops that the script makes over the loader, if it says so."""
+        self._epochs_of_loop = False
+        """Whether `epochs` is what the script's first `paceline.epochs()` counts."""
         self.passes = 1
         """Epochs of the data in each of these."""
         self.steps = 0
         """Steps that this worker has made."""
+        self.loop_is_due = False
+        """Whether the script has a prepared loader with its part of the data, and has not begun to iterate over it."""
         self.step_discarded = False
         """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
         self.batches = Batches(leased=False)
@@ -279,6 +283,8 @@ class Session:
         stands = self.batches.step(self._has_gradient())
         self._tell_of_batches()
         gradient = self._first_gradient(stands) if not self.steps else None
+        if self.loop_is_due and not self.steps and self.link.worker == 0:  # the others would say the same
+            self.link.remark(never_iterated(self.link.workers))
         self.steps += 1
         if self.holder.keeps_state:  # the step may change what is to be kept
             self.keep(self.link.heard_to_keep())
@@ -397,7 +403,10 @@ class Session:
     def goes_on(self, epochs: int) -> int:
         """The script asks for the loop that it begins with, of so many."""
         if self.epochs is None:
-            self.epochs = epochs
+            self.epochs, self._epochs_of_loop = epochs, True
+        elif epochs != self.epochs and self.link.worker == 0 and "epochs" not in self._remarked:
+            self._remarked.add("epochs")
+            self.link.remark(other_epochs(epochs, self.epochs, by_prepare=not self._epochs_of_loop))
         if self.resumed is None or self.steps:
             return 0
         loop, left_out = self.resumed.epoch // self.passes, self.kept.schedulers_left_out()
@@ -658,6 +667,25 @@ def lost(batches: int, how: str) -> str:
         f"has made gradients of {what} that are in no step: they were {how}. Step after a worker's last batch of a "
         "loop: loader.last tells which one it is, while len(loader) counts the batches of all workers"
     )
+
+
+def never_iterated(workers: int) -> str:
+    """What a worker does that makes its first step without the loader that it was given."""
+    what = "every worker trains on all of the data" if workers > 1 else "its samples are not counted"
+    return (
+        f"makes its first step and has not iterated over the loader that prepare() returned: {what}; write "
+        "model, optimizer, loader = paceline.prepare(…) and iterate over that loader"
+    )
+
+
+def other_epochs(loops: int, planned: int, *, by_prepare: bool) -> str:
+    """What a worker does that begins to count so many epochs, where another number was said before."""
+    before = f"prepare(epochs={planned})" if by_prepare else f"paceline.epochs({planned})"
+    if loops > planned:
+        what = f"training ends after {planned} of them; say the same number in both"
+    else:
+        what = f"training is planned for {planned} of them; say the same number in both, unless another loop follows"
+    return f"loops over paceline.epochs({loops}) after {before}: {what}"
 
 
 def install(held: Mapping[str, Tensor], file: Path, added: Mapping[str, Tensor] | None = None) -> None:
