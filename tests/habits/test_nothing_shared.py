@@ -100,7 +100,7 @@ def first_gradient(scale: float, *, workers: int = 2, leased: bool = False) -> s
     session: Any = object.__new__(Session)
     session.link, session.parameters = Ends(), list(model.parameters())
     session.link.workers = workers
-    stands = Stands(batches=(Batch(0, 0),) if leased else (), skipped=(), weight=None)
+    stands = Stands(batches=(Batch(0, 0),) if leased else (), skipped=(), again=(), weight=None)
     (model(torch.ones(4, 3)).square().mean() * scale).backward()
     found: str | None = session._first_gradient(stands)
     return found
@@ -210,12 +210,15 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
     assert len(calls) == told
 
 
+OVER = "these epochs are over and this loop gets no batches"
+
+
 @pytest.mark.parametrize(
     ("said", "flag", "line"),
     [
-        (None, None, "paceline.epochs(): these epochs are over and this loop gets no batches; give it or --epochs more"),
-        (2, None, "prepare(epochs=2): these epochs are over and this loop gets no batches; give prepare or --epochs more"),
-        (2, 3, "--epochs 3: these epochs are over and this loop gets no batches; give --epochs more"),
+        (None, None, f"paceline.epochs(): {OVER}; give it or --epochs more"),
+        (2, None, f"prepare(epochs=2): {OVER}; give prepare or --epochs more"),
+        (2, 3, f"--epochs 3: {OVER}; give --epochs more"),
     ],
 )
 def test_who_said_the_last_epoch_is_named(said: int | None, flag: int | None, line: str) -> None:
