@@ -102,7 +102,11 @@ def transfers(ended: Run) -> list[Row]:
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "hsp", "ps-plus"])
 def test_every_transfer_ends_when_the_model_says_that_it_does(protocol: str, runs: Runs) -> None:
-    """The model is fed with the beginnings alone; those that the run's end cut off come last and are left out."""
+    """The model is fed with the beginnings alone.
+
+    A worker that leaves may cut off a pull, which the others' transfers have shared the link with and no row tells of.
+    So only what ended before any worker's last push is compared.
+    """
     rows = transfers(runs[f"{protocol} 4"].result().completed())
     assert {row[1] for row in rows} == {"push", "pull"}
     link = SharedLink(50e6, LATENCY, INCAST)
@@ -115,8 +119,11 @@ def test_every_transfer_ends_when_the_model_says_that_it_does(protocol: str, run
     while (end := link.next_end()) is not None:
         if (transfer := link.finish(end)) is not None:
             ends[transfer.number] = transfer.ended
-    told = sorted(ended for *_, ended, _ in rows)
-    assert sorted(ends.values()) == pytest.approx(told, rel=1e-12)
+    pushes = [(worker, began) for worker, direction, _, _, began, _, _ in rows if direction == "push"]
+    whole = min(dict(pushes).values())
+    told = sorted(ended for *_, ended, _ in rows if ended < whole)
+    assert len(told) > len(rows) // 2
+    assert sorted(end for end in ends.values() if end < whole) == pytest.approx(told, rel=1e-12)
 
 
 def test_a_transfer_alone_takes_its_bytes_at_the_link_s_speed_and_the_latency(runs: Runs) -> None:
