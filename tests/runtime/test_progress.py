@@ -258,6 +258,12 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
         Score("accuracy", 0.95, "accuracy>=0.9", 20.0),
         Score("loss", 0.2, "loss<=0.1", None),
     )
+    tally.logs("loss", worker=0, step=7, version=7, at=15.0, value=0.05)
+    tally.logs("accuracy", worker=0, step=7, version=7, at=15.0, value=0.93)
+    assert watch.look(1.0).scores == (
+        Score("accuracy", 0.95, "accuracy>=0.9", 15.0),
+        Score("loss", 0.05, "loss<=0.1", 15.0),
+    )
     without = Watch(Asked(), {0: member(0)}, tally, {})  # type: ignore[arg-type]
     tally.evaluated(4, {"accuracy": 0.7, "loss": 0.3})
     assert without.look(1.0).scores == (Score("accuracy", 0.7), Score("loss", 0.3))

@@ -1,4 +1,4 @@
-"""A target that no version can meet is found before the first step."""
+"""A target that no version can meet is found before the first step, as far as it can be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from support.launch import Launch
 from support.scripts import training
 
 
-def test_a_target_is_refused_before_the_first_step_if_the_script_registers_no_evaluate(launch: Launch) -> None:
-    run = launch.run(training("print('trains')"), "-n", "2", "--target", "accuracy>=0.9")
-    assert run.code == 2
-    assert '--target is "accuracy>=0.9", and the script registers no evaluate; give it one' in run.err
-    assert "trains" not in run.out
-    assert not run.folder.exists()
+def test_a_target_that_nothing_measures_is_told_of_at_the_end(launch: Launch) -> None:
+    run = launch.run(training("paceline.log(acuracy=1)"), "-n", "2", "--quiet", "--target", "accuracy>=0.9").completed()
+    assert run.err == (
+        'paceline: --target is "accuracy>=0.9", and the script registers no evaluate and has logged no "accuracy" (did '
+        'you mean "acuracy"?); give it prepare(..., evaluate=fn) that returns it, or paceline.log(accuracy=...)\n'
+    )
+    assert run.summary["targets"] == {"accuracy>=0.9": None}
 
 
 def test_a_target_of_a_misspelt_metric_is_refused_before_the_first_step_with_the_nearest_name(launch: Launch) -> None:

@@ -107,7 +107,7 @@ def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: 
         """
         if step == 2 and me == 1:
             from paceline.host import messages
-            optimizer.paceline_session.link._channel.send(messages.Logged(2, {}), (0, 1))
+            optimizer.paceline_session.link._channel.send(messages.Logged(2, 1, {}), (0, 1))
             signal.pause()
         """
     )

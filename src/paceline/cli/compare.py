@@ -61,7 +61,7 @@ def add_to(commands: Any) -> None:
     add = command.add_argument
     add("--seeds", type=whole("--seeds", 1, 1000), default=1, metavar="K", help="runs of each protocol (default: 1)")
     add("--target", type=Target.parse, metavar="METRIC>=VALUE", help="what to reach (default: the run's end)")
-    until = "end each run when a recorded version has met --target; versions are then evaluated while it trains"
+    until = "end each run when --target is met; recorded versions are then evaluated while it trains"
     add("--stop-at-target", action="store_true", help=until)
     rule = "linear: n times the script's rate where a version is the mean of n gradients (default: none)"
     add("--learning-rate-rule", choices=("none", "linear"), default="none", help=rule)

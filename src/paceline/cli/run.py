@@ -72,8 +72,8 @@ def add_to(commands: Any) -> None:
         out="the run's folder (default: runs/PROTOCOL-DATE-TIME)",
         printed="print the summary and the run's folder, and only that, as one JSON object on standard output",
     )
-    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when a recorded version meets it")
-    until = "end the run once recorded versions have met each --target; versions are then evaluated as it trains"
+    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when it is met")
+    until = "end the run once each --target is met; recorded versions are then evaluated as it trains"
     add("--stop-at-target", action="store_true", help=until)
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
     add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")

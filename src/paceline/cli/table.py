@@ -72,9 +72,17 @@ def print_summary(summary: Summary, folder: Path) -> None:
         values = ((name, last[name]) for name in metrics_of([last]))
         metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in values)
         console.print(f"version {last['version']}, the last: {metrics}", markup=False)
-    known = sorted(metrics_of(summary["evaluations"]))
+    known = sorted({*metrics_of(summary["evaluations"]), *summary.get("logged", ())})
+    for metric, logged in summary.get("logged", {}).items():
+        last = logged["last"]
+        value = "not finite" if last["value"] is None else f"{last['value']:.4g}"
+        console.print(
+            f"version {last['version']}, as worker {last['worker']} logged it last: {metric} {value}", markup=False
+        )
     for target, met in summary["targets"].items():
-        missed = f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate'}"
+        missed = (
+            f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate and logs none of them'}"
+        )
         console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed), markup=False)
     ledger = "the ledger, " if (folder / LEDGER).exists() else ""  # a baseline has none
     if folder.exists():  # it may have been removed meanwhile

@@ -335,6 +335,8 @@ class LocalHost:
         own = self._own_range(offer)
         self._forker, ends = worker, [self.arithmetic.open()]
         if self._evaluator is not None:
+            self._evaluator.wanted = offer.evaluates
+        if self._evaluator is not None and self._evaluator.wanted:
             ends.append(self._evaluator.connect())
         message = self.plan.fork(self._spec.optimizer == "store", *own)
         self._send_with(worker, message, ends)

@@ -292,9 +292,10 @@ class Kept(Message):
 
 
 class Logged(Message):
-    """Scalars of a step."""
+    """Scalars of a step, which is computed on that version."""
 
     step: Count
+    version: Count
     scalars: dict[str, float]
 
 

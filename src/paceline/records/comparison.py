@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.files import read_file
-from paceline.records.summary import Summary, Target, metrics_of
+from paceline.records.summary import Summary, Target, first_logged, metrics_of
 
 COMPARISON = "compare.json"
 """The file that makes a folder a comparison's."""
@@ -64,15 +64,19 @@ def t95(freedom: int) -> float:
 
 
 def seconds_to(target: Target, summary: Summary) -> float | None:
-    """When the first recorded version that meets the target was made, in seconds; None if none does."""
-    met = (row["at_seconds"] for row in summary["evaluations"] if target.met_by(_metrics(row)))
-    return next(met, None)
+    """When the target was first met, in seconds: a version was made, or a value was logged. None if it was not."""
+    met = [row["at_seconds"] for row in summary["evaluations"] if target.met_by(_metrics(row))][:1]
+    logged = summary.get("logged", {}).get(target.metric)
+    if logged is not None and (found := first_logged(target, logged)) is not None:
+        met.append(found["at_seconds"])
+    return min(met, default=None)
 
 
 def final(metric: str, summary: Summary) -> float | None:
-    """The metric of the last version; None if it was not evaluated, or is not finite."""
+    """The metric of the last version, or as it was logged last. None if there is neither, or it is not finite."""
     last = summary["evaluations"][-1] if summary["evaluations"] else {}
-    value: float | None = last.get(metric)
+    logged = summary.get("logged", {}).get(metric)
+    value: float | None = last.get(metric) if metric in last or logged is None else logged["last"]["value"]
     return value
 
 

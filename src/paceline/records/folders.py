@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.files import read_file
 from paceline.records.reading import LEDGER, SUMMARY, is_written
-from paceline.records.summary import Target, metrics_of
+from paceline.records.summary import Target, metrics_of, values_of
 
 CONFIG, VERSIONS = "config.toml", "versions"
 STATUSES = ("running", "completed", "interrupted", "failed", "diverged", "crashed", "damaged")
@@ -153,7 +153,7 @@ def _came_to(summary: Mapping[str, Any]) -> dict[str, Any]:
     for text, met in summary["targets"].items():
         target = Target.parse(text)
         targets[text] = None if met is None else float(met["at_seconds"])
-        values = [row[target.metric] for row in evaluations if row.get(target.metric) is not None]
+        values = values_of(target.metric, dict(summary))
         best[text] = None if not values else max(values) if target.sign[0] == ">" else min(values)
     last = evaluations[-1] if evaluations else {}
     return {

@@ -30,10 +30,10 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN, WITH_AGAIN = 8, 9, 10, 11, 12
+WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN, WITH_AGAIN, WITH_LOGGED = 8, 9, 10, 11, 12, 13
 """The schemas that added something: tables of segments, tables of several hosts, columns of devices; taken leases and
-the weights of gradients; and batches that are used again."""
-SCHEMA = WITH_AGAIN
+the weights of gradients; batches that are used again; and scalars that count for targets."""
+SCHEMA = WITH_LOGGED
 """The schema's number, in `PRAGMA user_version`."""
 READ = range(7, SCHEMA + 1)
 """The schemas that can be read."""
@@ -83,7 +83,14 @@ OF_DEVICES = """
 ALTER TABLE step_times ADD COLUMN to_device REAL;
 ALTER TABLE step_times ADD COLUMN from_device REAL;
 """
-ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS, WITH_DEVICES: OF_DEVICES, WITH_TAKEN: "", WITH_AGAIN: ""}
+ADDED = {
+    WITH_SEGMENTS: OF_SEGMENTS,
+    WITH_HOSTS: OF_HOSTS,
+    WITH_DEVICES: OF_DEVICES,
+    WITH_TAKEN: "",
+    WITH_AGAIN: "",
+    WITH_LOGGED: "",
+}
 """By schema: what adds the tables and columns that earlier ones lack."""
 _READ_AS = {
     WITH_SEGMENTS: OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),

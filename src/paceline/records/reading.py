@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,9 @@ from paceline.core.machine import Spec
 from paceline.core.orders import Order, Why
 from paceline.errors import ConfigError, ProtocolViolation
 from paceline.records.comparison import COMPARISON
-from paceline.records.ledger import connect, read_facts, roll_back
+from paceline.records.ledger import WITH_LOGGED, connect, read_facts, roll_back
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
-from paceline.records.summary import MOVED, Summary, Tally, read
+from paceline.records.summary import MOVED, Summary, Tally, Target, read
 from paceline.records.times import Fetch, StepTimes
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
@@ -100,6 +101,16 @@ class RecordedRun:
         return self.scenario if noted is None else from_plain(noted, str(self.folder))
 
     @property
+    def targets(self) -> list[Target]:
+        """The targets that the run was given."""
+        return [Target.parse(text) for text in self.config.get("targets", ())]
+
+    @property
+    def metrics(self) -> list[str]:
+        """What they are of."""
+        return [target.metric for target in self.targets]
+
+    @property
     def unended(self) -> str:
         """A line for the reader if the run did not come to its end; else empty."""
         if self.ended:
@@ -111,8 +122,17 @@ class RecordedRun:
         return read_facts(self.folder / LEDGER)
 
 
-def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] = lambda table: None) -> None:
-    """Tell the tally what the ledger's tables have measured. It knows the facts already. `at` is told each table."""
+def measure(
+    ledger: sqlite3.Connection,
+    tally: Tally,
+    at: Callable[[str], None] = lambda table: None,
+    *,
+    metrics: Collection[str] = (),
+) -> None:
+    """Tell the tally what the ledger's tables have measured. It knows the facts already. `at` is told each table.
+
+    `metrics` are those of the run's targets: what scripts logged of these counts, too.
+    """
     at("step_times")
     parts = "compute, push, wait, pull, other, to_device, from_device"
     steps = f"SELECT worker, began, {parts} FROM step_times ORDER BY rowid"
@@ -132,12 +152,38 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
         tally.evaluated(version, {metric: value})
     for version in unmeasured(ledger):
         tally.evaluated(version, {})
+    at("scalars")
+    for row in logged_of(ledger, metrics):
+        tally.logs(*row)
     at("consensus")
     for row in ledger.execute("SELECT version, at, distance FROM consensus ORDER BY rowid"):
         tally.consensus(*row)
     at("segments")
     for _, undone in undone_before(ledger):
         tally.undone_before += undone
+
+
+def logged_of(
+    ledger: sqlite3.Connection, metrics: Collection[str]
+) -> Iterator[tuple[str, int, int, int, float, float]]:
+    """What scripts logged of these metrics, in that order: metric, worker, step, version, moment and value.
+
+    A value is of the version that its worker's step was released on.
+    """
+    names, (schema,) = sorted(set(metrics)), ledger.execute("PRAGMA user_version").fetchone()
+    if not names or schema < WITH_LOGGED:  # the run's own summary does not count them either
+        return
+    rows = ledger.execute(
+        f"""
+        SELECT name, worker, step, version, at, value FROM scalars
+        JOIN (SELECT worker, step, version, max(id) FROM orders WHERE kind = 'Release' GROUP BY worker, step)
+            USING (worker, step)
+        WHERE name IN ({", ".join("?" * len(names))}) ORDER BY scalars.rowid
+        """,
+        names,
+    )
+    for *row, value in rows:
+        yield (*row, math.nan if value is None else value)
 
 
 def read_fetches(ledger: sqlite3.Connection) -> Iterator[Fetch]:
@@ -155,13 +201,16 @@ def moved(ledger: sqlite3.Connection) -> dict[str, float]:
     return {host: seconds for host, seconds in known if isinstance(seconds, int | float)}
 
 
-def tally_of(path: Path) -> Tally:
-    """What a tally knows of the run with this ledger: a run that goes on in the ledger counts on from there."""
+def tally_of(path: Path, metrics: Collection[str] = ()) -> Tally:
+    """What a tally knows of the run with this ledger: a run that goes on in the ledger counts on from there.
+
+    `metrics`: those of its targets.
+    """
     with closing(connect(path)) as ledger:
         tally = Tally(left_undone=frozenset(ledger.execute("SELECT worker, step FROM undone")))
         for fact, orders in read_facts(path):
             tally.record(fact, orders)
-        measure(ledger, tally)
+        measure(ledger, tally, metrics=metrics)
     return tally
 
 

@@ -95,6 +95,34 @@ class Target:
         return _MEETS[self.sign](metrics.get(self.metric, math.nan), self.value)
 
 
+class Logged:
+    """What scripts logged of one metric. It keeps the records alone: the first value beyond each threshold is one."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, Any] = {}
+        self._highs: list[dict[str, Any]] = []
+        self._lows: list[dict[str, Any]] = []
+
+    def add(self, worker: int, step: int, version: int, at: float, value: float) -> None:
+        """The worker logged it `at` seconds since the run's start, in a step that is computed on that version."""
+        self.last = {"at_seconds": at, "value": value, "version": version, "worker": worker, "step": step}
+        if not self._highs and math.isfinite(value):
+            self._highs, self._lows = [self.last], [self.last]
+        elif self._highs and self._highs[-1]["value"] < value < math.inf:
+            self._highs.append(self.last)
+        elif self._lows and self._lows[-1]["value"] > value > -math.inf:
+            self._lows.append(self.last)
+
+    @property
+    def records(self) -> list[float]:
+        """The least and the greatest value are among these."""
+        return [row["value"] for row in (*self._highs[-1:], *self._lows[-1:])]
+
+    def plain(self) -> dict[str, Any]:
+        """As a summary has it."""
+        return {"last": self.last, "highs": self._highs, "lows": self._lows}
+
+
 @dataclass(slots=True)
 class Share:
     """One worker's part in the run, over all its stays."""
@@ -181,6 +209,8 @@ class Tally:
     """Whether every gradient so far said how many samples are in it."""
     recorded_versions: dict[int, tuple[float, int | None]] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    logged: dict[str, Logged] = field(default_factory=dict)
+    """By metric of a target: what scripts logged of it."""
     distances: list[tuple[int, float, float]] = field(default_factory=list)
     """(version, at, distance), as told to `consensus`."""
     exchanges: defaultdict[str, Exchange] = field(default_factory=lambda: defaultdict(Exchange))
@@ -279,6 +309,10 @@ class Tally:
         """What the script's `evaluate` said of a recorded version."""
         self.metrics.setdefault(version, {}).update(metrics)
 
+    def logs(self, metric: str, worker: int, step: int, version: int, at: float, value: float) -> None:
+        """A script logged this value of a target's metric. See `Logged.add`."""
+        self.logged.setdefault(metric, Logged()).add(worker, step, version, at, value)
+
     def consensus(self, version: int, at: float, distance: float) -> None:
         """How far the replicas were from their mean, which is that recorded version, `at` seconds.
 
@@ -348,6 +382,7 @@ class Tally:
                 for version in self.recorded_versions
                 if version in self.metrics
             ],
+            **({"logged": {metric: one.plain() for metric, one in self.logged.items()}} if self.logged else {}),
             "targets": {target.text: self._first(target) for target in targets},
             "segments": self.segments,
             "undone": {
@@ -480,17 +515,34 @@ class Tally:
         return {"version": version, "at_seconds": at, "samples": self._if_counted(samples)}
 
     def _first(self, target: Target) -> dict[str, Any] | None:
+        logged = self.logged.get(target.metric)
+        found = None if logged is None else first_logged(target, logged.plain())
         for version in self.recorded_versions:
             if target.met_by(self.metrics.get(version, {})):
                 moment = self._moment(version)
                 del moment["version"]
-                return moment
-        return None
+                return moment if found is None or moment["at_seconds"] <= found["at_seconds"] else found
+        return found
 
 
 def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metrics that any of a summary's evaluations has, in the script's order."""
     return list(dict.fromkeys(name for one in evaluations for name in one if name not in MOMENT))
+
+
+def first_logged(target: Target, logged: Mapping[str, Any]) -> dict[str, Any] | None:
+    """When the target was first met by a logged value, and by which. `logged`: of its metric, as in a summary."""
+    rows = logged["highs" if target.sign[0] == ">" else "lows"]
+    found = next((row for row in rows if target.met_by({target.metric: row["value"]})), None)
+    # how many samples had gone into that version is not known
+    return None if found is None else {**found, "samples": None}
+
+
+def values_of(metric: str, summary: Summary) -> list[float]:
+    """The finite values of a metric that a summary has, evaluated and logged ones: the best is among them."""
+    logged = summary.get("logged", {}).get(metric, {"highs": [], "lows": []})
+    values = [row[metric] for row in summary["evaluations"] if row.get(metric) is not None]
+    return values + [row["value"] for row in (*logged["highs"], *logged["lows"])]
 
 
 def first_met(target: Target, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -152,13 +152,14 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
     if (
         target is None
         or summary["outcome"] != "completed"
-        or target.metric in (known := metrics_of(summary["evaluations"]))
+        or target.metric in (known := [*metrics_of(summary["evaluations"]), *summary.get("logged", ())])
     ):
         return
-    has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
+    has = f"has {', '.join(known)}" if known else "has none: the script registers no evaluate, and logs no such value"
     has += nearest(target.metric, known)
     raise ConfigError(
-        f'--target is "{target.text}", but {run} {has}; name a metric that prepare(..., evaluate=) returns'
+        f'--target is "{target.text}", but {run} {has}; name a metric that prepare(..., evaluate=) returns, '
+        "or that the script logs with paceline.log()"
     )
 
 

@@ -41,11 +41,13 @@ class Accounts:
         rates = [float(group.get("lr", 0.0)) for group in scalars]
         self._journal.ledger.pushed(worker, step, rates, samples)
 
-    def logs(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
-        """The worker's script has logged these values in that step."""
+    def logs(self, worker: int, step: int, scalars: Mapping[str, float]) -> float:
+        """The worker's script has logged these values in that step. Return when."""
         self.logged.setdefault(worker, {}).update(scalars)
+        at = self._clock.at()
         for name, value in scalars.items():
-            self._journal.ledger.logged(worker, step, self._clock.at(), name, value)
+            self._journal.ledger.logged(worker, step, at, name, value)
+        return at
 
     def committed(self, version: int, at: float) -> None:
         """The store has made that version."""

@@ -31,7 +31,7 @@ from paceline.runtime.disk import Disk
 from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
 from paceline.runtime.member import Member
-from paceline.runtime.offers import epochs_over
+from paceline.runtime.offers import epochs_over, unmeasured
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.unused import unused
 
@@ -206,6 +206,9 @@ class Coordinator:
         )
         if line is not None:
             rooms.output.say(line)
+        names = {name for logged in rooms.accounts.logged.values() for name in logged} | set(rooms.journal.tally.logged)
+        for line in unmeasured(rooms.settings.targets, training.offer.evaluates, names):
+            rooms.output.say(line)
 
     # --- what workers say ---------------------------------------------------------------------------
 
@@ -229,8 +232,9 @@ class Coordinator:
                 rooms.data.given_back(member, batches)
             case messages.LookedAt():
                 rooms.data.looked_at(member, message)
-            case messages.Logged(step=step, scalars=scalars):
-                rooms.accounts.logs(worker, step, scalars)
+            case messages.Logged(step=step, version=version, scalars=scalars):
+                at = rooms.accounts.logs(worker, step, scalars)
+                rooms.scores.logged(worker, step, version, at, scalars)
                 rooms.display.logs(worker, step, scalars)
             case messages.Handles(signals=signals):
                 member.handles = frozenset(signals)

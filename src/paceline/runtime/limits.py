@@ -38,7 +38,7 @@ class Limits:
         self._say = say
         self._began = began
         self._met: dict[str, None] = {}
-        """Targets that recorded versions have met."""
+        """Targets that versions have met."""
 
     def begin(self) -> None:
         """Count the run's seconds from now on."""
@@ -54,8 +54,12 @@ class Limits:
             # once the orders that came with this one are carried out: then workers and machine agree
             self._loop.after(0.0, lambda: self._reached("--max-steps"))
 
+    def awaits(self, metric: str) -> bool:
+        """Whether a target is of that metric."""
+        return any(target.metric == metric for target in self._settings.targets)
+
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """A recorded version has these metrics: the run may end once all targets are met."""
+        """A version has these metrics: the run may end once all targets are met."""
         targets = self._settings.targets
         self._met |= {target.text: None for target in targets if target.met_by(metrics)}
         due = self._settings.stop_at_target and self._membership.any_trains

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from paceline.cluster.group_links import assumed
 from paceline.core.choice import nearest
@@ -12,6 +12,7 @@ from paceline.core.machine import Spec
 from paceline.core.placement import HEAD
 from paceline.host.messages import Offered
 from paceline.host.plan import BESIDE_READERS
+from paceline.records.summary import Target
 from paceline.runtime.settings import Settings
 
 
@@ -130,12 +131,7 @@ def lack_of_work(offer: Offered, settings: Settings) -> str:
 
 def lack_of_metrics(offer: Offered, settings: Settings) -> str:
     """Why one of the targets can never be met; empty if all can as far as is known, or there is none."""
-    if settings.targets and not offer.evaluates:
-        return (
-            f'--target is "{settings.targets[0].text}", and the script registers no evaluate; give it one, '
-            "prepare(..., evaluate=fn), that returns that metric"
-        )
-    if offer.metrics is None:
+    if offer.metrics is None:  # a script without evaluate may log it
         return ""
     for target in settings.targets:
         if target.metric not in offer.metrics:
@@ -144,6 +140,20 @@ def lack_of_metrics(offer: Offered, settings: Settings) -> str:
                 f"{nearest(target.metric, offer.metrics)}; it returns {listed(offer.metrics) or 'nothing'}"
             )
     return ""
+
+
+def unmeasured(targets: Sequence[Target], evaluates: bool, logged: Collection[str]) -> Iterator[str]:
+    """What a user should know at the end, a line for each target whose metric no script has measured.
+
+    `evaluates`: whether the script has an evaluate. `logged`: the names of what scripts logged.
+    """
+    for target in targets:
+        if not evaluates and target.metric not in logged:
+            yield (
+                f'--target is "{target.text}", and the script registers no evaluate and has logged no "{target.metric}"'
+                f"{nearest(target.metric, logged)}; give it prepare(..., evaluate=fn) that returns it, or "
+                f"paceline.log({target.metric}=...)"
+            )
 
 
 def unfit(offer: Offered, settings: Settings) -> str:

@@ -275,7 +275,7 @@ def _noted(settings: Settings) -> Iterator[tuple[Settings, int]]:
 def _journal(settings: Settings) -> Iterator[Journal]:
     path = settings.folder / LEDGER
     resumes = settings.resumed is not None
-    tally = tally_of(path) if resumes else None
+    tally = tally_of(path, [target.metric for target in settings.targets]) if resumes else None
     ledger = Ledger(path, resume=resumes)
     try:
         yield Journal(ledger, tally)

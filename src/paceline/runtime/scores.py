@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from paceline.core.membership import Membership
 from paceline.host.evaluator import Evaluator
@@ -78,6 +78,14 @@ class Scores:
         self._journal.evaluated(version, metrics)
         self._display.evaluated(version, metrics)
         self._limits.evaluated(metrics)
+
+    def logged(self, worker: int, step: int, version: int, at: float, scalars: Mapping[str, float]) -> None:
+        """The worker's script has logged this of the version that its step is computed on, or of its own replica."""
+        of_targets = {name: value for name, value in scalars.items() if self._limits.awaits(name)}
+        for name, value in of_targets.items():
+            self._journal.tally.logs(name, worker, step, version, at, value)
+        if of_targets:
+            self._limits.evaluated(of_targets)
 
     def could_not(self, version: int, error: str) -> None:
         """The process beside the workers was to evaluate this version, and `evaluate` raised this."""

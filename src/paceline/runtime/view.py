@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.records.summary import Tally, Target
+from paceline.records.summary import Tally, Target, first_logged
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.member import Member
 from paceline.runtime.settings import Settings
@@ -264,8 +264,12 @@ class Watch:
         metrics, recorded = self._tally.metrics, self._tally.recorded_versions
         values = [one[target.metric] for one in metrics.values() if math.isfinite(one.get(target.metric, math.nan))]
         best = max if target.sign in (">", ">=") else min
-        met = next((recorded[version][0] for version in sorted(metrics) if target.met_by(metrics[version])), None)
-        return Score(target.metric, best(values, default=None), target.text, met)
+        met = [recorded[version][0] for version in sorted(metrics) if target.met_by(metrics[version])][:1]
+        if (logged := self._tally.logged.get(target.metric)) is not None:
+            values += logged.records
+            if (found := first_logged(target, logged.plain())) is not None:
+                met.append(found["at_seconds"])
+        return Score(target.metric, best(values, default=None), target.text, min(met, default=None))
 
 
 def state(member: Member, pushing: bool = False) -> str:

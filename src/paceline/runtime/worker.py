@@ -550,9 +550,9 @@ class WorkerLink:
         _, files = self._await_or_keep(messages.FinalRecorded, leaves=True)
         return files[0] if files else None
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
+    def log(self, step: int, version: int, scalars: dict[str, float]) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.Logged(step, scalars))
+        self._channel.send(messages.Logged(step, version, scalars))
 
     def remark(self, line: str) -> None:
         """Have the user told what this worker does."""

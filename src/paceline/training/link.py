@@ -389,5 +389,5 @@ class Link(Protocol):
         None: the run was cut short.
         """
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Record scalars of this step."""
+    def log(self, step: int, version: int, scalars: dict[str, float]) -> None:
+        """Record scalars of this step, which is computed on that version."""

@@ -429,12 +429,18 @@ def _evaluated(
 
 @uncompiled
 def log(**scalars: float) -> None:
-    """Record values of the present step in the run's ledger, as in `paceline.log(loss=loss.item())`."""
+    """Record values of the present step in the run's ledger, as in `paceline.log(loss=loss.item())`.
+
+    A value that has the name of a `--target`'s metric counts for that target, as one of the version that the step is
+    computed on. After the worker's last step it is of the version that the worker has then. After `finish` nothing is
+    recorded.
+    """
     for name in scalars:
         check_name("paceline.log() got a value named", name)
     session = _Process.session
-    if session is not None and session.go is not None and not session.step_discarded:
-        session.link.log(session.go.step, {name: float(value) for name, value in scalars.items()})
+    go = None if session is None else session.shown
+    if session is not None and go is not None:
+        session.link.log(go.step, go.version, {name: float(value) for name, value in scalars.items()})
 
 
 @uncompiled

@@ -96,6 +96,8 @@ class Session:
         """The last step that this worker has finished."""
         self.go: Go | None = None
         """The step that is being computed; None when nothing is left to do."""
+        self._declined: Go | None = None
+        """The step that the script leaves uncomputed, as it has ended its training."""
         self.joins = False
         """Whether the run has begun without this worker, which has made no step yet, and takes no part."""
         self.live = True
@@ -491,7 +493,7 @@ class Session:
         if self.go is not None or self.joins:
             if number := self.batches.left_over():
                 self.link.remark(lost(number, "left over at the end"))
-            self.go, self.joins = None, False
+            self.go, self.joins, self._declined = None, False, self.go
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.done_computing()
 
@@ -502,6 +504,13 @@ class Session:
     def is_its_own(self) -> bool:
         """Return whether the parameters are the script's own: before its first step, or as it has written into them."""
         return not self.steps or bool(self.holder.changed())
+
+    @property
+    def shown(self) -> Go | None:
+        """The step on whose version the script sees the model. None: the script logs nothing now."""
+        if self.step_discarded:
+            return None
+        return self.go or (self._declined if self.live else None)
 
     @property
     def here(self) -> bool:

@@ -7,8 +7,9 @@ from typing import Any, get_args
 
 from paceline.records.broken import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.check.checking import Checking
+from paceline.records.reading import logged_of
 from paceline.records.segments import SEGMENT_OF_FACT
-from paceline.records.summary import Outcome, Target
+from paceline.records.summary import Outcome
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
 
@@ -112,12 +113,12 @@ def _came_back(checking: Checking) -> bool:
 
 
 def _missed(checking: Checking) -> str:
-    """A target that no recorded version met, as far as they were evaluated; empty if there is none."""
+    """A target that no value met, of those that were evaluated and logged; empty if there is none."""
     metrics: dict[int, dict[str, float]] = {}
     for version, metric, value in checking.run.ledger.execute("SELECT version, metric, value FROM evaluations"):
         metrics.setdefault(version, {})[metric] = math.nan if value is None else value
-    targets = [Target.parse(text) for text in checking.run.config.get("targets", ())]
-    missed = (one.text for one in targets if not any(one.met_by(found) for found in metrics.values()))
+    found = [*metrics.values(), *({row[0]: row[-1]} for row in logged_of(checking.run.ledger, checking.run.metrics))]
+    missed = (one.text for one in checking.run.targets if not any(map(one.met_by, found)))
     return next(missed, "")
 
 

@@ -9,7 +9,7 @@ from paceline.records.broken import STALENESS, SUMMED_UP, Broken
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import WITH_SEGMENTS
 from paceline.records.reading import SUMMARY, measure
-from paceline.records.summary import Summary, Target
+from paceline.records.summary import Summary
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds: a summary has nine digits of them."""
@@ -35,7 +35,7 @@ def summary(checking: Checking, summary: Summary) -> None:
         ended=end["at"],
         samples_missed=summary.get("samples_missed") or 0,
         final_parameters_sha256=checking.final,
-        targets=[Target.parse(text) for text in checking.run.config.get("targets", ())],
+        targets=checking.run.targets,
     )
     again["paceline"] = checking.run.config.get("paceline")
     (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
@@ -54,7 +54,7 @@ def _take_measurements(checking: Checking) -> None:
     def at(table: str) -> None:
         checking.table = table
 
-    measure(checking.run.ledger, checking.tally, at)
+    measure(checking.run.ledger, checking.tally, at, metrics=checking.run.metrics)
     at("versions")
     checking.final = _final(checking)
     at(SUMMARY)

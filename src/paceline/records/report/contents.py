@@ -115,7 +115,7 @@ def _tally(run: RecordedRun) -> Tally:
 
 def _so_far(run: RecordedRun, tally: Tally) -> Summary:
     """The summary of a run that crashed. The tally knows its facts and orders."""
-    measure(run.ledger, tally)
+    measure(run.ledger, tally, metrics=run.metrics)
     return tally.summary(
         protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed", error=None
     )
@@ -137,7 +137,6 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     waited.add(waits.rest())
     summary = _so_far(run, tally) if tally is not None else run.summary or {}
     shown = waited.most(course.stays())
-    evaluations = summary["evaluations"]
     return {
         "label": label,
         "folder": run.folder.absolute().name,
@@ -153,17 +152,27 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         ],
         "began": curves.began,
         "ended": curves.ended,
-        "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "consensus")},
-        "metrics": {
-            name: [[one["at_seconds"], one["samples"], one[name]] for one in evaluations if name in one]
-            for name in metrics_of(evaluations)
-        },
+        "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "logged", "consensus")},
+        "metrics": _metrics(summary),
         "consensus": [[one["at_seconds"], one["distance"]] for one in summary["consensus"]],
         **curves.contents(shown),
         "waits": waited.matrix(shown),
         "hidden": len(course.stays()) - len(shown),
         "timeline": _timeline(run, notes, course, waited, slices, shown),
     }
+
+
+def _metrics(summary: Summary) -> dict[str, list[list[Any]]]:
+    """By metric: moment, samples and value of each evaluated version, and of each logged value that was a record."""
+    evaluations, logged = summary["evaluations"], summary.get("logged", {})
+    found: dict[str, list[list[Any]]] = {}
+    for name in (*metrics_of(evaluations), *logged):
+        rows = [[one["at_seconds"], one["samples"], one[name]] for one in evaluations if name in one]
+        of = logged.get(name)
+        seen = [] if of is None else [*of["highs"], *of["lows"], of["last"]]
+        rows += [list(one) for one in {(row["at_seconds"], None, row["value"]): None for row in seen}]
+        found[name] = sorted(rows, key=lambda row: row[0])
+    return found
 
 
 def _span(ledger: sqlite3.Connection) -> tuple[float, float]:
