@@ -31,7 +31,8 @@ class Script:
     Y: fetch, and keep it as itertools.cycle does, in no variable    y: use the next one of these, once the loop is over
     P: fetch, and put it by      A: the same in another thread      u: use the oldest that was put by     c: or a copy
     g: backward     z: zero_grad     s: step     h: set gradients by hand
-    e: the loop comes to its end     w: say that the next gradient weighs 100
+    e: the loop comes to its end     r: swap the first two kept as by itertools.cycle
+    l: have all of that in a list    w: say that the next gradient weighs 100
     """
 
     def __init__(self) -> None:
@@ -48,8 +49,10 @@ class Script:
         self.again: list[list[int]] = []
         """Of each step: the batches that are counted once more."""
 
-    def named(self, tensors: Any) -> list[int]:
-        return [id(one) for one in tensors if one is self.variable or any(one is kept for kept in self.kept)]
+    def named(self, ids: Any) -> list[set[int]]:
+        wanted = set(ids)
+        all_kept = [*self.kept, self.variable] if self.kept else []  # in a list
+        return [has for has in (({id(self.variable)} & wanted), set(map(id, all_kept)) & wanted) if has]
 
     def does(self, letters: str) -> Script:
         for letter in letters:
@@ -90,6 +93,10 @@ class Script:
                 self.batches.zeroed()
             case "w":
                 self.batches.weigh(100)
+            case "r":
+                self.cycle[:2] = self.cycle[:2][::-1]
+            case "l":
+                self.kept = list(self.cycle)
             case "e":
                 self.batches.loop_ended(self.loop)
                 self.loop = []
@@ -125,7 +132,7 @@ ONCE_EACH: list[tuple[list[int], list[int], float]] = [([k], [], 2**k) for k in 
         ("batches that are used together", "FKgszFKgsz", [([0, 1], [], 3), ([2, 3], [], 12)]),
         ("an open window at the end of an epoch", "FgsFgeFgsz", [([0], [], 1), ([1, 2], [], 6)]),
         ("kept batches again", "FgszKgszKgszegszgszgszgsz", [*ONCE_EACH, *(([], [], 2**k) for k in (0, 1, 2, 0))]),
-        ("the same, a moved input", "FgszKgszegzgszgzgsz", [*ONCE_EACH[:2], ([], [], 1), ([], [], 2)]),
+        ("the same, a moved input", "FgszKgszKgszegzgszgzgsz", [*ONCE_EACH, ([], [], 1), ([], [], 2)]),
         ("more steps of the last batch, the others gone", "FgszFgszFgszegszgsz", [*ONCE_EACH, *2 * [([], [], 4)]]),
         ("all batches of a loop at first", "FKKegszgszgszgsz", [*ONCE_EACH, ([], [], 1)]),
         ("the same, a moved input, in each loop", "FKegzgszgzgszKKegszgsz", [([k], [], 2**k) for k in range(4)]),
@@ -173,6 +180,9 @@ def test_a_step_stands_for_the_batches_that_its_gradients_are_of(what: str, lett
         ("a gradient that is thrown away", "YgszYgszeygzygsz", [[], [], [0]]),
         ("two steps of a batch within its loop", "FzgszgsFzgszgs", [[], [], [], []]),
         ("a batch that was skipped at first", "YgzYgszeygsz", [[], [0]]),
+        ("a list in another order", "YgszYgszYgszelrygszygszygsz", [[], [], [], [1], [0], [2]]),
+        ("two steps of each batch of a list", "YYYelygszgszygszgszygszgszygsz", [[], [], [], [], [], [], [0]]),
+        ("the same, in another order", "YYYelygszgszygszgszygszgszrygszgsz", [[], [], [], [], [], [], [1], []]),
         ("a cycle, and then another loop", "YgszYgszeygszFgszgsz", [[], [], [0], [], []]),
     ],
 )
@@ -180,6 +190,14 @@ def test_a_batch_that_a_script_keeps_counts_again_each_time_that_its_turn_comes(
     what: str, letters: str, again: list[list[int]]
 ) -> None:
     assert Script().does(letters).again == again, what
+
+
+def test_kept_batches_that_are_used_in_another_order_weigh_what_they_have_and_are_counted_in_that_of_their_leases() -> (
+    None
+):
+    steps = Script().does("YYYelrygszygszygszrygszygszygsz").steps
+    assert [weight for _, _, weight in steps] == [2, 1, 4, 1, 2, 4]
+    assert [counted for counted, _, _ in steps] == [[0], [1], [2], [], [], []]
 
 
 def test_a_batch_that_a_script_only_looked_at_is_none_of_those_that_it_comes_back_to() -> None:
@@ -197,7 +215,9 @@ def test_a_batch_that_a_script_only_looked_at_is_none_of_those_that_it_comes_bac
         ("losses of a loop that are summed until its end", "FFFegs", True),
         ("a look at the data, to its end", "FFFeFgs", False),
         ("several backwards of kept batches", "FKKeggs", True),
-        ("kept batches, a step each", "FKKegszgszgsz", False),
+        ("kept batches, a step each", "YgszYgszeygszygsz", False),
+        ("kept batches, a step each, while a variable has another one", "FKKegszgszgsz", True),
+        ("kept batches in another order", "YYYerygszygszygsz", False),
         ("several backwards, each of whose weight the script says", "FKKewgwgs", False),
         ("several losses of a batch", "FggszFggsz", False),
         ("a window that is open at the end of a short loop", "FgFegs", False),
@@ -216,15 +236,85 @@ def test_a_loss_that_is_summed_over_a_loop_is_of_all_its_batches() -> None:
     assert script.batches.unsure
 
 
+@dataclass
+class Class:
+    """A loader's class that fetches batches of 1, 2, 4, ... samples, and a script that steps with each of its items."""
+
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        self.item: Tensor | None = None
+        self.batches = Batches(leased=True, named=self.named)
+        self.made = 0
+
+    def named(self, ids: Any) -> list[set[int]]:
+        return [{id(self.item)} & set(ids)]
+
+    def fetch(self) -> Tensor:
+        data = torch.zeros(2**self.made)
+        self.batches.fetched(Batch(0, self.made), len(data), [data], ahead=self.ahead)
+        self.made += 1
+        return data
+
+    def steps_with(self, item: Tensor) -> list[int]:
+        self.batches.yielded([item])
+        self.item = item
+        self.batches.gradient(0)
+        stands = self.batches.step(there=True)
+        assert stands.weight is None
+        self.batches.zeroed()
+        return [batch.index for batch in stands.batches]
+
+
+def test_an_item_that_a_loaders_class_has_merged_is_of_all_its_batches_whether_or_not_the_class_keeps_them() -> None:
+    merges = Class()
+    for first in (0, 2, 4):
+        item = torch.cat([merges.fetch() for _ in range(2)])
+        assert merges.steps_with(item) == [first, first + 1]
+
+
+def test_an_item_is_of_the_newest_batch_if_a_loaders_class_has_left_the_others_out() -> None:
+    skips = Class()
+    for newest in (1, 3, 5):
+        skips.fetch()
+        item = skips.fetch() + 1
+        assert skips.steps_with(item) == [newest]
+
+
+def test_an_item_is_of_the_batch_that_it_was_made_of_while_a_loaders_class_fetches_ahead() -> None:
+    ahead, following = Class(), None
+    for _ in range(4):
+        batch, following = following, ahead.fetch()
+        if batch is not None:
+            item = batch + 1
+            assert ahead.steps_with(item) == [ahead.made - 2]
+    assert following is not None
+    item = following + 1
+    assert ahead.steps_with(item) == [3]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_item_is_of_the_batch_that_it_was_made_of_while_a_thread_of_the_class_fetches_ahead(copied: bool) -> None:
+    thread = Class(ahead=True)
+    ready = [thread.fetch() + 1 if copied else thread.fetch() for _ in range(3)]
+    for number in range(4):
+        item = ready.pop(0)
+        assert thread.steps_with(item) == [number]
+        ready.append(thread.fetch() + 1 if copied else thread.fetch())
+
+
 class Twin:
     """The same by the rules as they are written down, each batch with the name of the list that it is in."""
 
     def __init__(self) -> None:
         self.place: dict[int, str] = {}
+        self.name: dict[int, int] = {}
+        """As what each batch is counted."""
         self.kept: set[int] = set()
         self.counted: set[int] = set()
         self.last: list[int] = []
         self.loop: list[int] = []
+        self.stale: int | None = None
         self.ring: list[int] = []
         self.cycle: list[int] = []
         self.variable: int | None = None
@@ -246,7 +336,7 @@ class Twin:
         for batch in batches:
             self.place[batch] = place
             if place == "skipped" and batch not in self.counted:
-                self.skipped.append(batch)
+                self.skipped.append(self.name[batch])
                 self.counted.add(batch)
 
     def gradient(self) -> None:
@@ -258,14 +348,38 @@ class Twin:
             self.move(self.of("erased") or self.repeated() or self.last, "window")
 
     def repeated(self) -> list[int]:
-        if not self.over or len(self.ring) < 2 or not {self.ring[0], self.ring[-1]} <= self.alive():
+        if not self.has_kept_all():
             return []
+        one = self.comes_back_to()
+        if one is None:
+            return []
+        if one not in self.counted:
+            first = next(batch for batch in self.ring if batch not in self.counted)
+            self.name[one], self.name[first] = self.name[first], self.name[one]
+        self.ring = [*(batch for batch in self.ring if batch != one), one]
+        self.due |= {one} & self.counted
+        return [one]
+
+    def has_kept_all(self) -> bool:
+        return self.over and len(self.ring) > 1 and {self.ring[0], self.ring[-1]} <= self.alive()
+
+    def comes_back_to(self) -> int | None:
         present, following = self.ring[-1], self.ring[0]
-        if present in self.last and self.names(present) and not self.names(following):
-            return []
-        self.ring = [*self.ring[1:], following]
-        self.due |= {following} & self.counted
-        return [following]
+        alone = self.alone(self.ring)
+        if present in self.last and present in alone and not self.names(following):
+            return None
+        if self.stale not in alone:
+            self.stale = None
+        elif len(alone) > 1:
+            alone.remove(self.stale)
+        if len(alone) != 1 or following in alone or alone == {self.stale}:
+            return following
+        return None if present in self.last and present in alone else alone.pop()
+
+    def alone(self, batches: list[int]) -> set[int]:
+        variable = set() if self.variable is None else {self.variable}
+        kept = self.kept | variable if self.kept else set()
+        return set[int]().union(*(has for has in (variable & set(batches), kept & set(batches)) if len(has) == 1))
 
     def names(self, batch: int) -> bool:
         return batch in self.kept or batch == self.variable
@@ -276,8 +390,11 @@ class Twin:
                 if self.cycle and not self.loop and not self.of("open"):
                     self.cycle = [*self.cycle[1:], self.cycle[0]]
                     self.variable = self.cycle[-1]
+            case "r":
+                self.cycle[:2] = self.cycle[:2][::-1]
             case "F" | "K" | "Y":
                 batch = len(self.place)
+                self.name[batch] = batch
                 if self.over:
                     self.move(self.of("put by"), "skipped")
                     self.ring, self.keeps, self.over = [], True, False
@@ -301,6 +418,7 @@ class Twin:
                     kept = self.ring == self.loop and self.ring[0] in self.alive()
                     self.move(self.loop if kept else self.loop[:-1], "put by" if kept else "skipped")
                 self.loop, self.over = [], True
+                self.stale = self.ring[-1] if self.has_kept_all() and self.ring[-1] in self.alone(self.ring) else None
             case "s":
                 if not self.there:
                     self.move(self.of("window"), "erased")
@@ -309,12 +427,14 @@ class Twin:
                 window = self.of("window")
                 new = [batch for batch in window if batch not in self.counted]
                 self.counted |= set(new)
-                self.again.append([batch for batch in window if batch in self.due])
+                self.again.append([self.name[batch] for batch in window if batch in self.due])
                 self.due -= set(window)
                 if self.there:
                     self.last = window
                     self.move(window, "last")
-                self.steps.append((new, self.skipped, sum(2**batch for batch in window)))
+                self.steps.append(
+                    ([self.name[batch] for batch in new], self.skipped, sum(2**batch for batch in window))
+                )
                 self.skipped = []
 
 
@@ -326,7 +446,7 @@ def interleavings() -> Iterator[str]:
     for _ in range(2000):
         yield "".join(draw.choices("FKgzshe", weights=(4, 1, 5, 3, 4, 1, 1), k=24))
     for _ in range(2000):
-        yield "Y" + "".join(draw.choices("Ygzshey", weights=(4, 8, 3, 6, 1, 3, 6), k=24))
+        yield "Y" + "".join(draw.choices("Ygzsheyr", weights=(4, 8, 3, 6, 1, 3, 6, 1), k=24))
 
 
 def test_every_interleaving_of_events_comes_out_as_the_rules_say() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.core.leases import Batch
 
+Named = Callable[[Collection[int]], Iterable[Collection[int]]]
 DEPTH, WIDTH = 3, 32
 """How deep, and in each container how far, a batch is searched for tensors."""
 
@@ -39,6 +40,8 @@ class FetchedBatch:
     tensors: tuple[weakref.ref[Any], ...] = ()
     ahead: bool = False
     """Whether another thread than the script's fetched it."""
+    yielded: bool = False
+    """Whether the loader's own class has handed out what it made of it."""
     counted: bool = False
     """Whether an update has used it, or it was skipped."""
     left: bool = False
@@ -73,10 +76,11 @@ class Stands:
 class Batches:
     """Follows a script's batches from the fetch to the step. See the module."""
 
-    def __init__(self, *, leased: bool, named: Callable[[Sequence[Any]], Collection[int]] = lambda tensors: ()) -> None:
+    def __init__(self, *, leased: bool, named: Named = lambda ids: ()) -> None:
         """`leased`: whether the script has a loader whose batches are leased.
 
-        `named(tensors)` returns the ids of those that functions have in variables which the script is in.
+        `named(ids)` returns those of the objects with these ids that are in each variable of the functions which the
+        script is in.
         """
         self.open: deque[FetchedBatch] = deque()
         self.window: list[FetchedBatch] = []
@@ -89,7 +93,7 @@ class Batches:
         self.lost = 0
         """Batches whose gradient was left over at a loop's end, and was then zeroed."""
         self._leased = leased
-        self._named = named
+        self._variables = named
         self._asked = False
         """Whether the script has asked the loader for a batch since the last gradient."""
         self._backward: set[int] = set()
@@ -104,6 +108,10 @@ class Batches:
         """All batches of the present loop, or of the last one, as long as the script keeps them."""
         self._keeps = True
         """Whether it has kept them so far."""
+        self._kept_by_id: dict[int, FetchedBatch] = {}
+        """By the id of a tensor, which of these has it. Empty until somebody asks."""
+        self._stale: FetchedBatch | None = None
+        """The newest of these, while a variable has it since the loop itself, whatever the script works on."""
         self._ahead = False
         """Whether the script may fetch batches ahead of their use, so that it uses some after the loader's end."""
         self._behind: int | None = None
@@ -128,11 +136,19 @@ class Batches:
         self._asked = self.changed = True
 
     def yielded(self, item: Any) -> None:
-        """The loader's own class hands out this, made of the newest batch and of others that it still has."""
+        """The loader's own class hands out this, made of some of the batches that it has fetched."""
         references = _references(item)
-        for one in self.open:
-            if one is self.open[-1] or one.alive:
+        waiting = [one for one in self.open if not one.yielded]
+        tensors = {id(tensor()) for tensor in references}
+        used = [one for one in waiting if any(id(tensor) in tensors for tensor in one.there())]
+        if not used:  # the class has copied them
+            used = _made_of(waiting, _length(references))
+            for one in used:
                 one.tensors += references
+        for one in used:
+            one.yielded = True
+        if used:
+            self._asked = self.changed = True
 
     def weigh(self, weight: float) -> None:
         """The script says what the gradient that comes next weighs, or the last one before a step."""
@@ -209,6 +225,7 @@ class Batches:
         for one in self.window:
             one.left = True
         self._asked = self._over = self.changed = True
+        self._stale = self._kept[-1] if self._has_kept_all() and self._kept[-1] in self._alone() else None
 
     def ends_with(self, handed_out: Sequence[Batch]) -> bool:
         """Whether no gradient came of these batches, which were fetched last."""
@@ -216,6 +233,7 @@ class Batches:
 
     def take_back(self, number: int) -> tuple[Batch, ...]:
         """Forget the batches that were fetched last, so many of those that are open. Return them."""
+        self._kept_by_id = {}
         taken = [self.open.pop() for _ in range(min(number, len(self.open)))]
         for one in taken:
             if one in self._kept:
@@ -228,6 +246,7 @@ class Batches:
             self._skip(some)
         self.open.clear()
         self._kept.clear()
+        self._kept_by_id = {}
         self.erased, self.window, self.last, self._said = [], [], [], None
         self.changed = True
 
@@ -241,6 +260,7 @@ class Batches:
             self._skip(self._put_by())
             self._kept.clear()
             self._keeps = True
+        self._kept_by_id = {}
         self._keeps = self._keeps and (not self._kept or self._kept[0].alive)
         if self._keeps:
             self._kept.append(one)
@@ -254,12 +274,18 @@ class Batches:
     def _repeated(self) -> list[FetchedBatch]:
         """The next batch of those that the script keeps since the loop that is over."""
         if self._has_kept_all():
-            if self._is_still_at(self._kept[-1]):
+            one = self._come_back_to()
+            if one is None:
                 return []
-            self._kept.rotate(-1)
-            self._kept[-1].again = self._kept[-1].counted
-            self.repeats = self.repeats or self._kept[-1].counted
-            return [self._kept[-1]]
+            if not one.counted:  # the run knows a worker's batches as used in the order in which it was leased them
+                first = next(other for other in self._kept if not other.counted)
+                one.batch, first.batch = first.batch, one.batch
+                one.samples, first.samples = first.samples, one.samples
+            self._kept.remove(one)
+            self._kept.append(one)
+            one.again = one.counted
+            self.repeats = self.repeats or one.counted
+            return [one]
         put_by = self._put_by()
         if not put_by:
             return []
@@ -269,13 +295,39 @@ class Batches:
         self.unsure = self.unsure or (len(used) > 1 and self._said is None)
         return used
 
-    def _is_still_at(self, one: FetchedBatch) -> bool:
-        """Whether a further gradient is of this batch, which a step has used, and not of the next one that is kept."""
-        if one not in self.last:
-            return False
-        present, following = set(map(id, one.there())), set(map(id, self._kept[0].there()))
-        named = self._named([*one.there(), *self._kept[0].there()])
-        return not present.isdisjoint(named) and following.isdisjoint(named)
+    def _come_back_to(self) -> FetchedBatch | None:
+        """Which of the kept batches the script uses next. None: still the one that the last step has used.
+
+        It is the one that a variable has for itself, as that of a loop has. If that says nothing, each has its turn.
+        """
+        present, following, alone = self._kept[-1], self._kept[0], self._alone()
+        stepped = present in self.last
+        if stepped and present in alone and not self._named(following.there()):
+            return None
+        if self._stale not in alone:
+            self._stale = None
+        elif len(alone) > 1:
+            alone.remove(self._stale)
+        if not alone or following in alone:
+            return following
+        if len(alone) > 1 or alone == [self._stale]:
+            self.unsure = self.unsure or self._said is None
+            return following
+        return None if stepped and alone == [present] else alone[0]
+
+    def _named(self, tensors: Sequence[Any]) -> set[int]:
+        """The ids of those of these tensors that are in variables."""
+        return set().union(*self._variables(set(map(id, tensors))))
+
+    def _alone(self) -> list[FetchedBatch]:
+        """Those of the kept batches that a variable has for itself. A list of batches has several."""
+        if not self._kept_by_id:
+            self._kept_by_id = {id(tensor): one for one in self._kept for tensor in one.there()}
+        alone: list[FetchedBatch] = []
+        for ids in self._variables(self._kept_by_id.keys()):
+            inside = {one for number in ids if (one := self._kept_by_id[number]).alive}
+            alone += inside.difference(alone) if len(inside) == 1 else ()
+        return alone
 
     def _put_by(self) -> list[FetchedBatch]:
         """What the script keeps of the loop that is over, and has not used yet."""
@@ -357,6 +409,26 @@ class Batches:
 def _leased(batches: Iterable[FetchedBatch]) -> tuple[Batch, ...]:
     """Those of these batches that are leased."""
     return tuple([one.batch for one in batches if one.batch is not None])
+
+
+def _made_of(waiting: list[FetchedBatch], samples: int | None) -> list[FetchedBatch]:
+    """Of which of these batches, oldest first, the class of a loader has made something that has so many samples.
+
+    Those that it still has, all of them, or the oldest, if these have as many. Else those that it still has, and the
+    newest.
+    """
+    alive = [one for one in waiting if one.alive]
+    oldest = waiting if waiting and waiting[0].ahead else alive
+    for some in (alive, waiting, *(oldest[:number] for number in range(1, len(oldest)))):
+        if some and sum(one.samples for one in some) == samples:
+            return some
+    return [one for one in waiting if one is waiting[-1] or one in alive]
+
+
+def _length(references: Iterable[weakref.ref[Any]]) -> int | None:
+    """How many samples an item has, by the first of its tensors that says so."""
+    shapes = (getattr(tensor(), "shape", None) for tensor in references)
+    return next((int(shape[0]) for shape in shapes if shape), None)
 
 
 def _references(data: Any) -> tuple[weakref.ref[Any], ...]:

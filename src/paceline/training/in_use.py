@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -12,24 +12,27 @@ DEPTH, WIDTH = 3, 64
 """How deep, and in each container how far, objects are searched."""
 
 
-def in_variables(objects: Iterable[Any], thread: int) -> set[int]:
-    """Return the ids of those of these objects that are in a variable of some function that this thread is in.
+def in_variables(wanted: Collection[int], thread: int) -> list[set[int]]:
+    """Return those of the objects with these ids that are in a variable of some function that this thread is in.
 
-    An object may also be in a container there. What a suspended generator has in its variables is not found, nor what
-    is an attribute of some other object. O(variables of all these functions).
+    There is a set of ids for each variable that has some. An object may also be in a container there. What a suspended
+    generator has in its variables is not found, nor what is an attribute of some other object. O(variables of all these
+    functions).
     """
-    wanted = set(map(id, objects))
-    found: set[int] = set()
+    inside: list[set[int]] = []
     frame: FrameType | None = sys._current_frames().get(thread)
-    while frame is not None and len(found) < len(wanted):
+    while frame is not None:
         if not str(frame.f_globals.get("__name__")).startswith(("torch.", "paceline.")):
             for value in list(frame.f_locals.values()):
+                found: set[int] = set()
                 _search(value, wanted, found, DEPTH)
+                if found:
+                    inside.append(found)
         frame = frame.f_back
-    return found
+    return inside
 
 
-def _search(value: Any, wanted: set[int], found: set[int], depth: int) -> None:
+def _search(value: Any, wanted: Collection[int], found: set[int], depth: int) -> None:
     if id(value) in wanted:
         found.add(id(value))
         return
