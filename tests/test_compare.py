@@ -118,7 +118,7 @@ def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
         "asp 2.0 to 3.0 3.20 100 to 100 0.96 to 0.96 25% 0.50 to 0.50 3",
     ]
     assert out[-4:] == [
-        "seconds: to the first recorded version with accuracy>=0.95; accuracy: of the last version",
+        "seconds: until accuracy>=0.95; accuracy: of the last version",
         "2 seeds: each range is that of its runs, and decides nothing; --seeds 3 or more gives intervals",
         "learning rates (--learning-rate-rule none): the script's own",
         "both: compare.json, report.html, and a folder for each run",

@@ -53,21 +53,23 @@ def simulated() -> Iterator[str]:
 
 
 def counted() -> Iterator[str]:
-    """Keys of a run that was evaluated, had a target, and was on several hosts and on devices."""
+    """Keys of a run that was evaluated, had a target and logged its metric, and was on several hosts and on devices."""
     tally = Tally()
     tally.record(TrainingBegan(members=((0, "node-0", 0),), version=0, at=0.0), ())
     tally.step_times(0, StepTimes(0.0, 0.1, 0.0, 0.0, 0.0, 0.0, to_device=0.01, from_device=0.01))
     tally.recorded(1, 0.5, 32)
     tally.evaluated(1, {"accuracy": 0.9})
+    tally.logs("accuracy", worker=0, step=1, version=1, at=0.7, value=0.95)
     tally.consensus(1, 0.5, 0.1)
     tally.fetched(Fetch(host="node-1", source="node-0", kind="other", bytes=8, began=0.1, ended=0.2))
     tally.moved({"node-0": 0.1, "node-1": 0.2})
     choice, targets = choose("all-reduce", registry()), [Target.parse("accuracy>=0.9")]
     summary = tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed", targets=targets)
-    return (path for path in paths(summary) if path != "evaluations[].accuracy")
+    found = (path for path in paths(summary) if path != "evaluations[].accuracy")
+    return (re.sub(r"^(logged\.\*)\.(?:last|highs\[\]|lows\[\])\.", r"\1.*.", path) for path in found)
 
 
-OWN_ROW = ("per_worker[].left", "targets")
+OWN_ROW = ("per_worker[].left", "targets", "logged", "logged.*.last")
 """Objects that the page also says something of as a whole."""
 OTHERSKEYS = ("protocol.config", "staleness.histogram")
 """Objects whose keys are not the summary's own."""
@@ -76,7 +78,7 @@ OTHERSKEYS = ("protocol.config", "staleness.histogram")
 def paths(value: dict[str, Any], above: str = "") -> Iterator[str]:
     """Every key, as the page writes it."""
     for key, inner in value.items():
-        path = above + ("*" if above == "targets." else key)
+        path = above + ("*" if above in ("targets.", "logged.") else key)
         if isinstance(inner, list):
             yield f"{path}[]"
             for one in (one for one in inner if isinstance(one, dict)):

@@ -93,7 +93,7 @@ def add_to(commands: Any) -> None:
     )
     add("--record", type=whole("--record", 0), metavar="K", help=f"{trained}versions kept in each epoch (default: 4)")
     add_start(command, trained)
-    met = f"{trained}note when a recorded version meets it"
+    met = f"{trained}note when it is met"
     add("--target", action="append", metavar="METRIC>=VALUE", help=met)
     how = "as the last flag, a training script and its arguments: every virtual step computes a real gradient"
     add("--gradients", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=how)

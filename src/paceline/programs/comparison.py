@@ -82,7 +82,7 @@ class Comparison:
         """The comparison as a notebook shows it: one row for each protocol."""
         metric, target = self._summary["metric"], self._summary["settings"]["target"]
         heads = ("protocol", "seconds", "speed-up", "samples/s", *([metric] if metric else []), "waiting", "staleness")
-        remarks = [f"seconds: to the first recorded version with {target}"] if target else []
+        remarks = [f"seconds: until {target}"] if target else []
         rows = []
         for row in self._summary["protocols"]:
             measures = [_written(row["seconds"], ".1f"), _number(row["speed_up"], ".2f")]

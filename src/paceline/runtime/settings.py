@@ -67,7 +67,7 @@ class Settings:
     saves: Literal["first", "all"] = "first"
     """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `runtime.saves`."""
     stop_at_target: bool = False
-    """Whether the run ends once recorded versions have met all targets: they are then evaluated as it trains."""
+    """Whether the run ends once all targets are met: recorded versions are then evaluated as it trains."""
     evaluation_threads: int | None = None
     """Of the process that evaluates; None: as many as a worker has."""
     checkpoint: int = 1

@@ -163,8 +163,9 @@ def prepare(
             loader that `prepare` returns, `loader.last` is true for this worker's last batch.
         epochs: how many loops over the loader there will be, if known. Training ends with the last of them: a
             later loop over the loader gets no batches. `--epochs` wins over it.
-        evaluate: `evaluate(model) -> {metric: value}`. It runs on recorded versions after training. With a `--target`
-            worker 0 also calls it once before training, to learn the metrics' names.
+        evaluate: `evaluate(model) -> {metric: value}`. It is called on each recorded version after training, and with
+            `--stop-at-target` while workers train. With a `--target` worker 0 also calls it once before training, to
+            learn the metrics' names. A script that measures in its own loop can `log` the metric instead.
         buffers: which buffers a version has: `mean` (default), `leader` or `local`.
         shards: how batches are shared out: `dynamic` (default) or `static`.
         keep: what else is to be saved with each snapshot, by name, so that a run can go on from it:
