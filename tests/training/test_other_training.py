@@ -90,6 +90,8 @@ ALLOWED: dict[str, list[Callable[[Trains], None]]] = {
     "and after a window that no step has closed": [T.begin, T.fetch, T.gradient, T.run_out, T.move, T.end],
     "and without a loader": [T.gradient, T.step, T.move, T.end],
     "averages are swapped in within the loop, and out after it": [T.fetch, T.gradient, T.step, T.move, T.run_out],
+    "a gradient of moved parameters, which are put back": 2
+    * [T.fetch, T.gradient, T.move, T.erase, T.gradient, T.put_back, T.step, T.erase],
     "averages are swapped in and out before gradients are erased": [T.fetch, T.gradient, T.move, T.put_back, T.erase],
 }
 BEFORE_THE_FIRST_STEP: dict[str, list[Callable[[Trains], None]]] = {
@@ -98,7 +100,9 @@ BEFORE_THE_FIRST_STEP: dict[str, list[Callable[[Trains], None]]] = {
     "parameters are made of the data": [T.begin, T.fetch, T.move, T.fetch, T.run_out],
 }
 REFUSED: dict[str, tuple[int, list[Callable[[Trains], None]]]] = {
-    "gradients are subtracted by hand": (3, [T.fetch, T.gradient, T.move, T.erase]),
+    "gradients are subtracted by hand": (3, 2 * [T.fetch, T.gradient, T.move, T.erase]),
+    "one is, in a loop": (3, [T.begin, T.fetch, T.gradient, T.move, T.erase, T.run_out]),
+    "one is, and erased, at the end": (3, [T.gradient, T.move, T.erase, T.end]),
     "a gradient is subtracted by hand at the end": (3, [T.gradient, T.move, T.end]),
     "by hand after the first epoch, which a step trained": (3, [T.begin, T.run_out, T.step, T.gradient, T.move, T.end]),
     "gradients come of autograd.grad": (3, [T.begin, T.fetch, T.move, T.fetch, T.run_out]),

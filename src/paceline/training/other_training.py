@@ -37,6 +37,8 @@ class OtherTraining:
         self._process = os.getpid()
         self._gradients_erased = False
         """Whether a gradient was erased before the first step."""
+        self._erased_moved = -1
+        """How many steps the worker had made as a gradient was erased that no step had used, with parameters moved."""
         self._moved_at_begin = self._moved_in_loop = False
         """Before the first step: whether the parameters were moved as the last loop began, and in some loop."""
         self._moved: list[str] = []
@@ -83,11 +85,17 @@ class OtherTraining:
         )
 
     def erases(self) -> None:
-        """The script erases gradients that no step has used."""
+        """The script erases gradients that no step has used.
+
+        It may put the parameters back before it steps, as after the first gradient of sharpness-aware minimization. So
+        the second time between two steps is training.
+        """
         session = self._session
         self._gradients_erased = True
         if session.steps and session.go is not None and (moved := session.changes.moved()):
-            self._refuse(moved[0])
+            if self._erased_moved == session.steps:
+                self._refuse(moved[0])
+            self._erased_moved = session.steps
 
     def loop_begins(self) -> None:
         """The script begins a loop over the loader."""
@@ -113,8 +121,10 @@ class OtherTraining:
         session = self._session
         if session.go is None or self._left_as_stepped == session.steps:
             return
-        trained = bool(session.batches.window) or (
-            not session.steps and (self._gradients_erased or self._moved_in_loop)
+        trained = (
+            bool(session.batches.window)
+            or self._erased_moved == session.steps
+            or (not session.steps and (self._gradients_erased or self._moved_in_loop))
         )
         if trained and (moved := session.changes.moved()):
             self._refuse(moved[0])
