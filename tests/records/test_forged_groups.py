@@ -37,7 +37,7 @@ REAL: dict[str, tuple[str, tuple[str, ...]]] = {
     "three": (script(), (*THREE, "-p", "all-reduce")),
     "ad-psgd": (script(), (*HOSTS, "-p", "ad-psgd")),
     "ripples": (script(), (*THREE, "-p", "ripples")),
-    "joins": (script(each_step=STOPS_ONCE), (*HOSTS, "-p", "all-reduce", "--restart", "1")),
+    "joins": (STOPS_ONCE, (*HOSTS, "-p", "all-reduce", "--restart", "1")),
 }
 """Real runs by what they have, each made once: in `slices` both hosts make a slice, and in `joins` a worker returns."""
 

@@ -173,24 +173,25 @@ def test_the_others_go_on_without_a_host_that_is_killed(protocol: str, launch: L
     sound(run)
 
 
-STOPS_ONCE = """
+STOPS_ONCE = script(
+    each_step="""
 if paceline.worker() == 2 and epoch == 1 and not (THERE / "died").exists():
     (THERE / "died").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 while epoch == 1 and paceline.worker() != 2 and not (THERE / "back").exists():  # else they may be through before it is
     time.sleep(0.01)
 time.sleep(0.05)
-"""
-COMES_BACK = """
+""",
+    before_prepare="""
 if paceline.worker() == 2 and (THERE / "died").exists():
     (THERE / "back").touch()
-"""
+""",
+)
 
 
 @pytest.mark.parametrize("protocol", AD_PSGD)
 def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protocol: str, launch: Launch) -> None:
-    stops_once = script(each_step=STOPS_ONCE, before_prepare=COMES_BACK)
-    run = launch.run(stops_once, *HOSTS, "-p", protocol, "--restart", "1").completed()
+    run = launch.run(STOPS_ONCE, *HOSTS, "-p", protocol, "--restart", "1").completed()
     joined = run.rows("SELECT worker FROM facts WHERE kind = 'WorkerJoined'")
     assert joined == [(2,)]
     assert run.summary["samples"] == 2 * 96
