@@ -89,6 +89,8 @@ class Leases:
     """Samples of steps that the script skipped: consumed, not applied."""
     missed: int = 0
     """Samples of dropped updates that are not leased again."""
+    used_up: int = 0
+    """Batches that were applied, skipped or missed; a batch of each epoch counts by itself."""
     dealt: int = 0
     """Batches in the epochs opened so far: where the next epoch begins in the stream of epochs."""
     company: list[int] = field(init=False)
@@ -119,6 +121,7 @@ class Leases:
         """
         leases = Leases(dealing, sorted(workers))
         leases.skipped, leases.missed = plain["skipped"], plain["missed"]
+        leases.used_up = plain.get("used_up", 0)
         leases.unused = {*plain.get("unused", ())}
         leases.earlier = {Batch(*pair): None for pair in plain["leased"]}
         leases.epochs = {number: Epoch([], [], 0, True) for number in plain["over"]}
@@ -158,6 +161,7 @@ class Leases:
             "scattered": self.scattered,
             "skipped": self.skipped - sum(map(self.size, unskipped)),
             "missed": self.missed,
+            "used_up": self.used_up + len(kept) - len(unskipped),
             "dealt": self.dealt,
             "over": over,
             "epochs": [
@@ -527,6 +531,7 @@ class Leases:
             ahead.pop(batch, None)
 
     def _use_up(self, batches: tuple[Batch, ...]) -> None:
+        self.used_up += len(batches)
         for batch in batches:
             self.times.pop(batch, None)
             self.earlier.pop(batch, None)

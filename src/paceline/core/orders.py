@@ -30,6 +30,8 @@ class Release:
     - `eager`: it was pulled for this step ahead of time. The worker adds all that it has pushed and that is not in it.
     - `own`: it is the worker's own replica as it is now, which may change while the worker computes on a copy.
     """
+    progress: int = field(default=0, compare=False)
+    """How many batches the run has used as this is carried out. The coordinator fills it in; schedules follow it."""
     why: Why = field(default=UNSAID, compare=False)
 
 

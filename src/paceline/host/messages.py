@@ -466,6 +466,7 @@ class Compute(Message):
     slot: int
     area: int
     ahead: list[tuple[int, float]]
+    progress: Count = 0
 
 
 class Step(Message):

@@ -155,6 +155,6 @@ class Releases:
             return
         self._news.computes(order.worker, self._now(), took=took)
         place = self._shelf.place(item)
-        self._send(order.worker, messages.Compute(order.step, order.version, place, area, lacking))
+        self._send(order.worker, messages.Compute(order.step, order.version, place, area, lacking, order.progress))
         for do in self._unsent.pop(order.worker, ()):
             do()

@@ -571,6 +571,7 @@ class Ledger:
         for position, order in enumerate(orders):
             body = msgspec.to_builtins(order)
             why = _json(body.pop("why"))
+            body.pop("progress", None)  # it follows from the facts before, and isn't the machine's
             rows["orders"].append((None, number, position, *_columns(order), _json(body), why))
 
 

@@ -94,6 +94,13 @@ class Applied:
             self._owners.pop(worker, None)
 
     @property
+    def batches(self) -> int:
+        """Batches that are in the model, or that no step will use."""
+        bound = self._data.leases.bound
+        unshared = sum(len(bound.get((worker, step), ())) for worker, step in self.in_replicas())
+        return self._data.leases.used_up + unshared
+
+    @property
     def replicas(self) -> list[int]:
         """Workers whose replicas have made steps, or could: none where there is a store."""
         return sorted(self._owners)

@@ -121,6 +121,12 @@ class Shared(SharedOut):
         """See `one_ahead.Last`."""
         return is_last(self._items)
 
+    @property
+    def looping(self) -> bool:
+        """See `Iterated`."""
+        items = None if self._items is None else self._items()
+        return items is not None and not items.ended
+
     def begin_pass(self) -> Loop:
         """See `SharedOut`."""
         self.loop = Loop(self.loop.epoch + 1)
@@ -163,7 +169,8 @@ class Worker:
         self._module: nn.Module | None = None
         self._measure: Measure | None = None
         self._origin = self._began = self._last = 0.0
-        self._step = self._batches = self._samples = 0
+        self._step = self._batches = self._samples = self._fetched = 0
+        self._shared: Shared | None = None
         self._made: list[tuple[int, float, int]] = []
         """(version, at, samples) of those recorded."""
         self._rates: list[Any] = []
@@ -213,6 +220,7 @@ class Worker:
         dist.init_process_group("gloo", init_method=store, rank=self.worker, world_size=self.workers)
         self._module, self._measure = model, measure
         wrapped, shared = Wrapped(model), Shared(loader, self)
+        self._shared = shared
         if self._pads:
             wrapped.register_comm_hook(None, lambda _, bucket: self._padded(bucket))  # torch reads a hook's annotations
         optimizer.register_step_pre_hook(self._scale)
@@ -228,11 +236,21 @@ class Worker:
     def _pads(self) -> bool:
         return self._scenario.compute is not None or bool(self._scenario.speeds) or bool(self._scenario.events)
 
+    def progress(self) -> tuple[int, int] | None:
+        """See `schedules.Run`: a step of DDP is one of all workers' batches."""
+        if self._shared is None or not self._shared.looping:
+            return None
+        return self._fetched * self.workers, self._fetched
+
+    def remark_once(self, key: str, line: str) -> None:
+        """See `schedules.Run`. A run says it."""
+
     def handed_out(self, samples: int) -> None:
         """A batch of so many samples is handed to the script."""
         if self._batches == 0:
             self._began = time.monotonic()
         self._batches += 1
+        self._fetched += 1
         self._samples += samples * self.workers
 
     def _padded(self, bucket: Any) -> Any:

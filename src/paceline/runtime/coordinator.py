@@ -6,6 +6,7 @@ It touches no tensor, and waits only for its loop. It reads no clock and opens n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
@@ -102,7 +103,7 @@ class Coordinator:
                     rooms.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
                 member = rooms.members[worker]
                 member.step = step if member.trains else member.step
-                rooms.host.carry_out(order, rooms.clock.moment())
+                rooms.host.carry_out(replace(order, progress=rooms.applied.batches), rooms.clock.moment())
             case StartPull() | StartPush() | AdjustTraining():
                 rooms.host.carry_out(order, rooms.clock.moment())
             case Reduce() | CopyReplica():

@@ -407,6 +407,7 @@ class WorkerLink:
             slot=message.slot,
             area=message.area,
             ahead=tuple(message.ahead),
+            progress=message.progress,
         )
 
     def stepped(self, step: int, not_finite: str | None) -> None:

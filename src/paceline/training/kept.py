@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.errors import ConfigError
 from paceline.training.packing import check
+from paceline.training.schedules import Schedule, left_out
 from paceline.training.snapshots import OfWorker, pack
 from paceline.training.store import packable
 
@@ -92,15 +91,8 @@ class Kept:
 
     def schedulers_left_out(self) -> list[str]:
         """The classes of the optimizer's learning-rate schedulers that aren't kept."""
-        of_optimizer = [
-            one
-            for one in gc.get_objects()
-            if issubclass(type(one), LRScheduler) and getattr(one, "optimizer", None) is self._optimizer
-        ]
-        kept = [*self._objects.values()]
-        inner = [scheduler for one in (*of_optimizer, *kept) for scheduler in getattr(one, "_schedulers", ())]
-        known = {id(one) for one in (*kept, *inner)}  # SequentialLR has its own ones
-        return sorted(type(one).__name__ for one in of_optimizer if id(one) not in known)
+        kept = [one.scheduler if isinstance(one, Schedule) else one for one in self._objects.values()]
+        return left_out(self._optimizer, kept)
 
 
 def past_epochs(epoch: int, left_out: Sequence[str]) -> str:

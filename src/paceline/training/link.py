@@ -163,6 +163,8 @@ class Go:
     """The push area for it."""
     ahead: tuple[tuple[int, float], ...]
     """(push area, scale) of updates that this worker pushed and the version lacks. The worker takes them off itself."""
+    progress: int = 0
+    """How many batches the run has used as the step was released: applied, skipped or missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +249,12 @@ class Baseline(Protocol):
         evaluates: bool,
     ) -> tuple[Any, ...]:
         """What `prepare` returns."""
+
+    def progress(self) -> tuple[int, int] | None:
+        """See `schedules.Run`."""
+
+    def remark_once(self, key: str, line: str) -> None:
+        """See `schedules.Run`."""
 
 
 class Link(Protocol):

@@ -106,6 +106,11 @@ class Iterated(ABC):
     def last(self) -> bool:
         """See `one_ahead.Last`."""
 
+    @property
+    def looping(self) -> bool:
+        """Whether the script is in a loop over the loader, if its batches are counted."""
+        return False
+
     def was_set(self, name: str) -> None:  # noqa: B027  # most have nothing to do then
         """The script has set this attribute of the loader."""
 
@@ -242,6 +247,11 @@ class PacedLoader(_Paced, SharedOut):
     def is_past(self) -> bool:
         """See `SharedOut`."""
         return self._is_past()
+
+    @property
+    def looping(self) -> bool:
+        """See `Iterated`."""
+        return not self.loop.over
 
     def was_set(self, name: str) -> None:
         """See `Iterated`."""

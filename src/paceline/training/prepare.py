@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, TypeVarTuple, overload
 
 import torch
 from safetensors import safe_open
@@ -22,6 +22,7 @@ from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
 from paceline.training import accelerator, plateau
 from paceline.training.alone import unjoined
+from paceline.training.arguments import sorted_out
 from paceline.training.batches import Batches
 from paceline.training.buffers import POLICIES
 from paceline.training.clipping import Clip, clip_before_steps
@@ -33,6 +34,7 @@ from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer
 from paceline.training.loader import (
+    Iterated,
     PacedLoader,
     PacedStream,
     SharedStream,
@@ -49,6 +51,7 @@ from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
 from paceline.training.probe import ENDLESS
+from paceline.training.schedules import Schedule, check_schedulers, with_schedules
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install, structure_of
 from paceline.training.signals import undisturbed
@@ -61,6 +64,7 @@ from paceline.training.unprepared import Unprepared
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L", bound=DataLoader[Any])
+S = TypeVarTuple("S")
 
 
 class _Process:
@@ -126,7 +130,7 @@ def prepare(
     model: M,
     optimizer: O,
     loader: L,
-    *,
+    *schedulers: *S,
     epochs: int | None = None,
     evaluate: Evaluate | None = None,
     buffers: str | None = None,
@@ -134,14 +138,30 @@ def prepare(
     keep: Mapping[str, Any] | None = None,
     clip_grad_norm: float | None = None,
     clip_grad_value: float | None = None,
-) -> tuple[M, O, L]: ...
+) -> tuple[M, O, L, *S]: ...
 
 
+@overload
 def prepare(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     loader: Any = None,
-    *,
+    *schedulers: Any,
+    epochs: int | None = None,
+    evaluate: Evaluate | None = None,
+    buffers: str | None = None,
+    shards: str | None = None,
+    keep: Mapping[str, Any] | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+) -> tuple[Any, ...]: ...
+
+
+def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second for any number of tuples
+    model: Any,
+    optimizer: Any,
+    loader: Any = None,
+    *schedulers: Any,
     epochs: int | None = None,
     evaluate: Evaluate | None = None,
     buffers: str | None = None,
@@ -161,6 +181,9 @@ def prepare(
         loader: a `DataLoader`, or nothing if the script draws its own batches. A map-style dataset is leased to
             workers batch by batch. With an `IterableDataset` each worker iterates its own stream. In a loop over the
             loader that `prepare` returns, `loader.last` is true for this worker's last batch.
+        schedulers: any number of the optimizer's learning-rate schedulers. Calls of their `step()` in a loop over the
+            loader step them to where the run is, by the batches of all workers. So a plan of `epochs * len(loader)`
+            steps ends where it would in one process. A call between loops is one step. Snapshots keep them.
         epochs: how many loops over the loader there will be, if known. Training ends with the last of them: a
             later loop over the loader gets no batches. `--epochs` wins over it.
         evaluate: `evaluate(model) -> {metric: value}`. It is called on each recorded version after training, and with
@@ -178,8 +201,10 @@ def prepare(
         clip_grad_value: the largest magnitude that an element of a gradient may have, instead of a norm. It is
             `torch.nn.utils.clip_grad_value_` for the same gradients.
 
+    Model, optimizer, loader and schedulers may come in any order.
+
     Returns:
-        (model, optimizer, loader), or (model, optimizer) without a loader.
+        The same objects in the order of the arguments: (model, optimizer, loader), say. The loader is another one.
 
     Raises:
         ConfigError: in one line, if model, optimizer and loader cannot be trained together.
@@ -191,10 +216,13 @@ def prepare(
     if _Process.unprepared is not None:
         _Process.unprepared.end()
     try:
+        given = sorted_out((model, optimizer, loader, *schedulers))
+        model, optimizer, loader = given.model, given.optimizer, given.loader
         if _Process.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
             raise ConfigError(_again(model, optimizer))
         _check(model, optimizer, epochs, buffers, shards)
         check_kept(keep or {}, model, optimizer)
+        check_schedulers(given.schedulers, optimizer)
         clip = Clip.of(clip_grad_norm, clip_grad_value)
         checked_loader = None if loader is None else checked(loader)
     except ConfigError as error:
@@ -209,16 +237,20 @@ def prepare(
             watch(optimized, partial(_refuse_own, clip))
     if _Process.baseline is not None:
         measure = _measure(model, evaluate, _Process.baseline.seed)
-        return _Process.baseline.prepare(model, optimizer, checked_loader, measure, evaluate is not None)
+        shown = _Process.baseline.prepare(model, optimizer, checked_loader, measure, evaluate is not None)
+        for scheduler in given.schedulers:
+            Schedule(scheduler).follow(_Process.baseline)
+        return given.returned(shown[0], *shown[2:])
     if link is None:
         if line := unjoined(os.environ):
             print(line, file=sys.stderr)
         if checked_loader is not None:
             with_last(checked_loader)
-        return (model, optimizer) if loader is None else (model, optimizer, loader)
+        return given.returned(model, loader)
 
     try:
-        kept = Kept(keep or {}, optimizer)
+        schedules = [Schedule(scheduler) for scheduler in given.schedulers]
+        kept = Kept(with_schedules(keep or {}, schedules), optimizer)
         passes = None if checked_loader is None else leased_passes(checked_loader)
         leased = passes is not None
         samples: int | None = None
@@ -256,7 +288,7 @@ def prepare(
             buffers=buffers,
             shards=shards,
             evaluate=evaluate,
-            keeps=bool(keep),
+            keeps=bool(keep or schedules),
             clip=clip,
             metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
             measure=_measure(model, evaluate, link.seed),
@@ -270,14 +302,17 @@ def prepare(
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)
+    for schedule in schedules:
+        schedule.follow(session)
     watch(optimized, session.script_clips)
     plateau.watch(optimizer, session.script_steps_plateau)
     if checked_loader is None:
-        return model, optimizer
+        return given.returned(model)
+    kind = PacedStream if own_streams else SharedStream
+    paced: Iterated = kind(checked_loader, session)
     if leased:
-        return model, optimizer, as_prepared(PacedLoader(checked_loader, session, endless=passes == ENDLESS))
-    paced = PacedStream if own_streams else SharedStream
-    return model, optimizer, as_prepared(paced(checked_loader, session))
+        session.loader = paced = PacedLoader(checked_loader, session, endless=passes == ENDLESS)
+    return given.returned(model, as_prepared(paced))
 
 
 def _refuse_own(clip: Clip, own: OwnClipping) -> None:

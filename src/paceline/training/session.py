@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from safetensors import safe_open
@@ -20,7 +20,7 @@ from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import path_of
-from paceline.training import plateau
+from paceline.training import plateau, schedules
 from paceline.training.batches import Batches, Stands
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
@@ -41,6 +41,9 @@ from paceline.training.snapshots import OfWorker
 from paceline.training.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training.structure import Followed, Shape, Structure
 from paceline.training.uncompiled import uncompiled
+
+if TYPE_CHECKING:
+    from paceline.training.loader import Iterated
 
 REPEATS = (
     "trains again on batches that its script keeps since an earlier loop, as itertools.cycle(loader) does: each worker "
@@ -115,6 +118,15 @@ class Session:
         """Steps that this worker has made."""
         self.loop_is_due = False
         """Whether the script has a prepared loader with its part of the data, and has not begun to iterate over it."""
+        self.run_used = 0
+        """Batches that the run had used as the present step was released, or the last one."""
+        self._before_loop = 0
+        """Steps that this worker had made before the present loop."""
+        self._told_schedule = False
+        self.loader: Iterated | None = None
+        """The prepared loader."""
+        self.used = 0
+        """Batches that this worker's script has used, or left out."""
         self.step_discarded = False
         """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
         self.batches = Batches(leased=False)
@@ -284,6 +296,7 @@ class Session:
             self.tell_values()
         stands = self.batches.step(self._has_gradient())
         self._tell_of_batches()
+        self.used += len(stands.batches) + len(stands.skipped)
         gradient = self._first_gradient(stands) if not self.steps else None
         if self.loop_is_due and not self.steps and self.link.worker == 0:  # the others would say the same
             self.link.remark(never_iterated(self.link.workers))
@@ -294,8 +307,10 @@ class Session:
         self.holder.step()
         self._last = step
         scalars = scalars_of(self.optimizer)
-        if scalars != self.sent and (why := unfit_rate(scalars)):
-            self.refuse(why)
+        if scalars != self.sent:
+            if why := unfit_rate(scalars):
+                self.refuse(why)
+            self._look_for_schedulers()
         pushed = time.monotonic()
         to_device, from_device = self.holder.copied() or (None, None)
         self.link.pushed(
@@ -322,21 +337,33 @@ class Session:
         self.sent = scalars
         self._await_release(pushed)
 
+    def _look_for_schedulers(self) -> None:
+        """The rate has changed. If that is between two steps of a loop, a scheduler should follow the run."""
+        in_loop = self.loader is not None and self.loader.looping and self.steps - self._before_loop > 1
+        if in_loop and not self._told_schedule:
+            self._told_schedule = True
+            if line := schedules.unprepared(self.optimizer):
+                self.remark_once("schedule", line)
+
     def script_clips(self, own: OwnClipping) -> None:
         """The script is about to clip this worker's gradients by itself."""
         if self.go is None:
             return  # training is over
         if self.clip is not None:
             self.refuse(own.refused(self.clip))
-        self._remark_once("clips", own.remark(self.link.in_means))
+        self.remark_once("clips", own.remark(self.link.in_means))
 
     def script_steps_plateau(self) -> None:
         """The script steps a ReduceLROnPlateau, by this worker's metric."""
         if self.go is not None:
-            self._remark_once("plateau", plateau.remark(self._shown_by, self.link.in_means))
+            self.remark_once("plateau", plateau.remark(self._shown_by, self.link.in_means))
 
-    def _remark_once(self, what: str, line: str) -> None:
-        """Tell the user of several workers what all of them do."""
+    def progress(self) -> tuple[int, int] | None:
+        """See `schedules.Run`."""
+        return (self.run_used, self.used) if self.loader is not None and self.loader.looping else None
+
+    def remark_once(self, what: str, line: str) -> None:
+        """Tell the user of several workers what all of them do. `what`: a key of this line."""
         if self.link.workers > 1 and self.link.worker == 0 and what not in self._remarked:
             self._remarked.add(what)
             self.link.remark(line)
@@ -451,6 +478,7 @@ class Session:
         """
         if not self.here:
             return False
+        self._before_loop = self.steps
         self.look_at_structure(whole=True)
         if self._told_after != self.steps:  # the store keeps the last three only: of steps that versions may be made of
             self.tell_values()
@@ -532,6 +560,7 @@ class Session:
         if go is None:
             self.tell_values()
         self.go = go
+        self.run_used = self.run_used if go is None else go.progress
         granted = time.monotonic()
         if self.go is None:
             self.holder.let_go()
@@ -630,7 +659,7 @@ class Session:
             self._told_lost = True
             self.link.remark(lost(self.batches.lost, "zeroed in a later loop"))
         if self.batches.unsure:
-            self._remark_once("unsure", UNSURE)
+            self.remark_once("unsure", UNSURE)
         if self.batches.repeats and not self._told_of_repeats and self.link.worker == 0:
             self._told_of_repeats = True
             self.link.remark(REPEATS)

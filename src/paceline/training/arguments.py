@@ -1,0 +1,57 @@
+"""What a script gives `prepare`: model, optimizer, loader and schedulers, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.errors import ConfigError
+from paceline.training.schedules import is_scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The objects by what they are. Only schedulers are checked for what they are; see `sorted_out`."""
+
+    given: tuple[Any, ...]
+    """All of them, in the script's order."""
+    model: Any
+    optimizer: Any
+    loader: Any
+    """None: there is none."""
+    schedulers: tuple[Any, ...]
+
+    def returned(self, model: Any, loader: Any = None) -> tuple[Any, ...]:
+        """The same objects in the script's order, with these in the place of its model and its loader."""
+        new = {id(self.model): model, id(self.loader): loader}
+        return tuple(new.get(id(one), one) for one in self.given if one is not None)
+
+
+def sorted_out(given: Sequence[Any]) -> Arguments:
+    """Sort out which is what. What is of no known kind stands in the first place that is free.
+
+    Raises ConfigError if nothing is free.
+    """
+    rest = [one for one in given if one is not None]
+    schedulers = tuple(one for one in rest if is_scheduler(one))
+    rest = [one for one in rest if not is_scheduler(one)]
+    found = [
+        next((one for one in rest if isinstance(one, kind)), None)
+        for kind in (nn.Module, torch.optim.Optimizer, DataLoader)
+    ]
+    rest = [one for one in rest if all(one is not taken for taken in found)]
+    for place, one in enumerate(found):
+        if one is None and rest:
+            found[place] = rest.pop(0)
+    if rest:
+        raise ConfigError(
+            f"prepare() got a {type(rest[0]).__name__} besides a model, an optimizer and a loader; it takes one of "
+            "each, and the optimizer's learning-rate schedulers"
+        )
+    model, optimizer, loader = found
+    return Arguments(tuple(given), model, optimizer, loader, schedulers)

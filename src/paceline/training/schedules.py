@@ -1,0 +1,199 @@
+"""Learning-rate schedules that follow the run.
+
+A script plans a schedule in steps of one process: `epochs * len(loader)` of them. A worker makes a share of these, and
+how large a share nobody knows beforehand. So a prepared scheduler is not stepped once for each of a worker's calls, but
+to where the run is: after so many batches of all workers, as one process would have called it.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.lr_scheduler import (
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+)
+
+from paceline.errors import ConfigError
+
+
+class Run(Protocol):
+    """What schedules ask the run."""
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many batches all workers have used, and how many this one has.
+
+        None outside of a loop over the prepared loader, and where batches are not counted: a call is a step then.
+        """
+
+    def remark_once(self, key: str, line: str) -> None:
+        """Tell the user this of the worker."""
+
+
+class Schedule:
+    """How far one prepared scheduler is, and how far the run is by it."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+        self.optimizer = scheduler.optimizer
+        self._run: Run | None = None
+        """None until it follows one."""
+        self._calls = 0
+        """In loops over the loader."""
+        self._each = 1
+        """Batches of this worker between two calls: several where it accumulates gradients."""
+        self._used = 0
+        """Batches that this worker had used at the last call."""
+        self._before = 0
+        """Batches that this worker had used before the run that goes on."""
+        self._at = 0
+        """Steps that the scheduler has made since `prepare`, or since the run that this one goes on from began."""
+
+    def follow(self, run: Run) -> None:
+        """Have the scheduler follow the run from now on, in place."""
+        self._run = run
+        _schedules[self.scheduler] = self
+        kind = type(self.scheduler)
+        self.scheduler.__class__ = type(kind.__name__, (_Prepared, kind), {"__module__": kind.__module__})
+
+    def called(self, step: Callable[..., None], *args: Any, **named: Any) -> None:
+        """The script calls the scheduler's `step`. Step it, by this, to where the run is."""
+        assert self._run is not None
+        if args or named:
+            if not isinstance(self.scheduler, ReduceLROnPlateau):
+                self._run.remark_once("epoch of step", EXPLICIT)
+            step(*args, **named)
+            return
+        for _ in range(self._due()):
+            if self._is_over():
+                return
+            step()
+            self._at += 1
+
+    def _due(self) -> int:
+        """How many steps the script would have made since the last call if it were alone with all of the data."""
+        assert self._run is not None
+        progress = self._run.progress()
+        if progress is None:
+            return 1
+        of_run, own = progress[0], progress[1] + self._before
+        self._calls += 1
+        if self._calls <= 2:  # the first one may come after a batch more, or less, than the others
+            self._each = max(1, own - self._used)
+        self._used = own
+        if of_run <= own:  # no other worker has trained: each call is a step, whatever it comes after
+            return 1
+        return max(1, math.ceil(of_run / self._each) - self._at)
+
+    def _is_over(self) -> bool:
+        """Whether the plan has no further step. One process would not make it: its loop is over then."""
+        total = getattr(self.scheduler, "total_steps", None)
+        return total is not None and self.scheduler.last_epoch >= total
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a snapshot keeps."""
+        return {"scheduler": self.scheduler.state_dict(), "at": self._at, "used": self._used}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from that."""
+        self.scheduler.load_state_dict(state["scheduler"])
+        self._at, self._before, self._used = state["at"], state["used"], state["used"]
+
+
+_schedules: WeakKeyDictionary[LRScheduler, Schedule] = WeakKeyDictionary()
+"""Of the schedulers that were prepared in this process."""
+
+
+class _Prepared:
+    """Mixed into the class of the user's own scheduler, which stays the same object."""
+
+    def step(self, *args: Any, **named: Any) -> None:
+        plain: Callable[..., None] = super().step  # type: ignore[misc]
+        _schedules[self].called(plain, *args, **named)  # type: ignore[index]
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+EXPLICIT = (
+    "calls scheduler.step(...) with a number of its own, which goes to the scheduler as it is: it doesn't follow the "
+    "run; call scheduler.step() without one"
+)
+
+
+def is_scheduler(found: Any) -> bool:
+    """Whether this is a learning-rate scheduler of torch, or of a class made from one."""
+    return isinstance(found, LRScheduler)
+
+
+ABSOLUTE = (CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR)
+"""They compute rates from the first one, whatever another scheduler has made of them. Others multiply the last."""
+
+
+def check_schedulers(schedulers: Sequence[Any], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError, in one line, for what `prepare` can't have follow the run."""
+    for one in schedulers:
+        if one.optimizer is not optimizer:
+            raise ConfigError(
+                f"prepare() got a {type(one).__name__} of another optimizer; give it the scheduler of the optimizer "
+                "that it gets"
+            )
+    overriding = next((one for one in schedulers if isinstance(one, ABSOLUTE)), None)
+    if overriding is not None and len(schedulers) > 1:
+        other = next(one for one in schedulers if one is not overriding)
+        raise ConfigError(
+            f"prepare() got a {type(overriding).__name__}, which sets the learning rate whatever the "
+            f"{type(other).__name__} beside it has made of it; chain them by torch's SequentialLR, or leave one out"
+        )
+    inner = {id(part) for one in schedulers for part in getattr(one, "_schedulers", ())}
+    for one in schedulers:
+        if id(one) in inner:
+            raise ConfigError(
+                f"prepare() got a {type(one).__name__} that is a part of another scheduler that it got; give it the "
+                "outer one alone"
+            )
+
+
+def left_out(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[str]:
+    """The classes of the optimizer's schedulers that are none of these, nor a part of another scheduler."""
+    of_optimizer = [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), LRScheduler) and getattr(one, "optimizer", None) is optimizer
+    ]
+    parts = [scheduler for one in (*of_optimizer, *known) for scheduler in getattr(one, "_schedulers", ())]
+    ids = {id(one) for one in (*known, *parts)}  # SequentialLR has its own ones
+    return sorted(type(one).__name__ for one in of_optimizer if id(one) not in ids)
+
+
+def unprepared(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return what a worker does whose optimizer has a scheduler that was not prepared, and that it steps in its loop.
+
+    None if there is no such scheduler: the script sets the rate by itself.
+    """
+    names = left_out(optimizer, [*_schedules])
+    names = [name for name in names if name != ReduceLROnPlateau.__name__]
+    if not names:
+        return None
+    return (
+        f"steps {names[0]} in its loop, once for each of its own steps, and the workers share out the batches: a plan "
+        "of epochs * len(loader) steps doesn't come to its end. Have it follow the run: model, optimizer, loader, "
+        "scheduler = paceline.prepare(model, optimizer, loader, scheduler)"
+    )
+
+
+def with_schedules(keep: Mapping[str, Any], schedules: Sequence[Schedule]) -> dict[str, Any]:
+    """Return what a snapshot keeps by name: what the script asks for, and each prepared scheduler."""
+    of = {id(schedule.scheduler): schedule for schedule in schedules}
+    kept = {name: of.pop(id(one), one) for name, one in keep.items()}
+    names = (name for number in count(1) if (name := f"scheduler{number}") not in keep)
+    return kept | dict(zip(names, of.values(), strict=False))

@@ -1,0 +1,222 @@
+"""Prepared schedulers follow the run: their curve of rates over all workers' batches is that of one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+from paceline.errors import ConfigError
+from paceline.training.schedules import EXPLICIT, Schedule, unprepared, with_schedules
+
+BATCHES = 60
+Make = Callable[[torch.optim.Optimizer], LRScheduler]
+PLANS: dict[str, Make] = {
+    "onecycle": lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=BATCHES),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, BATCHES),
+    "step": lambda optimizer: StepLR(optimizer, 7, 0.5),
+    "warm-up": lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10)),
+    "sequential": lambda optimizer: SequentialLR(
+        optimizer, [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, BATCHES - 5)], [5]
+    ),
+    "chained": lambda optimizer: ChainedScheduler([LinearLR(optimizer, 0.1, total_iters=5), StepLR(optimizer, 7, 0.5)]),
+}
+
+
+def optimizer_of() -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
+    return optimizer
+
+
+@dataclass
+class Worker:
+    """One worker's scheduler, in a run whose progress the test says."""
+
+    make: Make
+    run: int = 0
+    own: int = 0
+    looping: bool = True
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.optimizer = optimizer_of()
+        self.scheduler = self.make(self.optimizer)
+        self.schedule = Schedule(self.scheduler)
+        self.schedule.follow(self)
+
+    def progress(self) -> tuple[int, int] | None:
+        return (self.run, self.own) if self.looping else None
+
+    def remark_once(self, key: str, line: str) -> None:
+        self.said.append(line)
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+def curve(make: Make, steps: int) -> list[float]:
+    """The rates of one process, before each of so many steps and after the last."""
+    optimizer = optimizer_of()
+    scheduler, rates = make(optimizer), []
+    for _ in range(steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        scheduler.step()
+    return [*rates, float(optimizer.param_groups[0]["lr"])]
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("plan", PLANS)
+def test_each_rate_is_that_of_one_process_after_as_many_batches(plan: str, workers: int, accumulated: int) -> None:
+    """Worker 0 is four times as slow as the others, and the last one leaves half way."""
+    make, drawn = PLANS[plan], random.Random(workers)
+    alone = curve(make, BATCHES // accumulated)
+    company = [Worker(make) for _ in range(workers)]
+    used = 0
+    while used < BATCHES:
+        those = company[:-1] if workers > 1 and used > BATCHES // 2 else company
+        worker = drawn.choices(those, [1, *[4] * (len(those) - 1)])[0]
+        used += accumulated
+        worker.run, worker.own = used, worker.own + accumulated
+        worker.scheduler.step()
+        assert worker.rate == pytest.approx(alone[used // accumulated], rel=1e-9)
+    assert worker.rate == pytest.approx(alone[-1], rel=1e-9)
+
+
+def test_alone_a_call_is_a_step_whatever_comes_between_two_calls() -> None:
+    worker, plain = Worker(PLANS["step"]), curve(PLANS["step"], 9)
+    for number, batches in enumerate((4, 4, 2, 4, 4, 2, 1, 9, 4)):
+        worker.run = worker.own = worker.own + batches
+        worker.scheduler.step()
+        assert worker.rate == plain[number + 1]
+
+
+def test_a_call_between_loops_is_one_step_however_far_the_run_is() -> None:
+    worker = Worker(PLANS["step"], run=500, own=10, looping=False)
+    for _ in range(7):
+        worker.scheduler.step()
+    assert worker.rate == 0.05
+
+
+def test_a_plan_is_never_run_past() -> None:
+    worker = Worker(PLANS["onecycle"], run=3 * BATCHES, own=2)
+    worker.scheduler.step()
+    worker.scheduler.step()
+    assert worker.scheduler.last_epoch == BATCHES
+
+
+def test_a_step_with_a_number_goes_to_the_scheduler_as_it_is_and_one_line_says_so() -> None:
+    worker = Worker(PLANS["cosine"], run=9, own=3)
+    with pytest.warns(UserWarning, match="epoch"):
+        worker.scheduler.step(30)
+    assert worker.scheduler.last_epoch == 30
+    assert worker.said == [EXPLICIT]
+
+
+def test_a_run_that_goes_on_takes_a_schedule_up_where_it_was() -> None:
+    before, after = Worker(PLANS["cosine"]), Worker(PLANS["cosine"])
+    for own in range(1, 6):
+        before.run, before.own = 4 * own, own
+        before.scheduler.step()
+    after.schedule.load_state_dict(before.schedule.state_dict())
+    after.optimizer.param_groups[0]["lr"] = before.rate  # `Kept` sees to it
+    after.run, after.own = 24, 1
+    after.scheduler.step()
+    assert after.rate == pytest.approx(curve(PLANS["cosine"], 24)[-1])
+
+
+def test_a_prepared_scheduler_stays_the_same_object_of_its_class_and_its_state_is_as_ever() -> None:
+    worker = Worker(PLANS["step"])
+    assert isinstance(worker.scheduler, StepLR)
+    assert type(worker.scheduler).__name__ == "StepLR"
+    assert worker.scheduler.state_dict().keys() == PLANS["step"](optimizer_of()).state_dict().keys()
+
+
+def test_snapshots_keep_each_scheduler_once_under_the_script_s_name_or_one_that_is_free() -> None:
+    first, second = (Schedule(ExponentialLR(optimizer_of(), 0.9)) for _ in range(2))
+    other = object()
+    kept = with_schedules({"mine": first.scheduler, "scheduler1": other}, [first, second])
+    assert kept == {"mine": first, "scheduler1": other, "scheduler2": second}
+
+
+def test_a_scheduler_that_was_not_prepared_is_named_with_the_line_to_write() -> None:
+    optimizer = optimizer_of()
+    assert unprepared(optimizer) is None
+    left = OneCycleLR(optimizer, 0.1, total_steps=5)
+    line = unprepared(optimizer)
+    assert line is not None
+    assert line.startswith("steps OneCycleLR in its loop")
+    assert "paceline.prepare(model, optimizer, loader, scheduler)" in line
+    Schedule(left).follow(Worker(PLANS["step"]))
+    assert unprepared(optimizer) is None
+
+
+# --- what `prepare` takes
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any], LRScheduler]:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2)
+    return model, optimizer, loader, StepLR(optimizer, 2)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2), (0, 1, 3), (1, 0)])
+def test_prepare_takes_its_objects_in_any_order_and_returns_them_in_that(order: Sequence[int]) -> None:
+    given = [parts_[number] for parts_ in [parts()] for number in order]
+    assert list(paceline.prepare(*given)) == given
+
+
+def of_another() -> tuple[Any, ...]:
+    model, optimizer, loader, _ = parts()
+    return model, optimizer, loader, parts()[3]
+
+
+def of_two_minds() -> tuple[Any, ...]:
+    model, optimizer, loader, step = parts()
+    return model, optimizer, loader, step, OneCycleLR(optimizer, 0.1, total_steps=5)
+
+
+def outer_and_inner() -> tuple[Any, ...]:
+    model, optimizer, loader, step = parts()
+    return model, optimizer, loader, step, SequentialLR(optimizer, [step, ExponentialLR(optimizer, 0.9)], [2])
+
+
+def two_loaders() -> tuple[Any, ...]:
+    return (*parts(), parts()[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (of_another, "prepare() got a StepLR of another optimizer"),
+        (of_two_minds, "prepare() got a OneCycleLR, which sets the learning rate whatever the StepLR beside it"),
+        (outer_and_inner, "prepare() got a StepLR that is a part of another scheduler"),
+        (two_loaders, "prepare() got a DataLoader besides a model, an optimizer and a loader"),
+    ],
+)
+def test_what_can_t_follow_the_run_is_refused_in_one_line(make: Callable[[], tuple[Any, ...]], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        paceline.prepare(*make())
+    assert str(refused.value).startswith(line)
+    assert "\n" not in str(refused.value)
