@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.programs.comparison import Comparison
     from paceline.programs.launching import compare, run
     from paceline.programs.recorded import Run
-    from paceline.training.prepare import epochs, finish, is_main, log, prepare, resumed, weigh, worker, workers
+    from paceline.training.prepare import epochs, finish, is_main, log, prepare, resumed, stop, weigh, worker, workers
 
 __all__ = [
     "Comparison",
@@ -37,6 +37,7 @@ __all__ = [
     "resumed",
     "run",
     "simulate",
+    "stop",
     "weigh",
     "worker",
     "workers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_overloads
 
 import pytest
@@ -39,7 +40,8 @@ assert_type(run.state_dict(), dict[str, Tensor])
 
 
 def test_prepare_is_declared_to_return_what_it_is_given() -> None:
-    assert [one.__annotations__["return"] for one in get_overloads(prepare)] == ["tuple[M, O]", "tuple[M, O, L]"]
+    declared = [one.__annotations__["return"] for one in get_overloads(prepare)]
+    assert declared == ["tuple[M, O]", "tuple[M, O, L, *S]", "tuple[Any, ...]"]
 
 
 @pytest.mark.long
@@ -100,7 +102,7 @@ def test_a_worker_of_a_program_that_has_prepared_a_model_alone_may_prepare(monke
     model = nn.Linear(2, 2)
     prepare(model, torch.optim.SGD(model.parameters()))
     assert preparing._Process.prepared
-    link: Any = object()
+    link: Any = SimpleNamespace(worker=1)
     preparing.attach(link)  # as in a worker that the program's process forks
     assert not preparing._Process.prepared
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +111,30 @@ def test_alone_a_call_is_a_step_whatever_comes_between_two_calls() -> None:
         worker.run = worker.own = worker.own + batches
         worker.scheduler.step()
         assert worker.rate == plain[number + 1]
+
+
+def test_as_the_run_ends_a_plan_comes_to_its_end_in_each_worker() -> None:
+    """Others were computing as this worker made its last call."""
+    worker = Worker(PLANS["cosine"])
+    for own in (1, 2, 3):
+        worker.run, worker.own = 4 * own, own
+        worker.scheduler.step()
+    worker.schedule.run_ended(20)
+    assert worker.rate == pytest.approx(curve(PLANS["cosine"], 20)[-1])
+    by_epoch = Worker(PLANS["step"], looping=False)
+    by_epoch.scheduler.step()
+    by_epoch.schedule.run_ended(20)
+    assert by_epoch.scheduler.last_epoch == 1, "it is stepped between loops"
+
+
+def test_copies_and_pickles_of_a_prepared_scheduler_are_of_the_script_s_own_class() -> None:
+    prepared = Worker(PLANS["step"]).scheduler
+    prepared.step()
+    for made in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert type(made) is StepLR
+        made.step()
+        assert made.last_epoch == 2
+        assert prepared.last_epoch == 1
 
 
 def test_a_call_between_loops_is_one_step_however_far_the_run_is() -> None:

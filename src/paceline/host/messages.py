@@ -207,6 +207,9 @@ class Handed(Message):
 class Declined(Message):
     """No further step will be made."""
 
+    epoch: Count = 0
+    """The script is done with the epochs before this one."""
+
 
 class EpochsOver(Message):
     """The script begins another loop over the loader after the last of its epochs."""
@@ -311,6 +314,12 @@ class Remarked(Message):
     line: str
 
 
+class StopWanted(Message):
+    """The script has the run end, for all workers, at the next edges of their steps."""
+
+    reason: str
+
+
 class ScriptEnded(Message):
     """The script has come to its end."""
 
@@ -359,6 +368,7 @@ FromWorker = (
     | Kept
     | Logged
     | Remarked
+    | StopWanted
     | Handles
     | ScriptEnded
     | Evaluated
@@ -568,6 +578,9 @@ class FinalRecorded(Message):
     """All workers have ended. The file with the final version comes along, if there is one."""
 
     descriptors: ClassVar[int] = 1
+
+    used: Count = 0
+    """Batches that the run has used."""
 
 
 class Evaluate(Message):

@@ -30,9 +30,12 @@ class Journal:
         self.ledger.undone(worker, step)
         self.tally.undone(worker, step)
 
-    def ended(self, outcome: str, error: str | None, at: float | None = None) -> None:
-        """The run has come to its end, `at` seconds since its start (default: at the last fact)."""
-        self.ledger.ended(outcome, error, self.tally.latest if at is None else at)
+    def ended(self, outcome: str, error: str | None, at: float | None = None, stopped: str | None = None) -> None:
+        """The run has come to its end, `at` seconds since its start (default: at the last fact).
+
+        `stopped`: why a script had it end.
+        """
+        self.ledger.ended(outcome, error, self.tally.latest if at is None else at, stopped)
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Where a finished step's time went."""

@@ -494,9 +494,13 @@ class Ledger:
         """What was noted of the machines since the newest segment began is true of that, as a host has come."""
         self._queue.put(("machines",))
 
-    def ended(self, outcome: str, error: str | None, at: float) -> None:
-        """The run has come to its end at `at` seconds. Note that, and the number of its facts, under the key `end`."""
-        self.note("end", {"outcome": outcome, "error": error, "at": at, "facts": self._facts})
+    def ended(self, outcome: str, error: str | None, at: float, stopped: str | None = None) -> None:
+        """The run has come to its end at `at` seconds. Note that, and the number of its facts, under the key `end`.
+
+        `stopped`: why a script had it end.
+        """
+        said = {} if stopped is None else {"stopped": stopped}
+        self.note("end", {"outcome": outcome, "error": error, "at": at, "facts": self._facts, **said})
 
     def close(self) -> None:
         """Write what is left, so that the one file has it all. A second call does nothing.

@@ -29,6 +29,7 @@ from paceline.host.contract import called
 from paceline.host.processes import exit_phrase
 from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
+from paceline.runtime.early import EarlyLeavers
 from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
 from paceline.runtime.member import Member
@@ -53,6 +54,7 @@ class Coordinator:
         """The first of the workers whose script its own argument parser has ended, before training; the exit code."""
         self._on_begin = on_begin
         self._alike = Alike()
+        self._early = EarlyLeavers()
         self._disk = Disk(rooms.journal.ledger, rooms.loop, rooms.output.say)
         self._told_epochs_over = False
 
@@ -196,6 +198,8 @@ class Coordinator:
         rooms, training = self.rooms, self._training
         if training is None or rooms.ending.outcome != "completed":
             return
+        if line := self._early.at_end():
+            rooms.output.say(line)
         leases, steps = rooms.data.leases, bool(rooms.adopting.book.pushed)
         if rooms.ending.stopping and not steps:  # a limit left no time for one
             return
@@ -220,6 +224,8 @@ class Coordinator:
             case messages.StepFinished():
                 self._step_finished(member, message)
             case messages.LeaseWanted(epoch=epoch):
+                if not rooms.ending.stopping and (line := self._early.goes_on(worker, epoch)):
+                    rooms.output.say(line)
                 if member.stage == "offered":
                     rooms.joining.wanted(member, epoch)
                 rooms.data.wanted(member, message)
@@ -257,8 +263,8 @@ class Coordinator:
                 if not_finite is not None:
                     what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {worker}'
                     rooms.diverged(what)
-            case messages.Declined():
-                self._declined(member)
+            case messages.Declined(epoch=epoch):
+                self._declined(member, epoch)
             case messages.EpochsOver():
                 self._epochs_over()
             case messages.AdoptionWanted(digest=digest):
@@ -273,6 +279,9 @@ class Coordinator:
                 rooms.edits.came(worker, number)
             case messages.FinishWanted():
                 rooms.leaving.finish(member)
+            case messages.StopWanted(reason=reason):
+                if rooms.terms.measures:  # else the run is stopped where the recorded one was
+                    rooms.limits.stop_asked(worker, reason)
             case messages.ScriptEnded():
                 rooms.leaving.end(member)
                 self._go_on()
@@ -319,7 +328,9 @@ class Coordinator:
         )
         rooms.happened.append(fact)
 
-    def _declined(self, member: Member) -> None:
+    def _declined(self, member: Member, epoch: int) -> None:
+        if not self.rooms.ending.stopping:
+            self._early.done(member.worker, epoch)
         if member.stage == "offered":  # its script has no more to do, and has taken no part
             self.rooms.leaving.leave(member, "finished")
         elif member.trains and member.step is not None:
@@ -339,6 +350,8 @@ class Coordinator:
             self.phase.go_on()
             if self.phase.complete():
                 self.phase = begin(self.phase, self._on_begin)
+                offer, settings = self.phase.offer, self.rooms.settings
+                self._early.epochs = (settings.epochs or offer.epochs) if offer.passes == 1 else None
 
     def _gone(self, worker: int, status: int) -> None:
         """The worker's process has ended with this status, and all that it had said is heard."""

@@ -232,7 +232,8 @@ class Closing:
             evaluates = self.training.offer.evaluates and rooms.ending.outcome == "completed"
         for member in rooms.leaving.let_finish():
             member.wait(None)
-            rooms.host.show_recorded(member.worker, messages.FinalRecorded(), rooms.recordings.final)
+            final = messages.FinalRecorded(rooms.applied.batches)
+            rooms.host.show_recorded(member.worker, final, rooms.recordings.final)
         if rooms.membership.running():
             return False
         if self._keeping():

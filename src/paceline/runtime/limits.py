@@ -31,6 +31,8 @@ class Limits:
         """`began()` says whether training has begun."""
         self.interrupted = False
         """Whether a signal has asked for an end."""
+        self.asked: str | None = None
+        """Why a script has had the run end; None: none has."""
         self._settings = settings
         self._membership = membership
         self._ending = ending
@@ -65,6 +67,13 @@ class Limits:
         due = self._settings.stop_at_target and self._membership.any_trains
         if due and all(target.text in self._met for target in targets):
             self._reached(f"--stop-at-target: {', '.join(self._met)}")
+
+    def stop_asked(self, worker: int, reason: str) -> None:
+        """That worker's script has the run end."""
+        if not self._ending.stopping:
+            self.asked = reason
+            self._say(f"worker {worker} stops the run: {reason}")
+            self.stop()
 
     def interrupt(self, times: int, number: int) -> None:
         """Ctrl-C or a similar signal has come so many times. The first ends the run cleanly, the second at once.

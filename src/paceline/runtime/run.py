@@ -120,7 +120,7 @@ def _run(
                     ending = coordinator.rooms.ending
                     if others is not None:
                         journal.moved(others.cpu_seconds)
-                    journal.ended(ending.outcome, ending.error)
+                    journal.ended(ending.outcome, ending.error, stopped=coordinator.rooms.limits.asked)
                     if others is not None:
                         lacks_host = ending.lacks_host and ending.outcome == "failed"
                         goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
@@ -433,6 +433,7 @@ def _conclude(rooms: Rooms) -> Summary:
         seed=settings.seed,
         outcome=rooms.ending.outcome,
         error=rooms.ending.error,
+        stopped=rooms.limits.asked,
         samples_missed=rooms.data.leases.left_over(),
         final_parameters_sha256=recordings.hashes.get(recordings.newest.version),
         targets=settings.targets,

@@ -299,6 +299,13 @@ class WorkerLink:
             raise Interrupted
         self._leave_if_told()
 
+    run_used = 0
+
+    @property
+    def was_stopped(self) -> bool:
+        """See `training.link.Link`."""
+        return self._stopped
+
     def is_stopped(self) -> bool:
         """See `training.link.Link`."""
         with self._turn:
@@ -481,9 +488,13 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._channel.send(messages.GivenBack(_pairs(batches)))
 
-    def done_computing(self) -> None:
+    def stop(self, reason: str) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.Declined())
+        self._channel.send(messages.StopWanted(reason))
+
+    def done_computing(self, epoch: int) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.Declined(epoch))
 
     def epochs_are_over(self) -> None:
         """See `training.link.Link`."""
@@ -548,7 +559,8 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._expect((messages.FinalRecorded,))
         self._channel.send(messages.FinishWanted())
-        _, files = self._await_or_keep(messages.FinalRecorded, leaves=True)
+        final, files = self._await_or_keep(messages.FinalRecorded, leaves=True)
+        self.run_used = final.used
         return files[0] if files else None
 
     def log(self, step: int, version: int, scalars: dict[str, float]) -> None:

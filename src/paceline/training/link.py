@@ -283,6 +283,13 @@ class Link(Protocol):
         Not while something is to be kept. If the run has said meanwhile that the script is to be left, leave it.
         """
 
+    run_used: int
+    """Batches that all workers have used, once the run is over: `finish` has returned."""
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether this worker has been told that the run is stopped. It waits for nothing."""
+
     def is_stopped(self) -> bool:
         """Whether nothing is left to do: the run has come to its end, or is to."""
 
@@ -354,8 +361,14 @@ class Link(Protocol):
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """These batches were fetched and will not be used."""
 
-    def done_computing(self) -> None:
-        """This worker will make no further step, so no other needs to wait for it."""
+    def done_computing(self, epoch: int) -> None:
+        """This worker will make no further step, so no other needs to wait for it.
+
+        `epoch`: the script is done with those before.
+        """
+
+    def stop(self, reason: str) -> None:
+        """Have the run end for all workers, at the next edges of their steps."""
 
     def epochs_are_over(self) -> None:
         """The script begins another loop over the loader after the last of its epochs."""

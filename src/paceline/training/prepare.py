@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -65,6 +66,10 @@ M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L", bound=DataLoader[Any])
 S = TypeVarTuple("S")
+
+
+LONGEST_REASON = 200
+"""Characters of what `stop` says, on a line of a terminal or two."""
 
 
 class _Process:
@@ -302,6 +307,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
     session.begin(started)
+    session.schedules = schedules
     for schedule in schedules:
         schedule.follow(session)
     watch(optimized, session.script_clips)
@@ -311,7 +317,8 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     kind = PacedStream if own_streams else SharedStream
     paced: Iterated = kind(checked_loader, session)
     if leased:
-        session.loader = paced = PacedLoader(checked_loader, session, endless=passes == ENDLESS)
+        paced = PacedLoader(checked_loader, session, endless=passes == ENDLESS)
+        session.loader = weakref.ref(paced)
     return given.returned(model, as_prepared(paced))
 
 
@@ -338,7 +345,7 @@ def epochs(number: int) -> Iterator[int]:
     """Count epochs, as `range(number)` does, in `for epoch in paceline.epochs(number):`.
 
     In a run that goes on from a snapshot, begin with the epoch that it goes on in. `--epochs` wins over `number`.
-    In a script that runs alone this is `range(number)`.
+    A run that is stopped has no further epochs. In a script that runs alone this is `range(number)`.
     """
     session = _Process.session
     if session is None:
@@ -347,6 +354,8 @@ def epochs(number: int) -> Iterator[int]:
     number = session.link.epochs or number
     for epoch in range(session.goes_on(number), number):
         session.come_by()
+        if session.link.was_stopped:
+            return
         yield epoch
 
 
@@ -373,6 +382,8 @@ def finish() -> None:
     session.done_computing()
     session.other_training.finishes()
     file = session.link.finish()
+    for schedule in session.schedules:
+        schedule.run_ended(session.link.run_used)
     if file is not None:
         with path_of(file) as path:
             install_final(session, path)
@@ -505,6 +516,38 @@ def weigh(number: float) -> None:
         raise ConfigError(line)
     if _Process.session is not None:
         _Process.session.batches.weigh(weight)
+
+
+@uncompiled
+def stop(reason: str) -> None:
+    """End the run for all workers, as one that is completed. It returns at once: workers end after their present steps.
+
+    After it the loops of all workers get no more batches, and scripts go on after them: `finish()` installs the last
+    version in each. So one worker's early stopping stops them all. In a script that runs alone it does nothing: leave
+    the loop as well.
+
+    Args:
+        reason: one line, for the output and the summary.
+
+    Raises:
+        ConfigError: before `prepare`, or without a reason.
+
+    Example:
+        >>> if epochs_without_gain > patience:  # doctest: +SKIP
+        ...     paceline.stop("val_acc has not risen for 5 epochs")
+        ...     break
+    """
+    line = " ".join(reason.split()) if isinstance(reason, str) else ""
+    problem = None
+    if not line:
+        problem = f"paceline.stop() got {reason!r}; it must be a line that says why the run ends"
+    elif _Process.link is not None and _Process.session is None:
+        problem = "paceline.stop() came before paceline.prepare(): no training has begun that it could end"
+    if problem is not None:
+        refuse(problem)
+        raise ConfigError(problem)
+    if _Process.session is not None and _Process.session.go is not None:
+        _Process.session.link.stop(line[:LONGEST_REASON])
 
 
 def worker() -> int:

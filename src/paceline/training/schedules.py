@@ -7,12 +7,12 @@ to where the run is: after so many batches of all workers, as one process would 
 
 from __future__ import annotations
 
+import copyreg
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim.lr_scheduler import (
@@ -46,6 +46,8 @@ class Schedule:
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
+        self._step = scheduler.step
+        """The scheduler's own."""
         self._run: Run | None = None
         """None until it follows one."""
         self._calls = 0
@@ -62,22 +64,30 @@ class Schedule:
     def follow(self, run: Run) -> None:
         """Have the scheduler follow the run from now on, in place."""
         self._run = run
-        _schedules[self.scheduler] = self
         kind = type(self.scheduler)
-        self.scheduler.__class__ = type(kind.__name__, (_Prepared, kind), {"__module__": kind.__module__})
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "paceline_schedule": self}
+        self.scheduler.__class__ = type(kind.__name__, (_Prepared, kind), names)
 
-    def called(self, step: Callable[..., None], *args: Any, **named: Any) -> None:
-        """The script calls the scheduler's `step`. Step it, by this, to where the run is."""
+    def called(self, *args: Any, **named: Any) -> None:
+        """The script calls the scheduler's `step`. Step it to where the run is."""
         assert self._run is not None
         if args or named:
             if not isinstance(self.scheduler, ReduceLROnPlateau):
                 self._run.remark_once("epoch of step", EXPLICIT)
-            step(*args, **named)
-            return
-        for _ in range(self._due()):
+            self._step(*args, **named)
+        else:
+            self._go_on(self._due())
+
+    def run_ended(self, of_run: int) -> None:
+        """The run has ended, with so many batches of all workers: come to where a script alone would end."""
+        if self._calls and of_run > self._used:
+            self._go_on(math.ceil(of_run / self._each) - self._at)
+
+    def _go_on(self, steps: int) -> None:
+        for _ in range(steps):
             if self._is_over():
                 return
-            step()
+            self._step()
             self._at += 1
 
     def _due(self) -> int:
@@ -110,18 +120,17 @@ class Schedule:
         self._at, self._before, self._used = state["at"], state["used"], state["used"]
 
 
-_schedules: WeakKeyDictionary[LRScheduler, Schedule] = WeakKeyDictionary()
-"""Of the schedulers that were prepared in this process."""
-
-
 class _Prepared:
     """Mixed into the class of the user's own scheduler, which stays the same object."""
 
-    def step(self, *args: Any, **named: Any) -> None:
-        plain: Callable[..., None] = super().step  # type: ignore[misc]
-        _schedules[self].called(plain, *args, **named)  # type: ignore[index]
+    paceline_schedule: Schedule
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    def step(self, *args: Any, **named: Any) -> None:
+        self.paceline_schedule.called(*args, **named)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or pickle is of the script's own class, as that of a prepared optimizer is."""
+        return copyreg._reconstructor, (type(self).__mro__[2], object, None), self.__dict__  # type: ignore[attr-defined]
 
 
 EXPLICIT = (
@@ -163,13 +172,18 @@ def check_schedulers(schedulers: Sequence[Any], optimizer: torch.optim.Optimizer
             )
 
 
-def left_out(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[str]:
-    """The classes of the optimizer's schedulers that are none of these, nor a part of another scheduler."""
-    of_optimizer = [
+def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
+    """All learning-rate schedulers of this optimizer."""
+    return [
         one
         for one in gc.get_objects()
         if issubclass(type(one), LRScheduler) and getattr(one, "optimizer", None) is optimizer
     ]
+
+
+def left_out(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[str]:
+    """The classes of the optimizer's schedulers that are none of these, nor a part of another scheduler."""
+    of_optimizer = schedulers_of(optimizer)
     parts = [scheduler for one in (*of_optimizer, *known) for scheduler in getattr(one, "_schedulers", ())]
     ids = {id(one) for one in (*known, *parts)}  # SequentialLR has its own ones
     return sorted(type(one).__name__ for one in of_optimizer if id(one) not in ids)
@@ -180,8 +194,8 @@ def unprepared(optimizer: torch.optim.Optimizer) -> str | None:
 
     None if there is no such scheduler: the script sets the rate by itself.
     """
-    names = left_out(optimizer, [*_schedules])
-    names = [name for name in names if name != ReduceLROnPlateau.__name__]
+    others = [one for one in schedulers_of(optimizer) if isinstance(one, _Prepared | ReduceLROnPlateau)]
+    names = left_out(optimizer, others)
     if not names:
         return None
     return (

@@ -35,6 +35,7 @@ from paceline.training.loop import Loop
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
+from paceline.training.schedules import Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
 from paceline.training.snapshots import OfWorker
@@ -123,8 +124,10 @@ class Session:
         self._before_loop = 0
         """Steps that this worker had made before the present loop."""
         self._told_schedule = False
-        self.loader: Iterated | None = None
-        """The prepared loader."""
+        self.schedules: Sequence[Schedule] = ()
+        """The schedulers that follow the run."""
+        self.loader: Callable[[], Iterated | None] = lambda: None
+        """Returns the prepared loader, as long as the script has it: its processes end with it."""
         self.used = 0
         """Batches that this worker's script has used, or left out."""
         self.step_discarded = False
@@ -337,9 +340,14 @@ class Session:
         self.sent = scalars
         self._await_release(pushed)
 
+    @property
+    def _looping(self) -> bool:
+        loader = self.loader()
+        return loader is not None and loader.looping
+
     def _look_for_schedulers(self) -> None:
         """The rate has changed. If that is between two steps of a loop, a scheduler should follow the run."""
-        in_loop = self.loader is not None and self.loader.looping and self.steps - self._before_loop > 1
+        in_loop = self._looping and self.steps - self._before_loop > 1
         if in_loop and not self._told_schedule:
             self._told_schedule = True
             if line := schedules.unprepared(self.optimizer):
@@ -360,7 +368,7 @@ class Session:
 
     def progress(self) -> tuple[int, int] | None:
         """See `schedules.Run`."""
-        return (self.run_used, self.used) if self.loader is not None and self.loader.looping else None
+        return (self.run_used, self.used) if self._looping else None
 
     def remark_once(self, what: str, line: str) -> None:
         """Tell the user of several workers what all of them do. `what`: a key of this line."""
@@ -523,7 +531,7 @@ class Session:
                 self.link.remark(lost(number, "left over at the end"))
             self.go, self.joins, self._declined = None, False, self.go
             self.holder.settle()  # the version that the script has may be written over from now on
-            self.link.done_computing()
+            self.link.done_computing(self.epoch)
 
     def shows(self, module: nn.Module) -> bool:
         """Return whether the module's tensors, or some of them, show versions of the run's."""

@@ -53,6 +53,8 @@ def _noted(checking: Checking) -> dict[str, Any] | None:
     for key, kind in kinds.items():
         if key not in end or not isinstance(end[key], kind):
             raise Broken(READABLE, f"{key} of the end", end.get(key), "run", "end")
+    if not isinstance(end.get("stopped", ""), str):
+        raise Broken(READABLE, "why the run was stopped, as text", end["stopped"], "run", "end")
     if end["outcome"] not in OUTCOMES:
         raise Broken(OUTCOME, f"one of {', '.join(OUTCOMES)}", end["outcome"], "run", "end")
     return end
@@ -92,7 +94,7 @@ def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) ->
     failing = [worker for worker, how in deaths.items() if not how.startswith("killed by ")]
     if run.config.get("on_loss") == "auto" and failing:
         raise broken(f"failed, as the script of worker {failing[0]} failed, and on_loss is auto", outcome)
-    if not (all_died or "stopped" in reasons) or checking.until is not None:
+    if not (all_died or "stopped" in reasons) or checking.until is not None or "stopped" in end:
         return
     limits = _limits(checking)
     if not limits:

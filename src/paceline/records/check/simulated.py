@@ -105,8 +105,8 @@ class _Recorded(NoLedger):
         """See `Ledger`."""
         self._compare("commits", (version, at))
 
-    def ended(self, outcome: str, error: str | None, at: float) -> None:
-        """See `Ledger`."""
+    def ended(self, outcome: str, error: str | None, at: float, stopped: str | None = None) -> None:
+        """See `Ledger`. No simulation is stopped by a script."""
         end = {"outcome": outcome, "error": error, "at": at, "facts": self.told}
         if self._end is not None and not self._trained:
             for key, value in end.items():

@@ -32,6 +32,7 @@ def summary(checking: Checking, summary: Summary) -> None:
         seed=checking.run.seed,
         outcome=end["outcome"],
         error=end["error"],
+        stopped=end.get("stopped"),
         ended=end["at"],
         samples_missed=summary.get("samples_missed") or 0,
         final_parameters_sha256=checking.final,

@@ -1,0 +1,107 @@
+"""Early stopping: `paceline.stop` ends the run for all workers, and one that leaves by itself is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import paceline
+from paceline.cli.main import main
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.runtime.early import EarlyLeavers
+from support.launch import Launch
+from support.suites import each
+
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(0)
+x = torch.randn(64, 4)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+if "before" in sys.argv:
+    paceline.stop("too early")
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=40)
+for epoch in paceline.epochs(40):
+    for x, y in loader:
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if epoch == 3 and paceline.worker() == 0:
+        if "stop" in sys.argv:
+            paceline.stop("no  gain for\\n3 epochs")
+        break
+paceline.finish()
+print("ends with", sum(p.double().sum().item() for p in model.parameters()))
+"""
+TESTED = ("bsp", "ad-psgd")
+
+
+@pytest.mark.parametrize("protocol", each(sorted(registry()), long=sorted(set(registry()) - set(TESTED))))
+def test_one_worker_s_early_stopping_stops_the_run_and_all_have_its_last_version(protocol: str, launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "3", "-p", protocol, "--tee", "all", args=("stop",)).completed()
+    assert run.err.count("paceline: worker 0 stops the run: no gain for 3 epochs\n") == 1
+    assert "has left the training" not in run.err
+    assert run.summary["outcome"] == "completed"
+    assert run.summary["stopped"] == "no gain for 3 epochs"
+    assert run.summary["samples"] < 20 * 64
+    ends = [line.partition("ends with ")[2] for line in run.out.splitlines() if "ends with" in line]
+    assert len(ends) == 3
+    assert len(set(ends)) == 1
+    assert main(["check", str(run.folder)]) == 0
+    assert main(["replay", str(run.folder), "--out", str(run.folder / "again")]) == 0
+
+
+def test_a_worker_that_leaves_its_loop_early_is_named_at_once_and_at_the_end(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "asp").completed()
+    first, last = [line for line in run.err.splitlines() if "epochs" in line]
+    assert first.startswith("paceline: worker 0 has left the training after 4 of 40 epochs, and worker 1 goes on")
+    assert "paceline.stop(reason) ends the run for all workers" in first
+    assert last == "paceline: worker 0 stopped after 4 of 40 epochs, worker 1 after 40"
+
+
+def test_stop_before_prepare_is_refused_in_one_line(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "asp", args=("before",))
+    assert run.code == 2
+    assert "paceline.stop() came before paceline.prepare(): no training has begun that it could end" in run.err
+
+
+@pytest.mark.parametrize("reason", ["", " \n", None, 3])
+def test_stop_needs_a_reason(reason: object) -> None:
+    with pytest.raises(ConfigError, match=r"paceline\.stop\(\) got .*; it must be a line that says why the run ends"):
+        paceline.stop(reason)  # type: ignore[arg-type]
+
+
+def test_alone_stop_does_nothing() -> None:
+    paceline.stop("no gain")
+
+
+def test_a_worker_is_early_only_if_another_one_goes_on_to_an_epoch_after_its_last() -> None:
+    leavers = EarlyLeavers()
+    leavers.done(1, 4)
+    assert leavers.goes_on(0, 3) is None, "it was in that epoch, too"
+    assert leavers.goes_on(1, 4) is None, "it is the one"
+    assert leavers.at_end() is None
+    line = leavers.goes_on(2, 4)
+    assert line is not None
+    assert line.startswith("worker 1 has left the training after 4 epochs, and worker 2 goes on")
+    assert leavers.goes_on(0, 5) is None, "once is enough"
+    leavers.done(2, 9)
+    assert leavers.at_end() == "worker 1 stopped after 4 epochs, worker 2 after 9"
+    leavers.epochs = 40
+    assert leavers.at_end() == "worker 1 stopped after 4 of 40 epochs, worker 2 after 9"
+
+
+def test_the_reason_is_in_the_ledger(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "1", "-p", "bsp", args=("stop",)).completed()
+    (end,) = run.rows("SELECT value FROM run WHERE key = 'end'")
+    assert json.loads(end[0])["stopped"] == "no gain for 3 epochs"
