@@ -220,6 +220,8 @@ def test_a_batch_that_a_script_only_looked_at_is_none_of_those_that_it_comes_bac
         ("kept batches in another order", "YYYerygszygszygsz", False),
         ("several backwards, each of whose weight the script says", "FKKewgwgs", False),
         ("several losses of a batch", "FggszFggsz", False),
+        ("a first batch that is left out", "FFgszFgszeFgsz", False),
+        ("copies of batches, while a variable has the next one", "FFgszFgszegsz", True),
         ("a window that is open at the end of a short loop", "FgFegs", False),
     ],
 )

@@ -114,6 +114,11 @@ class Batches:
         """The newest of these, while a variable has it since the loop itself, whatever the script works on."""
         self._ahead = False
         """Whether the script may fetch batches ahead of their use, so that it uses some after the loader's end."""
+        self._left_out_first = False
+        """Whether the present loop's first batch was gone as its first gradient came, and the second one there. It was
+        left out, unless a copy of it was used, and the variable has the next one by then."""
+        self._begins = True
+        """Whether no gradient has come since the loop began."""
         self._behind: int | None = None
         """How many batches it has fetched ahead of their use, once that is known."""
         self._joined: list[FetchedBatch] = []
@@ -125,7 +130,7 @@ class Batches:
     @property
     def pending(self) -> bool:
         """Whether a coming step may use a batch that was fetched."""
-        return bool(self.open or self.window or self._ahead or self._put_by())
+        return bool(self.open or self.window or self._ahead or self._left_out_first or self._put_by())
 
     def fetched(self, batch: Batch | None, samples: int, data: Any, *, ahead: bool = False) -> None:
         """The loader hands out this batch. `ahead`: to another thread than the script's."""
@@ -174,7 +179,10 @@ class Batches:
             self._skip(self.erased)
             self.erased = []
             self._join(self._in_use())
+            self._begins = False
         elif not self.window:
+            if self._over and self._left_out_first and not self.erased:  # a step more than batches were used
+                self.unsure = self.unsure or self._said is None
             again, self.erased = self.erased or self._repeated() or self.last, []
             self._join(again)
 
@@ -257,6 +265,7 @@ class Batches:
     def _keep(self, one: FetchedBatch) -> None:
         """Note what the script keeps of a loop: in most loops nothing, as the first batch is gone at the third."""
         if self._over:
+            self._begins, self._left_out_first = True, False
             self._skip(self._put_by())
             self._kept.clear()
             self._keeps = True
@@ -347,6 +356,7 @@ class Batches:
         if newest is None:
             return self._oldest()
         used: list[FetchedBatch] = []
+        self._left_out_first = self._begins and len(self.open) == 2 and not self.open[0].alive
         while newest not in used:
             one = self.open.popleft()
             if one is newest or one.alive:
