@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,20 @@ def test_a_plan_of_all_epochs_ends_where_it_would_alone_and_is_replayed_to_the_b
 def test_accumulated_batches_are_one_step_of_the_plan(protocol: str, launch: Launch) -> None:
     run = launch.run(SCRIPT, "-n", "2", "-p", protocol, "--tee", "all", args=("4",)).completed()
     assert ends(run) == [(18, 18)] * 2
+
+
+@pytest.mark.parametrize("accumulated", ["1", "5"])  # 24 batches an epoch: the last step of each is of four
+def test_one_worker_comes_to_the_bits_of_plain_pytorch(accumulated: str, launch: Launch, tmp_path: Path) -> None:
+    script = SCRIPT.replace("shuffle=True", "shuffle=False").replace("len(loader) // ACCUMULATE", "5")
+    script += "print(*[number.hex() for p in model.parameters() for number in p.flatten().tolist()])"
+    if accumulated == "1":
+        script = script.replace("EPOCHS * 5", "EPOCHS * len(loader)")
+    (tmp_path / "alone.py").write_text(script)
+    alone = subprocess.run([sys.executable, tmp_path / "alone.py", accumulated], capture_output=True, text=True)
+    run = launch.run(script, "-n", "1", "-p", "bsp", "--tee", "all", "--threads", "1", args=(accumulated,)).completed()
+    assert alone.returncode == 0, alone.stderr
+    ended = [line.partition("] ")[2] for line in run.out.splitlines() if line.startswith("[worker 0] ")]
+    assert alone.stdout.splitlines() == (ended or run.out.splitlines()[:2])
 
 
 def test_a_run_that_was_stopped_comes_to_the_plan_s_end_once_it_goes_on(launch: Launch) -> None:
