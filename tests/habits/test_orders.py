@@ -20,8 +20,9 @@ from paceline.protocols import registry
 from paceline.records import broken
 from paceline.training import orders as orders_module
 from paceline.training.orders import Orders, in_blocks
-from paceline.training.seeding import epoch_order, order_digest, seed_epoch
+from paceline.training.seeding import order_digest, seed_epoch
 from support.launch import Launch
+from support.orders import epoch_order
 from support.suites import each
 
 HUGE = """

@@ -15,7 +15,7 @@ from paceline.core.counts import Counts
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, Order, Release, StartPush, SwitchProtocol
 from paceline.records.ledger import read_facts
-from paceline.training.seeding import epoch_order
+from support.orders import epoch_order
 from support.rounding import apart
 from support.runs import Run, longer, run, side_by_side
 from support.scripts import functions_of, training

@@ -15,8 +15,9 @@ import torch
 from paceline.core.facts import GradientReady, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
 from paceline.records.ledger import read_facts
-from paceline.training.seeding import epoch_order, seed_step
+from paceline.training.seeding import seed_step
 from support import nursery
+from support.orders import epoch_order
 from support.recorded import checked
 from support.runs import Run, longer, run, side_by_side
 from support.runs import ended as ended_run

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from paceline.protocols import registry
 from paceline.training.layout import parameters_sha256
-from paceline.training.seeding import epoch_order, seed_step
+from paceline.training.seeding import seed_step
+from support.orders import epoch_order
 from support.rounding import apart
 from support.runs import Run, longer, run, side_by_side
 from support.scripts import functions_of

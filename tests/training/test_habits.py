@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training.seeding import epoch_order
+from support.orders import epoch_order
 from support.runs import Run, run, side_by_side
 from support.scripts import functions_of
 

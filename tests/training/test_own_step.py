@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from paceline.training.seeding import epoch_order
+from support.orders import epoch_order
 from support.rounding import apart
 from support.runs import Run, run, side_by_side
 from support.scripts import functions_of

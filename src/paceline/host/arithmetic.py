@@ -100,10 +100,6 @@ class Arithmetic:
             self._shelf.release(owner)
         return owner is not None
 
-    def want_state(self, worker: int) -> None:
-        """Have the optimizer's state sent for that worker, as of the newest version."""
-        self.send(messages.SendState(worker))
-
     def adopt(self, descriptors: list[int]) -> None:
         """The fixed part is the adopted one from now on. The optimizer's state may come along."""
         self.send(messages.Adopt(), tuple(descriptors))

@@ -82,12 +82,6 @@ def seed_item(seed: int, epoch: int, item: int) -> None:
     seed_all(mixed("item", seed, epoch, item))
 
 
-def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[list[Any]]:
-    """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch)."""
-    seed_epoch(batches, seed, epoch)
-    return [plain_ids(batch) for batch in batches]
-
-
 @contextmanager
 def drawing_alone(batches: Any, seed: int, epoch: int) -> Iterator[None]:
     """In the block, torch's own sampler draws what the global generator's seed gives, from a generator of its own.
