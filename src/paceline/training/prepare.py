@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
-from paceline.training import accelerator, plateau
+from paceline.training import accelerator
 from paceline.training.alone import unjoined
 from paceline.training.arguments import sorted_out
 from paceline.training.batches import Batches
@@ -52,7 +52,7 @@ from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
 from paceline.training.probe import ENDLESS
-from paceline.training.schedules import Schedule, check_schedulers, with_schedules
+from paceline.training.schedules import Schedule, check_schedulers, watch_plateau, with_schedules
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install, structure_of
 from paceline.training.signals import undisturbed
@@ -311,7 +311,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     for schedule in schedules:
         schedule.follow(session)
     watch(optimized, session.script_clips)
-    plateau.watch(optimizer, session.script_steps_plateau)
+    watch_plateau(optimizer, session.script_steps_plateau)
     if checked_loader is None:
         return given.returned(model)
     kind = PacedStream if own_streams else SharedStream

@@ -8,9 +8,10 @@ to where the run is: after so many batches of all workers, as one process would 
 from __future__ import annotations
 
 import copyreg
+import functools
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
 )
 
+from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 
 
@@ -211,3 +213,44 @@ def with_schedules(keep: Mapping[str, Any], schedules: Sequence[Schedule]) -> di
     kept = {name: of.pop(id(one), one) for name, one in keep.items()}
     names = (name for number in count(1) if (name := f"scheduler{number}") not in keep)
     return kept | dict(zip(names, of.values(), strict=False))
+
+
+# --- ReduceLROnPlateau, which each worker steps by a metric of its own
+
+
+def plateau_remark(holder: HolderKind, in_means: bool) -> str:
+    """Whose decision counts, and what to write. `in_means`: see `Link`. It follows on the worker's name."""
+    if holder != "window":
+        counts = "Each worker's own optimizer steps with its own rate, so where their metrics differ the rates part"
+    elif in_means:
+        counts = "A version takes the rate of the lowest worker in it, so worker 0's metric decides"
+    else:
+        counts = "Each update takes its own worker's rate, so where their metrics differ the rates do"
+    return (
+        f"steps ReduceLROnPlateau, and so does each worker, by its own metric. {counts}. Give step() a metric that is "
+        "the same in all workers, such as the loss on the same validation data, or take a schedule by epochs"
+    )
+
+
+class _PlateauWatch:
+    """The optimizer whose schedulers matter in this process, and who is told."""
+
+    now: tuple[torch.optim.Optimizer, Callable[[], object]] | None = None
+
+
+def watch_plateau(optimizer: torch.optim.Optimizer, tell: Callable[[], object]) -> None:
+    """Call `tell` whenever the script steps a ReduceLROnPlateau of this optimizer."""
+    _PlateauWatch.now = optimizer, tell
+    if not getattr(ReduceLROnPlateau.step, "paceline_made", False):
+        ReduceLROnPlateau.step = _telling(ReduceLROnPlateau.step)  # type: ignore[method-assign]
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(scheduler: ReduceLROnPlateau, *arguments: Any, **named: Any) -> Any:
+        if _PlateauWatch.now is not None and scheduler.optimizer is _PlateauWatch.now[0]:
+            _PlateauWatch.now[1]()
+        return original(scheduler, *arguments, **named)
+
+    step.paceline_made = True  # type: ignore[attr-defined]
+    return step

@@ -20,7 +20,7 @@ from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import path_of
-from paceline.training import plateau, schedules
+from paceline.training import schedules
 from paceline.training.batches import Batches, Stands
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
@@ -364,7 +364,7 @@ class Session:
     def script_steps_plateau(self) -> None:
         """The script steps a ReduceLROnPlateau, by this worker's metric."""
         if self.go is not None:
-            self.remark_once("plateau", plateau.remark(self._shown_by, self.link.in_means))
+            self.remark_once("plateau", schedules.plateau_remark(self._shown_by, self.link.in_means))
 
     def progress(self) -> tuple[int, int] | None:
         """See `schedules.Run`."""
