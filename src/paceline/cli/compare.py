@@ -291,7 +291,7 @@ def _remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -
     """What the table does not say."""
     settings, rows = state["settings"], state["protocols"]
     if settings["target"]:
-        yield (f"seconds: until {settings['target']}; {state['metric']}: of the last version")
+        yield f"seconds: until {settings['target']}; {state['metric']}: of the last version"
     if 1 < len(settings["seeds"]) < LEAST:
         yield (
             f"{count(len(settings['seeds']), 'seed')}: each range is that of its runs, and decides nothing; "

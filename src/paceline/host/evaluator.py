@@ -82,8 +82,6 @@ class Evaluator:
         self._versions: deque[tuple[int, str]] = deque()
         self._busy: int | None = None
         """The version that it evaluates now."""
-        self.wanted = True
-        """Whether the script has an evaluate. Without one no process is forked."""
 
     @property
     def idle(self) -> bool:

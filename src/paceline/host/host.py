@@ -334,9 +334,7 @@ class LocalHost:
         self.shards = shards if any(one.host != self.name for one in shards) else []
         own = self._own_range(offer)
         self._forker, ends = worker, [self.arithmetic.open()]
-        if self._evaluator is not None:
-            self._evaluator.wanted = offer.evaluates
-        if self._evaluator is not None and self._evaluator.wanted:
+        if self._evaluator is not None and offer.evaluates:
             ends.append(self._evaluator.connect())
         message = self.plan.fork(self._spec.optimizer == "store", *own)
         self._send_with(worker, message, ends)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.training.schedules import is_scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def sorted_out(given: Sequence[Any]) -> Arguments:
     Raises ConfigError if nothing is free.
     """
     rest = [one for one in given if one is not None]
-    schedulers = tuple(one for one in rest if is_scheduler(one))
-    rest = [one for one in rest if not is_scheduler(one)]
+    schedulers = tuple(one for one in rest if isinstance(one, LRScheduler))
+    rest = [one for one in rest if not isinstance(one, LRScheduler)]
     found = [
         next((one for one in rest if isinstance(one, kind)), None)
         for kind in (nn.Module, torch.optim.Optimizer, DataLoader)

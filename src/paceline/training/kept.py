@@ -10,7 +10,7 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.training.packing import check
-from paceline.training.schedules import Schedule, left_out
+from paceline.training.schedules import Schedule, left_out, schedulers_of
 from paceline.training.snapshots import OfWorker, pack
 from paceline.training.store import packable
 
@@ -92,7 +92,7 @@ class Kept:
     def schedulers_left_out(self) -> list[str]:
         """The classes of the optimizer's learning-rate schedulers that aren't kept."""
         kept = [one.scheduler if isinstance(one, Schedule) else one for one in self._objects.values()]
-        return left_out(self._optimizer, kept)
+        return left_out(schedulers_of(self._optimizer), kept)
 
 
 def past_epochs(epoch: int, left_out: Sequence[str]) -> str:

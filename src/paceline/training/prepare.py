@@ -314,11 +314,12 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     watch_plateau(optimizer, session.script_steps_plateau)
     if checked_loader is None:
         return given.returned(model)
-    kind = PacedStream if own_streams else SharedStream
-    paced: Iterated = kind(checked_loader, session)
+    paced: Iterated
     if leased:
         paced = PacedLoader(checked_loader, session, endless=passes == ENDLESS)
-        session.loader = weakref.ref(paced)
+    else:
+        paced = (PacedStream if own_streams else SharedStream)(checked_loader, session)
+    session.loader = weakref.ref(paced)
     return given.returned(model, as_prepared(paced))
 
 

@@ -141,11 +141,6 @@ EXPLICIT = (
 )
 
 
-def is_scheduler(found: Any) -> bool:
-    """Whether this is a learning-rate scheduler of torch, or of a class made from one."""
-    return isinstance(found, LRScheduler)
-
-
 ABSOLUTE = (CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR)
 """They compute rates from the first one, whatever another scheduler has made of them. Others multiply the last."""
 
@@ -183,12 +178,11 @@ def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
     ]
 
 
-def left_out(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[str]:
-    """The classes of the optimizer's schedulers that are none of these, nor a part of another scheduler."""
-    of_optimizer = schedulers_of(optimizer)
-    parts = [scheduler for one in (*of_optimizer, *known) for scheduler in getattr(one, "_schedulers", ())]
+def left_out(schedulers: Sequence[LRScheduler], known: Sequence[Any]) -> list[str]:
+    """The classes of those of an optimizer's schedulers that are none of the known ones, nor a part of another one."""
+    parts = [scheduler for one in (*schedulers, *known) for scheduler in getattr(one, "_schedulers", ())]
     ids = {id(one) for one in (*known, *parts)}  # SequentialLR has its own ones
-    return sorted(type(one).__name__ for one in of_optimizer if id(one) not in ids)
+    return sorted(type(one).__name__ for one in schedulers if id(one) not in ids)
 
 
 def unprepared(optimizer: torch.optim.Optimizer) -> str | None:
@@ -196,8 +190,8 @@ def unprepared(optimizer: torch.optim.Optimizer) -> str | None:
 
     None if there is no such scheduler: the script sets the rate by itself.
     """
-    others = [one for one in schedulers_of(optimizer) if isinstance(one, _Prepared | ReduceLROnPlateau)]
-    names = left_out(optimizer, others)
+    found = schedulers_of(optimizer)
+    names = left_out(found, [one for one in found if isinstance(one, _Prepared | ReduceLROnPlateau)])
     if not names:
         return None
     return (
