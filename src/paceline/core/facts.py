@@ -78,11 +78,13 @@ class GradientReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDeclined:
-    """A released step has no data left to work on. The worker computes no more."""
+    """A released step has no data left to work on. The worker computes no more, unless it resumes."""
 
     worker: int
     step: int
     at: float
+    paused: bool = False
+    """The worker waits for the others in `agree`. `WorkerResumed` follows, unless it leaves first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,24 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCopied:
-    """A joiner has its replica: the source's, as it was when the copy was ordered.
+    """A joiner, or a worker that has resumed, has its replica: the source's, as it was when the copy was ordered.
 
     The source may have left meanwhile in an orderly way. If it has died, this fact never comes.
     """
 
     source: int
+    worker: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResumed:
+    """A worker that has declined a step goes on: it is to be released anew.
+
+    The parameters of the step that it declined had come. A push of an earlier step may still be on its way, and so
+    may a version that was sent ahead.
+    """
+
     worker: int
     at: float
 
@@ -148,4 +162,5 @@ Fact = (
     | ReduceFinished
     | ReduceFailed
     | ReplicaCopied
+    | WorkerResumed
 )

@@ -18,6 +18,7 @@ from paceline.core.facts import (
     TrainingBegan,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import CopyReplica, DropUpdate, Hold, Reduce, Release, StepReplica, Why
 from paceline.core.roster import check_beginning
@@ -28,9 +29,11 @@ REASONS = {
     "own-gradient": "its gradient of step {0} is ready",
     "never-shared": "worker {0} {1} before its replica was averaged with another one's",
     "joined": "worker {0} joined, and starts from the replica of worker {1}",
+    "goes-on": "worker {0} goes on from its own replica",
+    "behind": "worker {0} goes on, and gets the replica of worker {1}, which has changed more often",
     "copied": "it has the replica of worker {0}",
     "nobody-here": "worker {0} joined, and there is no replica that it could copy",
-    "no-replica-yet": "worker {0} joined, and no replica can be copied before a group has ended or a copy is there",
+    "no-replica-yet": "worker {0} waits for a replica: none can be copied before a group has ended or a copy is there",
 }
 """Sentences of the reasons that these machines share."""
 
@@ -44,12 +47,13 @@ class Seat:
     step: int
     """The step that it was last released for; before its first release, the one before its first step."""
     version: int = 0
-    """How often its replica has changed."""
+    """How often its replica has changed; -1: it has none."""
     computed_on: int = -1
     """The replica's version that this step computes on."""
     phase: Phase = "parked"
-    """`parked`: the worker has joined and waits for a replica to copy; `copying`: that copy is on its way; `ready`: the
-    gradient is there and not applied; `applied`: the gradient is in the replica."""
+    """`parked`: the worker has joined and waits for a replica to copy, or has resumed and is not released yet;
+    `copying`: that copy is on its way; `ready`: the gradient is there and not applied; `applied`: the gradient is in
+    the replica."""
     group: int | None = None
     """The group that averages its replica, or its gradient, now."""
     alone: list[int] = field(default_factory=list)
@@ -62,13 +66,17 @@ class Replicas:
 
     A step goes computing → ready → applied, then the worker is released for the next one. Its replica may be
     averaged in any phase, by one group at a time, and is not stepped meanwhile. A worker without data declines
-    a step and computes no more. Its replica may still be averaged. It may leave at any time.
+    a step. It computes no more, unless it resumes: it is parked then. Its replica may still be averaged. It may leave
+    at any time.
 
     A joiner first gets a copy of another worker's replica, and takes part from the copy's end on. The source is the
     worker whose replica has changed most often, of those that have data left, or of all if none has. It is in no group
     at work. While all are in one, the joiner waits. If the source dies, the joiner gets another worker's replica. If
     there is no replica to copy and none will come, a joiner begins alone: with the newest mean that was recorded, as
     version 0.
+
+    A worker that has resumed has its own replica. Where that must not be behind the others, it waits for a copy as a
+    joiner does. Until the copy is there it keeps what it has.
 
     In a resumed run every replica is as the snapshot has it, as version 0. The snapshot holds a copy of each, so no
     step of an earlier segment is in one replica alone.
@@ -85,9 +93,10 @@ class Replicas:
     """Groups ordered so far: the next one's number."""
     began: bool = False
     waiting: dict[int, None] = field(default_factory=dict)
-    """Joiners that have been given no replica to copy, in the order in which they came."""
-    copies: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By joiner: the source of its copy, and the last step that only the source's replica had at that time, or -1."""
+    """Workers that have been given no replica to copy, in the order in which they came."""
+    copies: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By the worker that gets a copy: its source; the last step that only the source's replica had at that time, or -1;
+    and the version of the worker's own replica until then."""
     used: dict[int, int] = field(default_factory=dict)
     """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
 
@@ -114,7 +123,7 @@ class Replicas:
                 return self._join(fact)
             case ReplicaCopied():
                 return self._copied(fact)
-            case WorkerLeft() | GradientReady() | StepDeclined():
+            case WorkerLeft() | GradientReady() | StepDeclined() | WorkerResumed():
                 return self._of_worker(fact)
             case _:
                 raise ProtocolViolation(fact, "it does not happen where every worker owns a replica")
@@ -155,19 +164,40 @@ class Replicas:
             self.seats[worker].group = group
         return order
 
-    def copy(self) -> tuple[CopyReplica, ...]:
-        """Note and return the orders that give each waiting joiner a replica to copy; none while there is none.
+    def catch_up(self, worker: int) -> None:
+        """The worker has resumed: let it wait until its replica is not behind any other one."""
+        self.waiting[worker] = None
 
-        O(n), while a joiner waits.
+    def caught_up(self) -> list[int]:
+        """Return the waiting workers whose replicas no other one is ahead of. They wait no longer.
+
+        O(n), while a worker waits.
+        """
+        if not self.waiting:
+            return []
+        most = max(seat.version for seat in self.seats.values())
+        workers = [worker for worker in self.waiting if self.seats[worker].version == most >= 0]
+        for worker in workers:
+            del self.waiting[worker]
+        return workers
+
+    def copy(self) -> tuple[CopyReplica, ...]:
+        """Note and return the orders that give each waiting worker a replica to copy; none while there is none.
+
+        O(n), while a worker waits.
         """
         if not self.waiting or (source := self._source()) is None:
             return ()
-        seat = self.seats[source]
-        joiners, self.waiting = list(self.waiting), {}
-        for worker in joiners:
-            self.seats[worker].version, self.seats[worker].phase = seat.version, "copying"
-            self.copies[worker] = (source, max(seat.alone, default=-1))
-        return tuple(CopyReplica(source=source, worker=worker, why=("joined", worker, source)) for worker in joiners)
+        orders = []
+        last = max(self.seats[source].alone, default=-1)
+        for worker in self.waiting:
+            seat = self.seats[worker]
+            code = "joined" if seat.version < 0 else "behind"
+            self.copies[worker] = (source, last, seat.version)
+            seat.version, seat.phase = self.seats[source].version, "copying"
+            orders.append(CopyReplica(source=source, worker=worker, why=(code, worker, source)))
+        self.waiting = {}
+        return tuple(orders)
 
     def begin_alone(self) -> int | None:
         """Return the first waiting joiner, if all workers wait. It waits no longer, and its replica is version 0."""
@@ -214,14 +244,14 @@ class Replicas:
             raise ProtocolViolation(fact, f"worker {fact.worker} is here already")
         if fact.step <= self.used.get(fact.worker, fact.step - 1):
             raise ProtocolViolation(fact, f"step numbers up to {self.used[fact.worker]} are used")
-        self.seats[fact.worker] = seat = Seat(step=fact.step - 1)
+        self.seats[fact.worker] = seat = Seat(step=fact.step - 1, version=-1)
         self.hosts[fact.worker] = fact.host
         self.waiting[fact.worker] = None
         self.used.pop(fact.worker, None)
         return seat
 
     def _copied(self, fact: ReplicaCopied) -> Seat:
-        source, last = self.copies.get(fact.worker, (None, 0))
+        source, last, _ = self.copies.get(fact.worker, (None, 0, 0))
         if source != fact.source:
             raise ProtocolViolation(fact, f"no replica of worker {fact.source} is on its way to worker {fact.worker}")
         del self.copies[fact.worker]
@@ -237,7 +267,7 @@ class Replicas:
         free = [worker for worker in going if self.seats[worker].group is None]
         return max(free, key=lambda worker: self.seats[worker].version, default=None)
 
-    def _of_worker(self, fact: WorkerLeft | GradientReady | StepDeclined) -> Seat:
+    def _of_worker(self, fact: WorkerLeft | GradientReady | StepDeclined | WorkerResumed) -> Seat:
         seat = self.seats.get(fact.worker)
         if seat is None:
             raise ProtocolViolation(fact, f"worker {fact.worker} is not here")
@@ -251,6 +281,11 @@ class Replicas:
                 if seat.group is not None:
                     self.broken[seat.group] = None
             return seat
+        if isinstance(fact, WorkerResumed):
+            if seat.phase != "declined":
+                raise ProtocolViolation(fact, f"it is {seat.phase} at step {seat.step}, and has declined none")
+            seat.phase = "parked"
+            return seat
         if seat.phase != "computing" or seat.step != fact.step:
             raise ProtocolViolation(fact, f"its worker is {seat.phase} at step {seat.step}")
         if isinstance(fact, StepDeclined):
@@ -263,8 +298,8 @@ class Replicas:
 
     def _void(self, source: int) -> None:
         """No copy of this source's replica comes to its end any more."""
-        for worker in [worker for worker, (copied, _) in self.copies.items() if copied == source]:
-            del self.copies[worker]
+        for worker in [worker for worker, (copied, _, _) in self.copies.items() if copied == source]:
+            _, _, self.seats[worker].version = self.copies.pop(worker)
             self.seats[worker].phase = "parked"
             self.waiting[worker] = None
 

@@ -18,6 +18,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import DropUpdate, Release, StartPull, StartPush, Why
 from paceline.errors import ProtocolViolation
@@ -25,6 +26,7 @@ from paceline.errors import ProtocolViolation
 REASONS = {
     "began": "training began at version {0}",
     "joined": "worker {0} joined at version {1}",
+    "goes-on": "worker {0} goes on at version {1}",
     "any-time": "a push may start at any time",
     "half-pushed": "worker {0} {1} before its update had arrived",
 }
@@ -73,8 +75,15 @@ class Seat:
     """What this step's update weighs in a mean, once that is known."""
     pulling: int | None = None
     """The version that is being transferred to the worker."""
+    ahead: bool = False
+    """Whether that was ordered by `StartPull`, ahead of the step that it is for."""
     pushing: int | None = None
     """An earlier step, whose push still goes on while the worker computes this one."""
+
+    @property
+    def in_transit(self) -> bool:
+        """Whether an earlier step's push, or a version that was sent ahead, is still on its way."""
+        return self.pushing is not None or self.ahead
 
 
 @dataclass(slots=True)
@@ -83,7 +92,7 @@ class Roster:
 
     A step goes computing → ready → pushing → arrived. Then the worker is released for the next one. Where a push
     may go on beside the next step's computation, that release may come while it is pushing. A worker without data
-    declines instead and computes no more. It may leave in any phase.
+    declines instead. It computes no more, unless it resumes: it is parked then. It may leave in any phase.
     """
 
     seats: dict[int, Seat] = field(default_factory=dict)
@@ -125,10 +134,16 @@ class Roster:
             case StepDeclined():
                 self._expect(fact, seat, fact.step, "computing")
                 seat.phase = "declined"
+            case WorkerResumed():
+                if seat.phase != "declined":
+                    raise ProtocolViolation(fact, f"it is {seat.phase} at step {seat.step}, and has declined none")
+                seat.phase = "parked"
+                if not seat.ahead:  # the parameters of the step that it declined have come, though no fact told it
+                    seat.pulling = None
             case ParametersTaken():
                 if seat.pulling is None or fact.version != seat.pulling:
                     raise ProtocolViolation(fact, f"worker {fact.worker} is not pulling that version")
-                seat.pulling = None
+                seat.pulling, seat.ahead = None, False
         return seat
 
     def release(
@@ -141,7 +156,7 @@ class Roster:
         seat.step += 1
         seat.version, seat.phase, seat.weight = version, "computing", None
         if parameters == "pull":
-            seat.pulling = version
+            seat.pulling, seat.ahead = version, False
         return Release(worker=worker, step=seat.step, version=version, parameters=parameters, why=why)
 
     def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
@@ -152,7 +167,8 @@ class Roster:
 
     def pull(self, worker: int, version: int, why: Why) -> StartPull:
         """Note and return the order that transfers a version to the worker without starting a step."""
-        self.seats[worker].pulling = version
+        seat = self.seats[worker]
+        seat.pulling, seat.ahead = version, True
         return StartPull(worker=worker, version=version, why=why)
 
     @staticmethod

@@ -44,6 +44,7 @@ from paceline.core.facts import (
     TrainingBegan,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.lots import Lots
 from paceline.core.machine import Spec
@@ -95,6 +96,11 @@ class Machine:
                 return (*self._begin_alone(), *self.replicas.hold(worker))
             case ReplicaCopied(worker=worker, source=source):
                 return self._enter(worker, ("copied", source))
+            case WorkerResumed(worker=worker):
+                assert seat is not None
+                if seat.group is not None:  # it goes on once that exchange is over
+                    return (self._hold(worker),)
+                return self._enter(worker, ("goes-on", worker))
             case GradientReady(worker=worker):
                 assert seat is not None
                 if seat.group is not None or self.actives.get(worker) is not None:
@@ -174,6 +180,9 @@ class Machine:
                 active = next(iter(queue))
                 self._leave_queue(active)
                 orders.append(self._exchange(active, worker, queued=True))
+        for worker in ended:
+            if self.replicas.seats[worker].phase == "parked":  # it resumed meanwhile
+                orders += self._enter(worker, ("goes-on", worker))
         return tuple(orders)
 
     def _retire(self, worker: int) -> tuple[Order, ...]:

@@ -32,6 +32,7 @@ from paceline.core.facts import (
     TrainingBegan,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import DropUpdate, Hold, Order, Release, StepReplica, Why
@@ -67,6 +68,9 @@ class Machine:
                 return tuple(self._release(worker, ("began",)) for worker, _, _ in members)
             case WorkerJoined():
                 return ()
+            case WorkerResumed(worker=worker):
+                self.replicas.catch_up(worker)
+                return ()
             case ReplicaCopied(worker=worker, source=source):
                 return (self._release(worker, ("copied", source)),)
             case GradientReady(worker=worker, step=step):
@@ -87,15 +91,18 @@ class Machine:
                 raise AssertionError(fact)
 
     def _welcome(self, fact: Fact) -> tuple[Order, ...]:
-        """Let joiners enter the open round, but not while its mean is made: that mean could not step their replicas."""
+        """Let workers enter the open round, but not while its mean is made: that mean could not step their replicas."""
         orders: list[Order] = []
         if not self.replicas.groups:
+            orders += [self._release(worker, ("goes-on", worker)) for worker in self.replicas.caught_up()]
             if (alone := self.replicas.begin_alone()) is not None:
                 orders.append(self._release(alone, ("nobody-here", alone)))
             for order in self.replicas.copy():
                 self.awaited[order.worker] = None
                 orders.append(order)
-        return (*orders, *self.replicas.hold(fact.worker)) if isinstance(fact, WorkerJoined) else tuple(orders)
+        if isinstance(fact, WorkerJoined | WorkerResumed):
+            orders += self.replicas.hold(fact.worker)
+        return tuple(orders)
 
     def _release(self, worker: int, why: Why) -> Release:
         self.awaited[worker] = None

@@ -22,6 +22,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Why
@@ -51,6 +52,8 @@ class Machine:
                 return tuple(self.roster.release(worker, version, began) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self.roster.release(worker, self.version, ("joined", worker, self.version)),)
+            case WorkerResumed(worker=worker):
+                return (self.roster.release(worker, self.version, ("goes-on", worker, self.version)),)
             case GradientReady(worker=worker):
                 return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):

@@ -24,6 +24,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Hold, Order, Release, Why
@@ -55,6 +56,8 @@ class Machine:
                 return tuple(self._release(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self._release(worker, ("joined", worker, self.version)),)
+            case WorkerResumed(worker=worker):
+                return (self._release(worker, ("goes-on", worker, self.version)),)
             case GradientReady(worker=worker):
                 return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):

@@ -45,6 +45,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, Why
@@ -153,6 +154,9 @@ class Machine:
                 return tuple(self._enter(worker, ("began", version), at) for worker, _, _ in members)
             case WorkerJoined(worker=worker, at=at):
                 return (self._enter(worker, ("joined", worker, self.version), at),)
+            case WorkerResumed(worker=worker, at=at):
+                assert seat is not None
+                return self._resume(worker, seat, at)
             case GradientReady():
                 assert seat is not None
                 return self._computed(fact, seat)
@@ -178,8 +182,20 @@ class Machine:
 
     def _enter(self, worker: int, why: Why, at: float) -> Release:
         self.desks[worker] = Desk()
-        self._await(worker, 1)
+        self.owing -= self.awaited.get(worker, 0)
+        self._await(worker, 2 if worker in self.kept else 1)
         return self._release(worker, self.version, why, at)
+
+    def _resume(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
+        """A worker that has resumed enters the open round, unless a gradient of it has arrived for that."""
+        if seat.ahead:
+            assert seat.pulling is not None
+            return (Hold(worker=worker, why=("on-its-way", seat.pulling)),)
+        if (worker, seat.step - 1) not in self.arrived:
+            return (self._enter(worker, ("goes-on", worker, self.version), at),)
+        self.desks[worker] = Desk(holds=self.version)  # it had this version, or its round would not be open
+        seat.phase = "arrived"
+        return self._ahead(worker, seat, at) or (Hold(worker=worker, why=self._missing(worker)),)
 
     def _await(self, worker: int, gradients: int) -> None:
         self.awaited[worker] = gradients
@@ -246,7 +262,8 @@ class Machine:
             self.sending = None
         desk = self.desks.get(worker)
         if desk is None:
-            return self._go_on(at)
+            orders = self._resume(worker, seat, at) if seat.phase == "parked" else ()
+            return (*orders, *self._go_on(at))
         if worker in self.going and version == self.version and len(self.going) == 1:
             self.broadcast = _averaged(self.broadcast, at - self.made_at)
         self._came(worker, desk, version)

@@ -56,6 +56,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Hold, Order, StartPull, Why
@@ -148,6 +149,9 @@ class Machine:
                 return tuple(self._start(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self._start(worker, ("joined", worker, self.version)),)
+            case WorkerResumed(worker=worker):
+                assert seat is not None
+                return self._resume(worker, seat) or (Hold(worker=worker, why=self._awaits(worker)),)
             case GradientReady(worker=worker):
                 assert seat is not None
                 return self._ready(worker, seat)
@@ -161,8 +165,8 @@ class Machine:
                 contributions = ((worker, step, 1 / len(self.roster.seats)),)
                 apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
                 pulls = self._newer()
-                if worker not in self.ahead:  # the worker has no data left
-                    return (apply, *pulls)
+                if worker not in self.ahead:  # the worker had declined
+                    return (apply, *pulls, *self._resume(worker, seat))
                 self.counts.advance(worker)
                 self.total += 1
                 if self.config.pull == "after-push":
@@ -173,7 +177,7 @@ class Machine:
                 return self._let_in(least)
             case WorkerLeft(worker=worker):
                 assert seat is not None
-                if seat.phase != "declined":
+                if worker in self.ahead:
                     self._leave(worker)
                 return (*Roster.half_pushed(fact, seat), *self._let_in(least))
             case _:  # the roster has refused it
@@ -189,6 +193,12 @@ class Machine:
         self.total += self.counts.finished[worker]
         self.ahead[worker] = Ahead()
         return self.roster.release(worker, self.version, why)
+
+    def _resume(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+        """A worker that has resumed starts anew, once nothing of its earlier steps is on its way."""
+        if seat.phase != "parked" or seat.in_transit:
+            return ()
+        return (self._start(worker, ("goes-on", worker, self.version)),)
 
     def _leave(self, worker: int) -> None:
         self.total -= self.counts.finished[worker]
@@ -231,8 +241,8 @@ class Machine:
     def _taken(self, worker: int, seat: Seat, version: int) -> tuple[Order, ...]:
         """The fetch of the first step's parameters, or the eager pull of the next step's, has ended."""
         ahead = self.ahead.get(worker)
-        if ahead is None:  # the worker has no data left
-            return ()
+        if ahead is None:  # the worker had declined
+            return self._resume(worker, seat)
         if ahead.after == "fetch":
             return self._fetched(worker, seat)
         ahead.after, ahead.version = "nothing", version
@@ -314,12 +324,13 @@ class Machine:
         )
 
     def _awaits(self, worker: int) -> Why:
-        """Why the worker cannot go on with its gradient ready."""
+        """Why the worker cannot go on with its gradient ready, or after it has resumed."""
         seat = self.roster.seats[worker]
-        if self.ahead[worker].after == "gate":
+        if seat.phase == "ready" and self.ahead[worker].after == "gate":
             return ("above-gate", self._lead(worker), self.config.gate or 0, self.counts.slowest())
         if seat.pushing is not None:
-            return ("pushing" if self.config.pull == "after-push" else "in-turn", seat.pushing)
+            in_turn = self.config.pull == "free" and seat.phase == "ready"
+            return ("in-turn" if in_turn else "pushing", seat.pushing)
         return ("pulling", -1 if seat.pulling is None else seat.pulling)
 
     def _progress(self, worker: int) -> float:

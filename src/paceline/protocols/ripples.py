@@ -60,6 +60,7 @@ from paceline.core.facts import (
     TrainingBegan,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.lots import Lots
 from paceline.core.machine import Spec
@@ -277,6 +278,8 @@ class Machine:
                 return (*self._begin_alone(), *self.replicas.hold(worker))
             case ReplicaCopied(worker=worker, source=source):
                 return (self._enter(worker, ("copied", source)),)
+            case WorkerResumed(worker=worker):
+                return (self._enter(worker, ("goes-on", worker)),)
             case GradientReady(worker=worker, step=step):
                 stepped = self.replicas.apply(worker, ("own-gradient", step))
                 left = -(step + 1) % self.config.section_length

@@ -28,6 +28,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Hold, Order, Why
@@ -66,6 +67,8 @@ class Machine:
                 return tuple(self._start(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self._start(worker, ("joined", worker, self.version)),)
+            case WorkerResumed(worker=worker):
+                return (self._start(worker, ("goes-on", worker, self.version)),)
             case GradientReady(worker=worker):
                 return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):

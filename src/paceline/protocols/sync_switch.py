@@ -62,6 +62,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Machine as AnyMachine
 from paceline.core.machine import Part, Spec
@@ -196,12 +197,13 @@ class Machine:
     """Workers that take part in the phase."""
     declined: dict[int, None] = field(default_factory=dict)
     """Workers that took part in the phase, until there was no data left."""
+    resumed: dict[int, None] = field(default_factory=dict)
+    """Workers that go on after they had declined, and are in this phase's machine as declined, or not at all. They wait
+    until nothing of what they have begun is under way."""
     parked: dict[int, None] = field(default_factory=dict)
     """Workers that wait for the next phase, and have nothing under way."""
     unsettled: dict[int, dict[int, int | None]] = field(default_factory=dict)
     """By worker and step: the samples of updates that are neither applied nor dropped. Also of workers that left."""
-    fetching: dict[int, None] = field(default_factory=dict)
-    """Workers to which a version is on its way beside their step. A release's own pull ends before the gradient."""
     draining: float | None = None
     """While a phase ends: the time of the fact that began its end."""
     to: Which = "then"
@@ -233,7 +235,7 @@ class Machine:
         if isinstance(fact, TrainingBegan):
             self._begin(fact, turn)
         elif self._note(fact, seat, turn):
-            self._carry(self.part.machine.handle(fact), turn)
+            self._tell(fact, turn)
         self._end(turn)
         why: Why = ("left-out",) if self.draining is None else ("ending", self.part.name, self._part(self.to).name)
         holds = [Hold(worker=worker, why=why) for worker in turn.parked if worker in self.parked]
@@ -264,7 +266,7 @@ class Machine:
     def is_idle(self, worker: int) -> bool:
         """Whether the worker has nothing under way: no step, no gradient, no transfer."""
         seat = self.roster.seats[worker]
-        return seat.phase in ("parked", "arrived") and seat.pushing is None and worker not in self.fetching
+        return seat.phase in ("parked", "arrived") and not seat.in_transit
 
     def _part(self, which: Which) -> Part:
         return self.first if which == "first" else self.then
@@ -328,8 +330,14 @@ class Machine:
                 self.declined[worker] = None
                 self.leaving.pop(worker, None)
                 self._forget(worker)
+            case WorkerResumed():
+                turn.touched.append(worker)
+                if self.draining is not None or worker not in self.declined:
+                    self.resumed[worker] = None
+                    return False
+                del self.declined[worker]
+                self.members[worker] = None
             case ParametersTaken(version=version, at=at):
-                self.fetching.pop(worker, None)
                 turn.touched.append(worker)
                 if worker in self.began and seat.phase == "computing" and seat.version == version:
                     self.began[worker] = at
@@ -347,7 +355,7 @@ class Machine:
         self.hosts.pop(worker)
         self.scales.pop(worker, None)
         self.stages.pop(worker, None)
-        for company in (self.members, self.declined, self.parked, self.fetching):
+        for company in (self.members, self.declined, self.resumed, self.parked):
             company.pop(worker, None)
         self._forget(worker)
         return inside
@@ -358,6 +366,10 @@ class Machine:
             known.pop(worker, None)
 
     # --- the active machine's orders ----------------------------------------------------------------
+
+    def _tell(self, fact: Fact, turn: _Turn) -> None:
+        """Let the active machine handle this fact."""
+        self._carry(self.part.machine.handle(fact), turn)
 
     def _carry(self, orders: tuple[Order, ...], turn: _Turn) -> None:
         """Note these orders and pass them on, except releases of workers that begin nothing more in this phase."""
@@ -378,7 +390,6 @@ class Machine:
                         seat.pushing = order.step
                 case StartPull(worker=worker):
                     self.roster.pull(worker, order.version, order.why)
-                    self.fetching[worker] = None
                 case DropUpdate(worker=worker):
                     self._settle(worker, order.step, turn)
                     dropped = self.roster.seats.get(worker)
@@ -490,19 +501,34 @@ class Machine:
         turn.parked.append(worker)
 
     def _end(self, turn: _Turn) -> None:
-        """Let go of the members that may go now. If none is left, switch."""
+        """Take in the workers that have resumed, and let go of the members that may go now. If none is left, switch."""
         for (
             worker
         ) in turn.touched:  # the list grows meanwhile: a round that no longer waits for a worker ends, and so on
+            if worker in self.resumed and self.is_idle(worker) and worker not in self.unsettled:
+                self._take_in(worker, turn)
             ends = self.draining is not None or worker in self.leaving
             if ends and worker in self.members and self.is_idle(worker):
                 self._take_out(worker, turn)
-        if self.members or not self.parked:
+        if self.members or self.resumed or not self.parked:
             return
         if self.draining is None:  # else they would wait for ever
             self._drain("first" if self.goal is None else "then", ("deserted",), turn)
         if not self.unsettled:
             self._switch(turn)
+
+    def _take_in(self, worker: int, turn: _Turn) -> None:
+        """A worker that has resumed takes part in this phase, whose machine has never heard of it, or in the next."""
+        del self.resumed[worker]
+        if self.draining is None:
+            self.members[worker] = None
+            step = self.roster.seats[worker].step + 1
+            self._tell(WorkerJoined(worker=worker, host=self.hosts[worker], step=step, at=turn.at), turn)
+            return
+        self._park(worker, turn)
+        if worker in self.declined:
+            del self.declined[worker]
+            self._tell(WorkerLeft(worker=worker, reason="drained", at=turn.at), turn)
 
     def _take_out(self, worker: int, turn: _Turn) -> None:
         """Tell the active machine that the worker left. What the worker has pushed stays in the open round."""
@@ -513,8 +539,7 @@ class Machine:
             turn.orders.append(LeaveOut(worker=worker, why=("left-out",)))
         del self.members[worker]
         self._park(worker, turn)
-        left = WorkerLeft(worker=worker, reason="evicted" if evicted else "drained", at=turn.at)
-        self._carry(self.part.machine.handle(left), turn)
+        self._tell(WorkerLeft(worker=worker, reason="evicted" if evicted else "drained", at=turn.at), turn)
 
     def _switch(self, turn: _Turn) -> None:
         """Begin the next part, with all workers that have not run out of data."""
@@ -542,7 +567,7 @@ class Machine:
         if not self.watching:
             self.began, self.windows, self.streaks = {}, {}, {}
         self._scale(self.members, turn)
-        self._carry(self.part.machine.handle(began), turn)
+        self._tell(began, turn)
 
 
 @dataclass(slots=True)
@@ -580,7 +605,10 @@ def _fresh(machine: AnyMachine) -> AnyMachine:
 
 def _is_somewhere(machine: Machine) -> bool:
     return all(
-        (worker in machine.members) + (worker in machine.parked) + (seat.phase == "declined") == 1
+        (worker in machine.members)
+        + (worker in machine.parked)
+        + (worker in machine.resumed or seat.phase == "declined")
+        == 1
         for worker, seat in machine.roster.seats.items()
     )
 
@@ -627,7 +655,7 @@ SPEC = Spec(
         "while no phase ends, only stragglers wait for the next one, and some worker computes": lambda machine: (
             machine.draining is not None
             or not machine.parked
-            or (bool(machine.members) and all(worker in machine.out for worker in machine.parked))
+            or (bool(machine.members or machine.resumed) and all(worker in machine.out for worker in machine.parked))
         ),
         "while no phase ends, its machine knows the truth": _agrees,
         "once its planned work is done, the first part is at an end": lambda machine: (

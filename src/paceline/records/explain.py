@@ -24,6 +24,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.listed import count, listed, workers_named
 from paceline.core.orders import Release, Why
@@ -881,6 +882,10 @@ def _fact(fact: Fact) -> str:
             return f"the update of step {step} of worker {worker} arrived"
         case ParametersTaken(worker=worker, version=version):
             return f"worker {worker} had pulled version {version}"
+        case StepDeclined(worker=worker, paused=True):
+            return f"worker {worker} began to wait for the others in `agree`"
+        case WorkerResumed(worker=worker):
+            return f"worker {worker} went on after `agree`"
         case StepDeclined(worker=worker, step=step):
             return f"worker {worker} had no data left for step {step}"
         case WorkerLeft(worker=worker, reason=reason):
