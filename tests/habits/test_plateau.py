@@ -1,11 +1,199 @@
-"""ReduceLROnPlateau with several workers: one line says whose decision counts."""
+"""ReduceLROnPlateau with several workers: one worker's metrics step it in all, or a line says whose decision counts."""
 
 from __future__ import annotations
 
-import pytest
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 
+import pytest
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from paceline.cli.main import main
+from paceline.protocols import registry
 from support.launch import Launch
+from support.runs import Run, replayed
 from support.suites import each
+
+PREPARED = """
+import sys
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+EPOCHS, worker = 6, paceline.worker()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+loader = DataLoader(data, batch_size=4, shuffle="shuffle" in sys.argv)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, cooldown=1)
+model, optimizer, loader, plateau = paceline.prepare(model, optimizer, loader, plateau, epochs=EPOCHS)
+for epoch in paceline.epochs(EPOCHS):
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if "batches" in sys.argv:
+            plateau.step(loss.item())
+        if "slow" in sys.argv:
+            time.sleep(0.002 * worker)
+    if "batches" not in sys.argv and ("main" not in sys.argv or paceline.is_main()):
+        plateau.step((epoch + 1.0) * (worker + 1))
+    if "leaves" in sys.argv and worker == 0 and epoch == 1:
+        break
+paceline.finish()
+print("ends at", optimizer.param_groups[0]["lr"], plateau.best, plateau.num_bad_epochs, plateau.last_epoch)
+if "parameters" in sys.argv:
+    print(*[number.hex() for p in model.parameters() for number in p.flatten().tolist()])
+"""
+State = tuple[float, float, int, int]
+
+
+def plain(metrics: Iterable[float]) -> State:
+    """Where torch's own scheduler ends."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.05)
+    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, cooldown=1)
+    for metric in metrics:
+        plateau.step(metric)
+    return optimizer.param_groups[0]["lr"], plateau.best, plateau.num_bad_epochs, plateau.last_epoch
+
+
+def ends(text: str) -> list[State]:
+    """Where the scheduler of each worker ended."""
+    found = re.findall(r"ends at (\S+) (\S+) (\d+) (\d+)", text)
+    return [(float(rate), float(best), int(bad), int(last)) for rate, best, bad, last in found]
+
+
+def run(launch: Launch, *flags: str, args: tuple[str, ...] = ()) -> Run:
+    return launch.run(PREPARED, *flags, "--tee", "all", "--threads", "1", args=args).completed()
+
+
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
+def test_worker_0_s_metrics_step_it_in_all_workers_and_a_replay_comes_to_the_same_bits(
+    protocol: str, launch: Launch
+) -> None:
+    ended = run(launch, "-n", "3", "-p", protocol, args=("shuffle", "slow"))
+    assert ends(ended.out) == [plain(range(1, 7))] * 3
+    assert "ReduceLROnPlateau" not in ended.err
+    rates = {rate for (rate,) in ended.rows("SELECT json_extract(learning_rates, '$[0]') FROM pushes")}
+    assert rates == {0.05, 0.025, 0.0125}
+    replayed(ended.folder).completed()
+
+
+@pytest.mark.parametrize(
+    ("flags", "args"),
+    each(
+        [
+            (("-n", "3", "-p", "asp"), ("batches", "shuffle")),
+            (("-n", "3", "-p", "ad-psgd"), ("batches", "slow")),
+            (("-n", "2", "-p", "bsp"), ("main",)),
+            (("-n", "1", "-p", "asp", "--emulate-hosts", "2"), ()),
+            (("-n", "2", "-p", "ad-psgd", "--emulate-hosts", "2"), ("batches",)),
+        ],
+        default=(),
+    ),
+)
+def test_all_workers_end_alike_however_often_each_calls(
+    flags: tuple[str, ...], args: tuple[str, ...], launch: Launch
+) -> None:
+    ended = run(launch, *flags, args=args)
+    states = ends(ended.out)
+    assert len(states) > 1
+    assert len(set(states)) == 1
+    assert states[0][0] < 0.05
+    replayed(ended.folder).completed()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("args", [(), ("main",)])
+def test_under_ddp_worker_0_s_metrics_step_it_in_all_workers(args: tuple[str, ...], launch: Launch) -> None:
+    ended = run(launch, "-n", "2", "-p", "ddp", args=args)
+    assert ends(ended.out) == [plain(range(1, 7))]
+    assert ends(ended.log(1)) == [plain(range(1, 6))], "no step comes after worker 0's last metric"
+
+
+def test_once_worker_0_has_finished_the_lowest_of_the_others_decides(launch: Launch) -> None:
+    states = ends(run(launch, "-n", "3", "-p", "bsp", args=("leaves",)).out)
+    assert len(states) == 3
+    assert set(states) == {plain([1, 2, 6, 8, 10, 12])}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "back"),
+    each([("asp", True), ("asp", False), ("bsp", True), ("ad-psgd", True)], default=(("asp", True),)),
+)
+def test_workers_end_alike_though_the_deciding_one_dies_and_comes_back(
+    protocol: str, back: bool, launch: Launch
+) -> None:
+    file = launch.tmp_path / "scenario.toml"
+    again = 'rejoin_after = "10ms"' if back else ""
+    event = f"[[event]]\nkill = true\nworker = 0\nat_step = 20\n{again}"
+    file.write_text(f'[cluster]\nworkers = 3\ncompute = "5ms"\n{event}')
+    ended = run(launch, "-p", protocol, "--scenario", str(file), args=("shuffle",))
+    states = ends(ended.out)
+    assert len(states) == 2 + back
+    assert len(set(states)) == 1
+    assert states[0][1] == 1.0
+    assert main(["check", str(ended.folder)]) == 0
+    replayed(ended.folder).completed()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "counts"),
+    each(
+        [("bsp", "paceline.epochs"), ("bsp", "range"), ("asp", "range"), ("ad-psgd", "range")],
+        default=[("bsp", "range")],
+    ),
+)
+def test_a_run_that_was_stopped_goes_on_where_all_workers_schedulers_were(
+    protocol: str, counts: str, launch: Launch
+) -> None:
+    """A loop that counts past epochs calls the scheduler once more in each."""
+    script = PREPARED.replace("paceline.epochs", counts)
+    stopped = launch.run(script, "-n", "2", "-p", protocol, "--max-steps", "60", "--checkpoint", "4").completed()
+    resumed = launch.resume(stopped.folder, "--max-steps", "1000").completed()
+    assert ends(resumed.log(0))[-1] == ends(resumed.log(1))[-1] == plain(range(1, 7))
+    replayed(resumed.folder).completed()
+
+
+@pytest.mark.long
+def test_a_worker_that_comes_back_with_none_left_decides_on(launch: Launch) -> None:
+    file = launch.tmp_path / "scenario.toml"
+    file.write_text('[cluster]\nworkers = 1\n[[event]]\nkill = true\nworker = 0\nat_step = 80\nrejoin_after = "10ms"\n')
+    ended = run(launch, "-p", "asp", "--scenario", str(file))
+    assert ends(ended.out) == [plain(range(1, 7))]
+    replayed(ended.folder).completed()
+
+
+@pytest.mark.parametrize("protocol", each(("bsp", "all-reduce"), default=()))
+def test_a_run_that_was_stopped_comes_to_the_bits_of_one_that_was_not(protocol: str, launch: Launch) -> None:
+    whole = run(launch, "-n", "2", "-p", protocol, args=("batches",))
+    stopped = run(launch, "-n", "2", "-p", protocol, "--max-steps", "61", "--checkpoint", "3", args=("batches",))
+    resumed = launch.resume(stopped.folder, "--max-steps", "1000").completed()
+    assert {name: one.tolist() for name, one in resumed.final().items()} == {
+        name: one.tolist() for name, one in whole.final().items()
+    }
+    assert ends(resumed.log(0))[-1] == ends(resumed.log(1))[-1] == ends(whole.out)[0]
+
+
+def test_one_worker_comes_to_the_bits_of_plain_pytorch(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(PREPARED)
+    command = [sys.executable, tmp_path / "alone.py", "parameters"]
+    alone = subprocess.run(command, capture_output=True, text=True)
+    assert alone.returncode == 0, alone.stderr
+    ended = run(launch, "-n", "1", "-p", "bsp", args=("parameters",))
+    assert ends(ended.out) == [plain(range(1, 7))]
+    assert alone.stdout in ended.out.replace("[worker 0] ", "")
+
 
 SCRIPT = """
 import torch
@@ -46,7 +234,7 @@ def said(launch: Launch, steps: str, *flags: str) -> str:
 @pytest.mark.parametrize("protocol", each(SAID, default=("bsp",)))
 def test_one_line_says_whose_decision_counts(protocol: str, launch: Launch) -> None:
     err = said(launch, "scheduler.step(1.0)", "-n", "2", "-p", protocol)
-    assert err.count("ReduceLROnPlateau") == err.count("a metric that is the same in all workers") == 1
+    assert err.count("ReduceLROnPlateau") == err.count("paceline.prepare(model, optimizer, loader, scheduler)") == 1
     assert SAID[protocol] in err
 
 

@@ -15,7 +15,6 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
-    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
 
@@ -41,8 +40,6 @@ class Twin:
                 return [Release(worker=worker, step=step, version=version) for worker, _, step in members]
             case WorkerJoined(worker=worker, step=step):
                 return [Release(worker=worker, step=step, version=self.version())]
-            case WorkerResumed(worker=worker):
-                return [Release(worker=worker, step=self.step(worker) + 1, version=self.version())]
             case GradientReady(worker=worker, step=step):
                 return [StartPush(worker=worker, step=step)]
             case WorkerLeft(worker=worker):
@@ -155,7 +152,7 @@ class Ssp(Twin):
             match fact:
                 case TrainingBegan(members=members):
                     finished = {worker: 0 for worker, _, _ in members}
-                case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
+                case WorkerJoined(worker=worker):
                     finished[worker] = least
                 case UpdateArrived(worker=worker):
                     finished[worker] += 1

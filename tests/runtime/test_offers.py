@@ -7,7 +7,7 @@ import pytest
 
 from paceline.host import messages
 from paceline.protocols import registry
-from paceline.runtime.offers import lack_of_memory, unequal_hosts, unpromised, work
+from paceline.runtime.offers import difference, lack_of_memory, unequal_hosts, unpromised, work
 from support.rooms import OFFER, SETTINGS
 
 STATE = 1_000_000
@@ -38,6 +38,12 @@ def test_a_worker_on_another_machine_reads_its_version_there_and_keeps_what_is_i
     assert all_here - one_here == 2 * (OFFER.slot_bytes + own)
     line = lack_of_memory(HEAVY, registry()[protocol], 3, 0, here=1, keeps=False)
     assert line.startswith("training this model with 1 of 3 workers on this machine needs ")
+
+
+def test_workers_that_prepare_different_numbers_of_plateaus_do_not_fit_together() -> None:
+    one = msgspec.structs.replace(OFFER, plateaus=1)
+    assert difference(one, one) == ""
+    assert difference(one, OFFER).startswith("it gives prepare() 0 ReduceLROnPlateau, the other 1; every worker must")
 
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c"}

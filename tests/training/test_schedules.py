@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import (
     LinearLR,
     LRScheduler,
     OneCycleLR,
+    ReduceLROnPlateau,
     SequentialLR,
     StepLR,
 )
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.training.schedules import EXPLICIT, Schedule, unprepared, with_schedules
+from paceline.training.schedules import EXPLICIT, Plateau, Schedule, schedule_of, unprepared, with_schedules
 
 BATCHES = 60
 Make = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -57,12 +58,14 @@ class Worker:
     run: int = 0
     own: int = 0
     looping: bool = True
+    deciding: bool | None = True
+    decisions: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.optimizer = optimizer_of()
         self.scheduler = self.make(self.optimizer)
-        self.schedule = Schedule(self.scheduler)
+        self.schedule = schedule_of(self.scheduler)
         self.schedule.follow(self)
 
     def progress(self) -> tuple[int, int] | None:
@@ -70,6 +73,12 @@ class Worker:
 
     def remark_once(self, key: str, line: str) -> None:
         self.said.append(line)
+
+    def decides(self) -> bool | None:
+        return self.deciding
+
+    def decided(self, scheduler: Plateau, metric: float) -> None:
+        self.decisions.append(metric)
 
     @property
     def rate(self) -> float:
@@ -195,6 +204,101 @@ def test_a_scheduler_that_was_not_prepared_is_named_with_the_line_to_write() -> 
     assert "paceline.prepare(model, optimizer, loader, scheduler)" in line
     Schedule(left).follow(Worker(PLANS["step"]))
     assert unprepared(optimizer) is None
+
+
+# --- ReduceLROnPlateau
+
+
+def on_plateau(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return ReduceLROnPlateau(optimizer, factor=0.5, patience=1, cooldown=2, min_lr=0.001)
+
+
+METRICS = [3.0, 2.0, 2.5, 2.5, 2.5, 9.0, float("nan"), 1.0, 1.5, 1.5, float("inf"), 4.0, 4.0]
+
+
+def plain(metrics: Sequence[float]) -> dict[str, Any]:
+    """The state of torch's own after these."""
+    scheduler: Any = on_plateau(optimizer_of())
+    for metric in metrics:
+        scheduler.step(metric)
+    state: dict[str, Any] = scheduler.state_dict()
+    return state
+
+
+def stepped(worker: Worker, metrics: Sequence[float]) -> None:
+    scheduler: Any = worker.scheduler
+    for metric in metrics:
+        scheduler.step(metric)
+
+
+def told(worker: Worker, metrics: Sequence[float], first: int = 0) -> None:
+    assert isinstance(worker.schedule, Plateau)
+    for number, metric in enumerate(metrics, first):
+        worker.schedule.told(number, metric)
+
+
+def test_a_worker_that_decides_steps_at_once_as_torch_does_and_the_others_make_its_steps() -> None:
+    decider, other = Worker(on_plateau), Worker(on_plateau, deciding=False)
+    stepped(decider, METRICS)
+    assert decider.scheduler.state_dict() == plain(METRICS)
+    stepped(other, [0.1, 0.2, 0.3])
+    assert other.scheduler.state_dict() == plain([])
+    told(other, decider.decisions)
+    assert other.scheduler.state_dict() == plain(METRICS)
+    assert other.decisions == []
+
+
+def test_a_call_counts_once_though_another_worker_decided_before() -> None:
+    worker = Worker(on_plateau, deciding=False)
+    told(worker, [5.0, 4.0, 3.0])
+    stepped(worker, [50.0])
+    worker.deciding = True
+    stepped(worker, [40.0, 30.0, 2.0])
+    assert worker.decisions == [2.0]
+    assert worker.scheduler.state_dict() == plain([5.0, 4.0, 3.0, 2.0])
+
+
+def test_a_worker_that_begins_late_with_nothing_of_the_others_decides_from_its_first_call_on() -> None:
+    worker = Worker(on_plateau)
+    assert isinstance(worker.schedule, Plateau)
+    worker.schedule.begins_late = True
+    told(worker, [5.0, 4.0])
+    stepped(worker, [3.0, 2.0])
+    assert worker.decisions == [3.0, 2.0]
+
+
+def test_calls_that_will_be_discarded_do_nothing() -> None:
+    worker = Worker(on_plateau, deciding=None)
+    stepped(worker, METRICS)
+    worker.deciding = True
+    stepped(worker, METRICS)
+    assert worker.decisions == METRICS
+    worker.schedule.run_ended(100)
+    assert worker.scheduler.state_dict() == plain(METRICS)
+
+
+def test_a_state_that_is_loaded_is_brought_up_to_what_the_worker_was_told() -> None:
+    before, after = Worker(on_plateau), Worker(on_plateau, deciding=False)
+    stepped(before, METRICS[:5])
+    told(after, METRICS[:8])
+    after.schedule.load_state_dict(before.schedule.state_dict())
+    after.optimizer.param_groups[0]["lr"] = before.rate  # `Kept` sees to it
+    assert isinstance(after.schedule, Plateau)
+    after.schedule.catch_up()
+    told(after, METRICS, 0)
+    assert after.scheduler.state_dict() == plain(METRICS)
+
+
+def test_a_metric_may_be_a_tensor_and_what_is_no_number_is_an_error() -> None:
+    worker = Worker(on_plateau)
+    scheduler: Any = worker.scheduler
+    scheduler.step(torch.tensor(0.1))
+    scheduler.step(metrics=torch.tensor(0.2, dtype=torch.float64))
+    assert worker.decisions == [torch.tensor(0.1).item(), 0.2]
+    with pytest.raises(TypeError):
+        scheduler.step({})
+    with pytest.raises(TypeError):
+        scheduler.step()
 
 
 # --- what `prepare` takes

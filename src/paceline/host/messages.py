@@ -67,6 +67,8 @@ class Offered(Message):
     clip_grad_norm: float | None = None
     """What mean gradients are clipped to. See `training.clipping.Clip`."""
     clip_grad_value: float | None = None
+    plateaus: Count = 0
+    """How many ReduceLROnPlateau were prepared."""
 
     @property
     def clip(self) -> dict[str, float]:
@@ -314,6 +316,13 @@ class Remarked(Message):
     line: str
 
 
+class Decided(Message):
+    """The script has stepped a ReduceLROnPlateau by this metric, and this worker decides. See `Plateaus`."""
+
+    scheduler: Count
+    metric: float
+
+
 class StopWanted(Message):
     """The script has the run end, for all workers, at the next edges of their steps."""
 
@@ -368,6 +377,7 @@ FromWorker = (
     | Kept
     | Logged
     | Remarked
+    | Decided
     | StopWanted
     | Handles
     | ScriptEnded
@@ -496,6 +506,15 @@ class Keep(Message):
     epoch: int
 
 
+class Plateaus(Message):
+    """What the ReduceLROnPlateau of all workers are stepped by."""
+
+    decides: bool
+    """Whether this worker's metrics decide from here on."""
+    metrics: list[tuple[Count, Count, float]]
+    """(scheduler, which of its metrics, the metric)."""
+
+
 class Stop(Message):
     """Nothing is left to do: no step, no batch."""
 
@@ -611,6 +630,7 @@ ToWorker = (
     | Keep
     | HandOver
     | TakeUp
+    | Plateaus
     | Stop
     | Leased
     | EpochOver

@@ -50,6 +50,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """By worker: its optimizer's hyperparameters as of its last push."""
     edits: int = 0
     """How often scripts had changed the model's structure."""
+    metrics: list[tuple[int, str]] = []
+    """Which ReduceLROnPlateau was stepped by what: a number in hexadecimal. Some workers may lack the last ones."""
+    shared_metrics: int = 0
+    """How many of these were for other workers than the deciding one by then."""
     files: dict[str, str]
     """The snapshot's other files, and the SHA-256 of each."""
 

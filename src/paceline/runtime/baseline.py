@@ -16,7 +16,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +64,7 @@ from paceline.training.loader import SharedOut, as_prepared, view_of
 from paceline.training.loop import Loop
 from paceline.training.one_ahead import OneAhead, is_last
 from paceline.training.probe import passes_of
+from paceline.training.schedules import Plateau
 from paceline.training.seeding import seed_script, seed_step
 from paceline.version import __version__
 
@@ -175,6 +176,12 @@ class Worker:
         """(version, at, samples) of those recorded."""
         self._rates: list[Any] = []
         """The script's learning rates, while the optimizer steps with others."""
+        self.plateaus: Sequence[Plateau] = ()
+        """Schedulers that worker 0's metrics step in all workers."""
+        self._store: Any = None
+        """What all workers can read."""
+        self._decided = 0
+        """How many of these metrics this worker knows."""
         self._writer = ThreadPoolExecutor(max_workers=1)
         self._writing: list[Future[None]] = []
 
@@ -216,8 +223,10 @@ class Worker:
                 "prepare(..., evaluate=fn), that returns that metric"
             )
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-        store = f"file://{(self._settings.folder / 'rendezvous').absolute()}"
-        dist.init_process_group("gloo", init_method=store, rank=self.worker, world_size=self.workers)
+        self._store = dist.FileStore(  # type: ignore[attr-defined]
+            str(self._settings.folder / "rendezvous"), self.workers
+        )
+        dist.init_process_group("gloo", store=self._store, rank=self.worker, world_size=self.workers)
         self._module, self._measure = model, measure
         wrapped, shared = Wrapped(model), Shared(loader, self)
         self._shared = shared
@@ -245,6 +254,26 @@ class Worker:
     def remark_once(self, key: str, line: str) -> None:
         """See `schedules.Run`. A run says it."""
 
+    def decides(self) -> bool:
+        """See `schedules.Run`. Under DDP worker 0 does."""
+        return self.worker == 0
+
+    def decided(self, scheduler: Plateau, metric: float) -> None:
+        """See `schedules.Run`. The others learn it at the step that comes next, which all make together."""
+        what = [self._step, self.plateaus.index(scheduler), metric]
+        self._store.set(f"decided {self._decided}", json.dumps(what))
+        self._decided += 1
+
+    def _step_plateaus(self) -> None:
+        """Make the steps that worker 0 has decided before the step that comes now."""
+        while self.worker and self._store.check([key := f"decided {self._decided}"]):
+            after, number, metric = json.loads(self._store.get(key))
+            if after > self._step:
+                return
+            self._decided += 1
+            scheduler = self.plateaus[number]
+            scheduler.told(scheduler.made, metric)
+
     def handed_out(self, samples: int) -> None:
         """A batch of so many samples is handed to the script."""
         if self._batches == 0:
@@ -263,6 +292,8 @@ class Worker:
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
     def _scale(self, optimizer: Any, *_: Any) -> None:
+        if self.plateaus:
+            self._step_plateaus()
         self._rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] *= self._settings.learning_rate_scale

@@ -101,6 +101,7 @@ class Coordinator:
             case Release(worker=worker, step=step):
                 rooms.snapshots.before_release()
                 rooms.joining.released(order)
+                self._tell_decisions(worker)
                 if order.parameters == "own":
                     rooms.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
                 member = rooms.members[worker]
@@ -112,6 +113,8 @@ class Coordinator:
                 rooms.applied.ordered(order)
                 rooms.host.carry_out(order, rooms.clock.moment())
             case ApplyUpdate() | StepReplica():
+                if isinstance(order, StepReplica):
+                    self._tell_decisions(order.worker)
                 rooms.applied.ordered(order)
                 rooms.host.carry_out(order, rooms.clock.moment())
                 rooms.versions.ordered(order.version)
@@ -127,6 +130,12 @@ class Coordinator:
                 rooms.data.leases.leave_out(worker)
             case SwitchProtocol():
                 self._switch(order)
+
+    def _tell_decisions(self, worker: int) -> None:
+        """The worker, or its replica, is about to make a step, at the rates that were decided."""
+        news, member = self.rooms.plateaus.news(worker), self.rooms.members[worker]
+        if news is not None and member.trains:
+            self.rooms.send(member, news)
 
     def pass_on(self, number: int) -> None:
         """The launcher has got a signal that is for scripts. Have those called that have a handler for it."""
@@ -247,9 +256,12 @@ class Coordinator:
                 member.handles = frozenset(signals)
             case messages.Remarked(line=line):
                 rooms.output.say(f"worker {worker} {line}")
+            case messages.Decided(scheduler=scheduler, metric=metric):
+                rooms.plateaus.heard(worker, scheduler, metric)
             case messages.Offered():
                 self._offered(member, message)
             case messages.Kept(snapshot=snapshot, epoch=epoch):
+                rooms.plateaus.packed(worker)
                 rooms.snapshots.packed(worker, snapshot, epoch)
             case messages.Refused(message=text):
                 rooms.ending.refuse(text)

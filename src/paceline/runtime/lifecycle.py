@@ -175,6 +175,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
         rooms.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
     rooms.versions.begin(offer, workers)
     rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
+    rooms.plateaus.number = offer.plateaus
     amount = work(offer, settings)
     if state is not None:
         rooms.resume(state, read_before(settings.folder))
@@ -232,6 +233,8 @@ class Closing:
             evaluates = self.training.offer.evaluates and rooms.ending.outcome == "completed"
         for member in rooms.leaving.let_finish():
             member.wait(None)
+            if (news := rooms.plateaus.news(member.worker)) is not None:
+                rooms.send(member, news)
             final = messages.FinalRecorded(rooms.applied.batches)
             rooms.host.show_recorded(member.worker, final, rooms.recordings.final)
         if rooms.membership.running():

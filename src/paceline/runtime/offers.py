@@ -28,6 +28,11 @@ def difference(first: Offered, other: Offered) -> str:
             ", ".join(f"{name}={value}" for name, value in one.clip.items()) or "no clipping" for one in (first, other)
         )
         return f"it has {theirs}, the other has {ours}; every worker must give prepare() the same"
+    if first.plateaus != other.plateaus:
+        return (
+            f"it gives prepare() {other.plateaus} ReduceLROnPlateau, the other {first.plateaus}; every worker must "
+            "give prepare() the same"
+        )
     if len(first.forms) != len(other.forms):
         return f"{len(other.forms)} tensors against {len(first.forms)}; every worker must build the same model"
     return ""

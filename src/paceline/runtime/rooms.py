@@ -35,6 +35,7 @@ from paceline.runtime.limits import Limits
 from paceline.runtime.losses import Losses
 from paceline.runtime.member import Member
 from paceline.runtime.news import News
+from paceline.runtime.plateaus import Plateaus
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings
@@ -119,6 +120,7 @@ class Rooms:
             in_rounds=spec.rounds,
         )
         self.ending.before = self.snapshots.stop
+        self.plateaus = self.snapshots.plateaus = Plateaus()
         self.versions = self._made_versions()
         self.edits = Edits(
             settings.folder,
@@ -225,6 +227,7 @@ class Rooms:
         if isinstance(fact, GradientReady):
             self.data.told(fact.worker, fact.step)
         self.edits.tell(fact)
+        self.plateaus.tell(fact)
         self.versions.tell(fact)
         self.joining.tell(fact)
 
@@ -233,6 +236,7 @@ class Rooms:
         self.applied.resumed(state.steps, state.samples)
         self.joining.resumed(state.next_steps)
         self.edits.resumed(state.edits)
+        self.plateaus.resumed(state.metrics, state.shared_metrics)
         self.recordings.resumed(state.version, state.at, state.samples, before.recorded)
         self.scores.resumed()
         if before.epoch_samples is not None:

@@ -24,6 +24,7 @@ from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of,
 from paceline.runtime.applied import Applied
 from paceline.runtime.data import Data
 from paceline.runtime.member import Member
+from paceline.runtime.plateaus import Plateaus
 from paceline.runtime.recordings import Recordings
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
@@ -75,6 +76,7 @@ class Snapshots:
         """What the machine declares durable."""
         self.edits: Callable[[], int] = int
         """See `State`."""
+        self.plateaus = Plateaus()
         self.keeps = False
         """Whether workers have something that nobody else has: what their scripts keep, or their optimizers' states."""
         self.stays: set[int] = set()
@@ -272,6 +274,7 @@ class Snapshots:
             epoch=self._data.epoch(in_replicas),
             next_steps=dict(self._next_steps),
             edits=self.edits(),
+            shared_metrics=self.plateaus.shared,
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
         )
@@ -304,7 +307,8 @@ class Snapshots:
             self._loop.after(LOOK_AGAIN, lambda: self._seal_if_there() if self._draft is draft else None)
         else:
             epoch = min([draft.state.epoch, *draft.epochs])
-            state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch)
+            metrics = self.plateaus.plain(draft.state.shared_metrics)
+            state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch, metrics=metrics)
             text = msgspec.json.encode(state)
             older = [path for path in whole(self._run) if int(path.name) not in self.stays]
             self._host.seal(text, [str(path.absolute()) for path in older[KEPT - 1 :]])

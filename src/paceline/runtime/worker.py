@@ -51,6 +51,7 @@ from paceline.training.link import (
     Keep,
     Lease,
     Offer,
+    Plateaus,
     Resumed,
     Started,
     Step,
@@ -65,7 +66,7 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (messages.Compute, messages.Step)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
-ASKED: Kinds = (messages.Keep, messages.HandOver, messages.Arrives)
+ASKED: Kinds = (messages.Keep, messages.HandOver, messages.Arrives, messages.Plateaus)
 """What may come at any time."""
 NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
@@ -239,6 +240,7 @@ class WorkerLink:
                 deterministic=offer.deterministic,
                 clip_grad_norm=None if offer.clip is None else offer.clip.norm,
                 clip_grad_value=None if offer.clip is None else offer.clip.value,
+                plateaus=offer.plateaus,
             )
         )
         while True:
@@ -394,7 +396,7 @@ class WorkerLink:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def released(self) -> Go | Arrives | Step | Keep | HandOver | None:
+    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | None:
         """See `training.link.Link`."""
         message = self._await(*RELEASES, asked=True, leaves=True)
         if message is None:
@@ -403,6 +405,8 @@ class WorkerLink:
             return self._to_keep(message)
         if isinstance(message, messages.HandOver):
             return HandOver(worker=message.worker, joining=message.joining)
+        if isinstance(message, messages.Plateaus):
+            return Plateaus(decides=message.decides, metrics=message.metrics)
         if isinstance(message, messages.Arrives):
             return Arrives(slot=message.slot, ranges=message.ranges)
         if isinstance(message, messages.Step):
@@ -416,6 +420,11 @@ class WorkerLink:
             ahead=tuple(message.ahead),
             progress=message.progress,
         )
+
+    def decided(self, scheduler: int, metric: float) -> None:
+        """See `training.link.Link`."""
+        if not self.forked:
+            self._channel.send(messages.Decided(scheduler, metric))
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """See `training.link.Link`."""
@@ -667,6 +676,8 @@ class WorkerLink:
                     prepare.hand_over(HandOver(worker=worker, joining=joining))
                 case messages.Keep() as keep:
                     prepare.keep([self._to_keep(keep)])
+                case messages.Plateaus(decides=decides, metrics=metrics):
+                    prepare.step_plateaus(Plateaus(decides=decides, metrics=metrics))
                 case messages.Arrives():
                     pass  # the step is not made
                 case _:

@@ -20,6 +20,7 @@ from paceline.training.averages import SharedMemoryGroups
 from paceline.training.clipping import Clip
 from paceline.training.layout import Layout
 from paceline.training.orders import Orders
+from paceline.training.schedules import Plateau
 from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, Store
 from paceline.training.structure import Structure
@@ -80,6 +81,8 @@ class Offer:
     """Whether it would compute the same bits once more."""
     clip: Clip | None = None
     """What gradients are clipped to where the optimizer steps."""
+    plateaus: int = 0
+    """How many ReduceLROnPlateau are to follow the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +208,16 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Plateaus:
+    """Step each ReduceLROnPlateau by these metrics."""
+
+    decides: bool
+    """Whether this worker's metrics step those of all workers from here on."""
+    metrics: Sequence[tuple[int, int, float]]
+    """(scheduler, which of its metrics, the metric)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakenUp:
     """What a worker that joins takes part with."""
 
@@ -240,6 +253,9 @@ class Baseline(Protocol):
     def refuse(self, message: str) -> object:
         """See `Link`."""
 
+    plateaus: Sequence[Plateau]
+    """Those that follow it."""
+
     def prepare(
         self,
         model: nn.Module,
@@ -254,6 +270,12 @@ class Baseline(Protocol):
         """See `schedules.Run`."""
 
     def remark_once(self, key: str, line: str) -> None:
+        """See `schedules.Run`."""
+
+    def decides(self) -> bool | None:
+        """See `schedules.Run`."""
+
+    def decided(self, scheduler: Plateau, metric: float) -> None:
         """See `schedules.Run`."""
 
 
@@ -323,7 +345,7 @@ class Link(Protocol):
     def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
         """What was to be handed over, or why it can't be."""
 
-    def released(self) -> Go | Arrives | Step | Keep | HandOver | None:
+    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:
@@ -334,6 +356,9 @@ class Link(Protocol):
 
     def remark(self, line: str) -> None:
         """Have the user told what this worker does."""
+
+    def decided(self, scheduler: int, metric: float) -> None:
+        """The script has stepped that ReduceLROnPlateau by this metric, and so are all other workers to."""
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """The replica has made that step. `not_finite` names a parameter that is NaN or infinite after it."""

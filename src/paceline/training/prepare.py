@@ -33,7 +33,7 @@ from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.in_use import in_variables
 from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer
+from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer, Plateaus
 from paceline.training.loader import (
     Iterated,
     PacedLoader,
@@ -52,7 +52,7 @@ from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.prepared_again import prepared_again
 from paceline.training.probe import ENDLESS
-from paceline.training.schedules import Schedule, check_schedulers, watch_plateau, with_schedules
+from paceline.training.schedules import check_schedulers, plateaus_of, schedule_of, watch_plateau, with_schedules
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install, structure_of
 from paceline.training.signals import undisturbed
@@ -188,7 +188,8 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
             loader that `prepare` returns, `loader.last` is true for this worker's last batch.
         schedulers: any number of the optimizer's learning-rate schedulers. Calls of their `step()` in a loop over the
             loader step them to where the run is, by the batches of all workers. So a plan of `epochs * len(loader)`
-            steps ends where it would in one process. A call between loops is one step. Snapshots keep them.
+            steps ends where it would in one process. A call between loops is one step. Snapshots keep them. A
+            `ReduceLROnPlateau` is stepped by worker 0's metrics, in all workers.
         epochs: how many loops over the loader there will be, if known. Training ends with the last of them: a
             later loop over the loader gets no batches. `--epochs` wins over it.
         evaluate: `evaluate(model) -> {metric: value}`. It is called on each recorded version after training, and with
@@ -243,8 +244,10 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     if _Process.baseline is not None:
         measure = _measure(model, evaluate, _Process.baseline.seed)
         shown = _Process.baseline.prepare(model, optimizer, checked_loader, measure, evaluate is not None)
-        for scheduler in given.schedulers:
-            Schedule(scheduler).follow(_Process.baseline)
+        schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
+        _Process.baseline.plateaus = plateaus_of(schedules)
+        for schedule in schedules:
+            schedule.follow(_Process.baseline)
         return given.returned(shown[0], *shown[2:])
     if link is None:
         if line := unjoined(os.environ):
@@ -254,7 +257,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
         return given.returned(model, loader)
 
     try:
-        schedules = [Schedule(scheduler) for scheduler in given.schedulers]
+        schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
         kept = Kept(with_schedules(keep or {}, schedules), optimizer)
         passes = None if checked_loader is None else leased_passes(checked_loader)
         leased = passes is not None
@@ -295,6 +298,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
             evaluate=evaluate,
             keeps=bool(keep or schedules),
             clip=clip,
+            plateaus=len(plateaus_of(schedules)),
             metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
             measure=_measure(model, evaluate, link.seed),
         )
@@ -306,8 +310,8 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     session.batches = Batches(leased=leased, named=partial(in_variables, thread=threading.get_ident()))
     pace(optimizer, session)
     follow_state_dicts(lambda: _Process.session)
+    session.schedules, session.plateaus = schedules, plateaus_of(schedules)
     session.begin(started)
-    session.schedules = schedules
     for schedule in schedules:
         schedule.follow(session)
     watch(optimized, session.script_clips)
@@ -410,6 +414,12 @@ def keep(orders: Sequence[Keep]) -> None:
         session.keep(orders)
         session.send_kept()
         session.tell_values()
+
+
+def step_plateaus(news: Plateaus) -> None:
+    """Make the steps that another worker has decided. The runtime calls this while the script waits in `finish`."""
+    if _Process.session is not None:
+        _Process.session.step_plateaus(news)
 
 
 def hand_over(order: HandOver) -> None:

@@ -41,6 +41,15 @@ class Run(Protocol):
     def remark_once(self, key: str, line: str) -> None:
         """Tell the user this of the worker."""
 
+    def decides(self) -> bool | None:
+        """Whether this worker's metrics step a ReduceLROnPlateau, in all workers.
+
+        None: the script is in an epoch that is past, or runs on after the run was stopped, and nothing comes of it.
+        """
+
+    def decided(self, scheduler: Plateau, metric: float) -> None:
+        """This worker decides, and has stepped the scheduler by this metric."""
+
 
 class Schedule:
     """How far one prepared scheduler is, and how far the run is by it."""
@@ -48,7 +57,7 @@ class Schedule:
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
-        self._step = scheduler.step
+        self._step: Callable[..., object] = scheduler.step
         """The scheduler's own."""
         self._run: Run | None = None
         """None until it follows one."""
@@ -74,8 +83,7 @@ class Schedule:
         """The script calls the scheduler's `step`. Step it to where the run is."""
         assert self._run is not None
         if args or named:
-            if not isinstance(self.scheduler, ReduceLROnPlateau):
-                self._run.remark_once("epoch of step", EXPLICIT)
+            self._run.remark_once("epoch of step", EXPLICIT)
             self._step(*args, **named)
         else:
             self._go_on(self._due())
@@ -120,6 +128,72 @@ class Schedule:
         """Go on from that."""
         self.scheduler.load_state_dict(state["scheduler"])
         self._at, self._before, self._used = state["at"], state["used"], state["used"]
+
+
+class Plateau(Schedule):
+    """A ReduceLROnPlateau, which makes the same steps in all workers: by one worker's metrics.
+
+    The n-th call of a worker that decides is a step unless another worker, which decided before, has made as many.
+    """
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        super().__init__(scheduler)
+        self._told: dict[int, float] = {}
+        """Metrics of other workers, by the number of the step."""
+        self.begins_late = False
+        """Whether this worker begins while others train, and has nothing of theirs that says how often they call."""
+
+    def called(self, metrics: Any, epoch: int | None = None) -> None:
+        """See `Schedule`."""
+        assert self._run is not None
+        metric, decides = float(metrics), self._run.decides()
+        if decides is None:
+            return
+        if self.begins_late:
+            self._calls, self.begins_late = self._at, False
+        self._calls += 1
+        if decides and self._calls > self._at:
+            self._step(metrics, epoch)
+            self._at += 1
+            self._run.decided(self, metric)
+
+    def told(self, number: int, metric: float) -> None:
+        """Another worker has decided, or this one before it was lost: the step of that number is by this metric."""
+        self._told[number] = metric
+        self.catch_up()
+
+    @property
+    def made(self) -> int:
+        """How many steps it has made."""
+        return self._at
+
+    def catch_up(self) -> None:
+        """Make the steps that are known, and that the scheduler's state lacks."""
+        while self._at in self._told:
+            self._step(self._told[self._at])
+            self._at += 1
+
+    def run_ended(self, of_run: int) -> None:
+        """See `Schedule`. It has no plan."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Schedule`."""
+        return {"scheduler": self.scheduler.state_dict(), "at": self._at, "calls": self._calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Schedule`."""
+        self.scheduler.load_state_dict(state["scheduler"])
+        self._at, self._calls = state["at"], state["calls"]
+
+
+def schedule_of(scheduler: LRScheduler) -> Schedule:
+    """Return what has the scheduler follow a run."""
+    return Plateau(scheduler) if isinstance(scheduler, ReduceLROnPlateau) else Schedule(scheduler)
+
+
+def plateaus_of(schedules: Sequence[Schedule]) -> list[Plateau]:
+    """Those of these that are stepped by metrics."""
+    return [one for one in schedules if isinstance(one, Plateau)]
 
 
 class _Prepared:
@@ -209,7 +283,7 @@ def with_schedules(keep: Mapping[str, Any], schedules: Sequence[Schedule]) -> di
     return kept | dict(zip(names, of.values(), strict=False))
 
 
-# --- ReduceLROnPlateau, which each worker steps by a metric of its own
+# --- ReduceLROnPlateau that was not prepared: each worker steps it by a metric of its own
 
 
 def plateau_remark(holder: HolderKind, in_means: bool) -> str:
@@ -221,8 +295,8 @@ def plateau_remark(holder: HolderKind, in_means: bool) -> str:
     else:
         counts = "Each update takes its own worker's rate, so where their metrics differ the rates do"
     return (
-        f"steps ReduceLROnPlateau, and so does each worker, by its own metric. {counts}. Give step() a metric that is "
-        "the same in all workers, such as the loss on the same validation data, or take a schedule by epochs"
+        f"steps ReduceLROnPlateau, and so does each worker, by its own metric. {counts}. Have one worker's metric "
+        "decide for all: model, optimizer, loader, scheduler = paceline.prepare(model, optimizer, loader, scheduler)"
     )
 
 
@@ -242,8 +316,9 @@ def watch_plateau(optimizer: torch.optim.Optimizer, tell: Callable[[], object]) 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(scheduler: ReduceLROnPlateau, *arguments: Any, **named: Any) -> Any:
-        if _PlateauWatch.now is not None and scheduler.optimizer is _PlateauWatch.now[0]:
-            _PlateauWatch.now[1]()
+        now = None if isinstance(scheduler, _Prepared) else _PlateauWatch.now
+        if now is not None and scheduler.optimizer is now[0]:
+            now[1]()
         return original(scheduler, *arguments, **named)
 
     step.paceline_made = True  # type: ignore[attr-defined]

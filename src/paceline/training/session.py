@@ -30,12 +30,12 @@ from paceline.training.holders.choice import holder_of
 from paceline.training.joined import Joined
 from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, Resumed, Started, Step
+from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, Plateaus, Resumed, Started, Step
 from paceline.training.loop import Loop
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
-from paceline.training.schedules import Schedule
+from paceline.training.schedules import Plateau, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
 from paceline.training.snapshots import OfWorker
@@ -126,6 +126,10 @@ class Session:
         self._told_schedule = False
         self.schedules: Sequence[Schedule] = ()
         """The schedulers that follow the run."""
+        self.plateaus: Sequence[Plateau] = ()
+        """Those of these that are stepped by metrics."""
+        self._decides = False
+        """Whether this worker's metrics step them in all workers."""
         self.loader: Callable[[], Iterated | None] = lambda: None
         """Returns the prepared loader, as long as the script has it: its processes end with it."""
         self.used = 0
@@ -207,6 +211,8 @@ class Session:
                     self._fill(taken.area, file)
             self._reset_buffers()
             self._take_up(kept=True)
+            for one in self.plateaus:
+                one.begins_late = taken.kept is None
         self._place = -1  # what is shown by now is not what the first step begins with
         self._await_release(since)
 
@@ -365,6 +371,24 @@ class Session:
         """The script steps a ReduceLROnPlateau, by this worker's metric."""
         if self.go is not None:
             self.remark_once("plateau", schedules.plateau_remark(self._shown_by, self.link.in_means))
+
+    def step_plateaus(self, news: Plateaus) -> None:
+        """Make the steps that were decided."""
+        self._decides = news.decides
+        for scheduler, number, metric in news.metrics:
+            self.plateaus[scheduler].told(number, metric)
+
+    def decides(self) -> bool | None:
+        """See `schedules.Run`."""
+        if self.here:
+            self.end_wait()
+        past = self.joins or (self.past_loops and not self._took_up)
+        stopped = self.go is None and self.link.was_stopped and not self._keeps  # a snapshot may need one more call
+        return None if past or stopped else self._decides
+
+    def decided(self, scheduler: Plateau, metric: float) -> None:
+        """See `schedules.Run`."""
+        self.link.decided(self.plateaus.index(scheduler), metric)
 
     def progress(self) -> tuple[int, int] | None:
         """See `schedules.Run`."""
@@ -595,6 +619,8 @@ class Session:
                     self.keep([order])
                 case HandOver() as order:
                     self.hand_over(order)
+                case Plateaus() as news:
+                    self.step_plateaus(news)
                 case go:
                     return go
 
@@ -631,6 +657,8 @@ class Session:
                 self.kept.load(there)
             except ConfigError as error:
                 self.refuse(str(error))
+            for one in self.plateaus:
+                one.catch_up()
 
     def _fill(self, number: int, file: Path) -> None:
         """Put a recorded version into that area."""
