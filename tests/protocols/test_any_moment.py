@@ -1,4 +1,4 @@
-"""A join, a departure and a return at every point of random histories; and what is compared there to the letter."""
+"""A join, a departure, a return and a pause at every point of random histories, and what is compared to the letter."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 import pytest
 
 from paceline.core.choice import Choice, choose
-from paceline.core.facts import TrainingBegan
+from paceline.core.facts import Fact, StepDeclined, TrainingBegan
 from paceline.core.orders import Order
 from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
 from protocols.test_conformance import CHOICES as WITH_SETTINGS
 from support.seeds import each_seed
-from support.tables import joined, left
+from support.tables import joined, left, paused, resumed
 from support.walk import World, history, wander
 
 CHOICES = [choose(text, registry()) for text in [*registry(), "ssp:bound=0"]]
@@ -30,13 +30,14 @@ TOLD = {
 """What only that family's histories hold."""
 
 
-Story = list[tuple[Literal["leaves", "comes"], int]]
+Story = list[tuple[Literal["leaves", "comes", "pauses", "resumes"], int]]
 
 
 def changes(world: World) -> list[Story]:
     """A worker comes; or one of those here leaves, for good, or to come back at once, or does that twice.
 
-    Or all leave, and one of them is back then, or a newcomer: the only worker.
+    Or all leave, and one of them is back then, or a newcomer: the only worker. Or a worker that can pauses, or all that
+    can, to resume at once or at any time later. Or one of them leaves meanwhile.
     """
     here = list(world.here)
     all_leave: Story = [("leaves", worker) for worker in here]
@@ -44,6 +45,14 @@ def changes(world: World) -> list[Story]:
     for worker in here:
         there_and_back: Story = [("leaves", worker), ("comes", worker)]
         stories += [there_and_back[:1], there_and_back, 2 * there_and_back, [*all_leave, ("comes", worker)]]
+    able = [fact.worker for fact in world.pausing() if isinstance(fact, StepDeclined)]
+    all_pause: Story = [("pauses", worker) for worker in able]
+    all_resume: Story = [("resumes", worker) for worker in able]
+    stories += [all_pause, [*all_pause, *all_resume], [*all_pause, *all_resume[::-1]]]
+    for worker in able:
+        pause: Story = [("pauses", worker)]
+        stories += [pause, [*pause, ("resumes", worker)], [*pause, ("leaves", worker)]]
+        stories += [[*all_pause, ("leaves", worker)], [*all_pause, ("resumes", worker), ("leaves", worker)]]
     return stories
 
 
@@ -54,19 +63,30 @@ def survives(choice: Choice, seed: int, steps: int) -> None:
     for _ in wander(world, random.Random(seed)):
         for story in changes(world):
             changed = world.fork()
-            changed.departures = changed.joins = len(story)
+            changed.departures = changed.joins = changed.pauses = len(story)
             for what, worker in story:
-                number = changed.gone.get(worker, -1) + 1
-                changed.deliver(joined(worker, number, at=world.now) if what == "comes" else left(worker, at=world.now))
-            changed.departures = changed.joins = 0
+                changed.deliver(_fact(changed, what, worker))
+            changed.departures = changed.joins = changed.pauses = 0
             for _ in wander(changed, random.Random(seed)):
                 pass
             assert not changed.unsettled
 
 
+def _fact(world: World, what: str, worker: int) -> Fact:
+    match what:
+        case "comes":
+            return joined(worker, world.gone.get(worker, -1) + 1, at=world.now)
+        case "leaves":
+            return left(worker, at=world.now)
+        case "pauses":
+            return paused(worker, world.here[worker], at=world.now)
+        case _:
+            return resumed(worker, at=world.now)
+
+
 @pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
 @each_seed(range(2))
-def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
+def test_a_join_a_departure_a_return_and_a_pause_are_survived(choice: Choice, seed: int) -> None:
     survives(choice, seed, steps=2)
 
 
@@ -96,7 +116,7 @@ def test_histories_begin_with_training_and_hold_joins_and_departures(choice: Cho
     facts = [fact for seed in range(30) for fact, _ in history(choice, seed)]
     kinds = {type(fact).__name__ for fact in facts}
     assert isinstance(facts[0], TrainingBegan)
-    assert {"WorkerLeft", "StepDeclined", *TOLD[choice.spec.family]} <= kinds
+    assert {"WorkerLeft", "StepDeclined", "WorkerResumed", *TOLD[choice.spec.family]} <= kinds
 
 
 def _reasoned(orders: tuple[Order, ...]) -> list[tuple[Order, object]]:

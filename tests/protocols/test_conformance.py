@@ -64,10 +64,10 @@ MANY = [str(choose(text, registry())) for text in MANY]
 
 
 def world(choice: Choice, seed: int) -> tuple[World, random.Random]:
-    """A random company in which workers die and join."""
+    """A random company in which workers die, join and pause."""
     chance = random.Random(f"{choice} {seed}")
     workers, steps = chance.randrange(1, 6), chance.randrange(1, 8)
-    return World.of(choice, workers, steps, departures=3, joins=3, work=chance.randrange(60)), chance
+    return World.of(choice, workers, steps, departures=3, joins=3, pauses=3, work=chance.randrange(60)), chance
 
 
 @pytest.mark.parametrize("choice", WALKED, ids=str)
@@ -93,6 +93,29 @@ def test_it_survives_a_join_and_a_departure_in_every_reachable_state(choice: Cho
     assert walk(choice, workers, steps=1, departures=1, joins=1) > 25
 
 
+@pytest.mark.parametrize("choice", WALKED, ids=str)
+def test_a_worker_that_pauses_at_any_time_and_resumes_at_any_time_is_not_lost(choice: Choice) -> None:
+    """Two pauses of two workers: both may be paused at once."""
+    assert walk(choice, workers=2, steps=1 if str(choice) in MANY else 2, pauses=2) > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", WALKED, ids=str)
+@pytest.mark.parametrize(
+    ("workers", "steps", "changes"),
+    [
+        (3, 1, {"pauses": 2}),
+        (2, 2, {"pauses": 2}),
+        (2, 1, {"pauses": 2, "departures": 1, "pulls": True}),
+        (1, 1, {"pauses": 1, "departures": 1, "joins": 1}),
+    ],
+)
+def test_the_same_in_larger_companies_and_where_workers_come_and_go(
+    choice: Choice, workers: int, steps: int, changes: dict[str, int]
+) -> None:
+    assert walk(choice, workers, steps, **changes) > 50  # type: ignore[arg-type]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("choice", LARGE, ids=str)
 @pytest.mark.parametrize(("workers", "steps", "joins"), [(3, 3, 0), (2, 2, 1)])
@@ -106,7 +129,7 @@ def test_the_same_in_larger_companies_with_the_end_of_every_pull_told(
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @each_seed(range(30))
-def test_a_random_history_with_deaths_and_joins_comes_to_its_end(choice: Choice, seed: int) -> None:
+def test_a_random_history_with_deaths_joins_and_pauses_comes_to_its_end(choice: Choice, seed: int) -> None:
     begun, chance = world(choice, seed)
     assert len(list(wander(begun, chance, turmoil=0.1))) > 0
     assert not begun.unsettled

@@ -9,7 +9,20 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Machine
 from paceline.core.orders import StartPull
 from paceline.protocols import registry
-from support.tables import arrived, averaged, began, copied, declined, failed, joined, left, ready, refuses, taken
+from support.tables import (
+    arrived,
+    averaged,
+    began,
+    copied,
+    declined,
+    failed,
+    joined,
+    left,
+    ready,
+    refuses,
+    resumed,
+    taken,
+)
 
 CHOICES = [choose(name, registry()) for name in registry()]
 SERVED = [choice for choice in CHOICES if choice.spec.family == "parameter-server"]
@@ -65,6 +78,11 @@ AT_WORK: dict[str, Fact] = {
     "a step is declined that has arrived": declined(2, 0),
     "a step is declined twice": declined(3, 0),
     "one that left declines": declined(4, 0),
+    "a stranger resumes": resumed(9),
+    "a worker resumes that computes": resumed(0),
+    "a worker resumes that pushes": resumed(1),
+    "a worker resumes whose update has arrived": resumed(2),
+    "one that left resumes": resumed(4),
     "an update of a stranger": arrived(9, 0),
     "an update whose gradient was never ready": arrived(0, 7),
     "an update of another step": arrived(1, 1),
@@ -102,6 +120,10 @@ WITH_REPLICAS: dict[str, Fact] = {
     "a step not released yet is declined": declined(0, 8),
     "a step is declined whose gradient was ready": declined(1, 0),
     "a step is declined twice": declined(3, 0),
+    "a stranger resumes": resumed(9),
+    "a worker resumes that computes": resumed(0),
+    "a worker resumes whose gradient was ready": resumed(1),
+    "one that left resumes": resumed(4),
     "an update arrives": arrived(1, 0),
     "a pull ends": taken(0, 0),
     "a group averages that never was": averaged(99),
@@ -113,6 +135,7 @@ BEFORE_TRAINING: dict[str, Fact] = {
     "a departure": left(0),
     "a gradient": ready(0, 0, 0),
     "a declined step": declined(0, 0),
+    "a worker resumes": resumed(0),
     "an update": arrived(0, 0),
     "a pull": taken(0, 0),
     "an average": averaged(0),

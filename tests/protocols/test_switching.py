@@ -24,10 +24,10 @@ FICKLE = "stragglers=greedy,window=2,consecutive=1,min_gap=0.0"
 
 
 def run(text: str, seed: int) -> list[Order]:
-    """All orders of one random history with deaths and joins, to its end. The world checks every one of them."""
+    """All orders of one random history with deaths, joins and pauses, to its end. The world checks every one."""
     chance = random.Random(f"{text} {seed}")
     workers, steps = chance.randrange(1, 6), chance.randrange(1, 12)
-    world = World.of(choose(text, registry()), workers, steps, departures=2, joins=3)
+    world = World.of(choose(text, registry()), workers, steps, departures=2, joins=3, pauses=3)
     world.pulls = chance.random() < 0.7
     orders = [order for _, orders in wander(world, chance, turmoil=0.05) for order in orders]
     assert not world.unsettled

@@ -15,6 +15,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
 
@@ -40,6 +41,8 @@ class Twin:
                 return [Release(worker=worker, step=step, version=version) for worker, _, step in members]
             case WorkerJoined(worker=worker, step=step):
                 return [Release(worker=worker, step=step, version=self.version())]
+            case WorkerResumed(worker=worker):
+                return [Release(worker=worker, step=self.step(worker) + 1, version=self.version())]
             case GradientReady(worker=worker, step=step):
                 return [StartPush(worker=worker, step=step)]
             case WorkerLeft(worker=worker):
@@ -152,7 +155,7 @@ class Ssp(Twin):
             match fact:
                 case TrainingBegan(members=members):
                     finished = {worker: 0 for worker, _, _ in members}
-                case WorkerJoined(worker=worker):
+                case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
                     finished[worker] = least
                 case UpdateArrived(worker=worker):
                     finished[worker] += 1

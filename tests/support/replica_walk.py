@@ -18,6 +18,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import CopyReplica, DropUpdate, Hold, Order, Reduce, Release, StepReplica
 from support.walk import STRANGER, Broken, World, frozen
@@ -45,6 +46,10 @@ class Task:
     """Whose replica is on its way to it."""
     shares: dict[int, None] = field(default_factory=dict)
     """Those steps of that one that will be in two replicas then."""
+    own: int | None = None
+    """While that is on its way: the version of the replica that it keeps until then; None: it has none."""
+    paused: bool = False
+    """Whether it has declined only to wait for others: it may resume at any time."""
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class ReplicaWorld(World):
         return {worker: task.step for worker, task in self.tasks.items()}
 
     def possible(self, samples: int | None = None) -> list[Fact]:
-        """Every fact that could come next but deaths and joins. Raises Broken if none can, and work remains."""
+        """Every fact that could come next but deaths, joins and pauses. Raises Broken if none can, and work remains."""
         at = self.now
         if not self.began:
             return [self.beginning("host0", "host1")]
@@ -77,6 +82,8 @@ class ReplicaWorld(World):
         for worker, task in self.tasks.items():
             if task.source is not None:
                 facts.append(ReplicaCopied(source=task.source, worker=worker, at=at))
+            if task.paused:
+                facts.append(WorkerResumed(worker=worker, at=at))
             if task.phase != "released":
                 continue
             if not self.lacks_data(worker, task.step):
@@ -105,7 +112,7 @@ class ReplicaWorld(World):
         return self.tasks[worker].phase == "released"
 
     def membership(self) -> list[Fact]:
-        """Every death and join that could come next, and every departure of one that has declined."""
+        """Every death, join and pause that could come next, and every departure of one that has declined."""
         facts: list[Fact] = []
         if self.began and self.departures > 0:
             facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.tasks]
@@ -117,7 +124,16 @@ class ReplicaWorld(World):
                 WorkerJoined(worker=worker, host=f"host{worker % 2}", step=self.gone.get(worker, -1) + 1, at=self.now)
                 for worker in (*self.gone, newcomer)
             ]
+        if self.pauses > 0:
+            facts += self.pausing()
         return facts
+
+    def pausing(self) -> list[Fact]:
+        return [
+            StepDeclined(worker=worker, step=task.step, at=self.now, paused=True)
+            for worker, task in self.tasks.items()
+            if task.phase == "released"
+        ]
 
     def impossible(self) -> Iterator[Fact]:
         """Facts that cannot be true now: a few of each kind for every worker and group."""
@@ -126,6 +142,7 @@ class ReplicaWorld(World):
         yield ReplicaCopied(source=0, worker=STRANGER, at=at)
         if not self.began:
             yield WorkerJoined(worker=STRANGER, host="host", step=0, at=at)
+            yield WorkerResumed(worker=STRANGER, at=at)
         for worker, step in self.gone.items():
             yield WorkerJoined(worker=worker, host="host", step=step, at=at)
         if self.began:
@@ -142,6 +159,8 @@ class ReplicaWorld(World):
                     yield ReplicaCopied(source=source, worker=worker, at=at)
             yield ParametersTaken(worker=worker, version=version, at=at)
             yield UpdateArrived(worker=worker, step=step, at=at)
+            if task.phase != "declined":
+                yield WorkerResumed(worker=worker, at=at)
             if task.phase == "released":
                 yield GradientReady(worker=worker, step=step, version=version + 1, samples=1, at=at)
                 yield GradientReady(worker=worker, step=step + 1, version=version, samples=1, at=at)
@@ -151,6 +170,7 @@ class ReplicaWorld(World):
                 yield StepDeclined(worker=worker, step=step, at=at)
         for worker, step in ((STRANGER, 0), *self.gone.items()):
             yield WorkerLeft(worker=worker, reason="died", at=at)
+            yield WorkerResumed(worker=worker, at=at)
             yield GradientReady(worker=worker, step=step, version=0, samples=1, at=at)
         for group in self.broken:
             yield ReduceFinished(group=group, at=at)
@@ -180,6 +200,7 @@ class ReplicaWorld(World):
             tuple(sorted(self.unsettled)),
             self.departures,
             self.joins,
+            self.pauses,
             self.began,
         )
 
@@ -199,6 +220,8 @@ class ReplicaWorld(World):
                     for other in self.tasks.values():
                         if other.source == worker:
                             other.phase, other.source, other.shares = "bare", None, {}
+                            if other.own is not None:
+                                other.phase, other.version, other.own = "idle", other.own, None
             case WorkerJoined(worker=worker, step=step):
                 self.joins -= 1
                 self.gone.pop(worker, None)
@@ -208,12 +231,15 @@ class ReplicaWorld(World):
                 if source in self.tasks:
                     for shared in task.shares:
                         self.tasks[source].alone.pop(shared, None)
-                task.phase, task.source, task.shares = "idle", None, {}
+                task.phase, task.source, task.shares, task.own = "idle", None, {}, None
             case GradientReady(worker=worker, step=step):
                 self.tasks[worker].phase = "ready"
                 self.unsettled[worker, step] = False
-            case StepDeclined(worker=worker):
-                self.tasks[worker].phase = "declined"
+            case StepDeclined(worker=worker, paused=paused):
+                self.tasks[worker].phase, self.tasks[worker].paused = "declined", paused
+                self.pauses -= paused
+            case WorkerResumed(worker=worker):
+                self.tasks[worker].phase, self.tasks[worker].paused = "idle", False
             case ReduceFinished(group=group) | ReduceFailed(group=group):
                 self.broken.pop(group, None)
                 self._end(self.groups.pop(group), isinstance(fact, ReduceFinished))
@@ -256,8 +282,13 @@ class ReplicaWorld(World):
     def _do(self, order: Order) -> None:
         match order:
             case CopyReplica(source=source, worker=worker):
-                task = self._at(order, worker, "bare")
+                task = self._at(order, worker, "bare", "idle")
                 self._free(order, source)
+                if task.phase == "idle":
+                    self._free(order, worker)
+                    if task.alone or task.version >= self.tasks[source].version:
+                        raise Broken(f"its own replica, of version {task.version}, would be lost: {order}")
+                    task.own = task.version
                 if self.tasks[source].mean is not None:
                     raise Broken(f"the mean of group {self.tasks[source].mean} is not in it yet: {order}")
                 task.phase, task.source, task.version = "copying", source, self.tasks[source].version
@@ -321,6 +352,8 @@ class ReplicaWorld(World):
             for worker, _ in contributed:
                 if self._at(order, worker, "ready").mean is not None:
                     raise Broken(f"the gradient of worker {worker} is in a mean already: {order}")
+            if len({self.tasks[worker].version for worker in order.members}) > 1:
+                raise Broken(f"replicas that have not changed equally often would be stepped with one mean: {order}")
             weights = [weight for _, _, weight in order.contributions]
             if abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
                 raise Broken(f"the weights must be above 0 and sum to 1: {order}")

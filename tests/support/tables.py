@@ -26,6 +26,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Machine, Spec
 from paceline.core.orders import (
@@ -130,6 +131,14 @@ def ready(worker: int, step: int, version: int, samples: int | None = 8, at: flo
 
 def declined(worker: int, step: int, at: float = 0.0) -> StepDeclined:
     return StepDeclined(worker=worker, step=step, at=at)
+
+
+def paused(worker: int, step: int, at: float = 0.0) -> StepDeclined:
+    return StepDeclined(worker=worker, step=step, at=at, paused=True)
+
+
+def resumed(worker: int, at: float = 0.0) -> WorkerResumed:
+    return WorkerResumed(worker=worker, at=at)
 
 
 def arrived(worker: int, step: int, at: float = 0.0) -> UpdateArrived:

@@ -26,6 +26,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.machine import Machine, Spec
 from paceline.core.orders import (
@@ -77,6 +78,8 @@ class Job:
     """Whether its step can begin only when that has come."""
     holds: int = -1
     """The newest version that has come to it."""
+    paused: bool = False
+    """Whether it has declined only to wait for others: it may resume at any time."""
 
 
 @dataclass(slots=True)
@@ -93,6 +96,8 @@ class World:
     """How many workers may still die."""
     joins: int = 0
     """How many may still come, new ones and those who had left."""
+    pauses: int = 0
+    """How many steps may still be declined by a worker that resumes afterwards."""
     pulls: bool = True
     """Whether the end of a release's own pull is told."""
     version: int = 0
@@ -154,12 +159,17 @@ class World:
         return orders
 
     def possible(self, samples: int | None = None) -> list[Fact]:
-        """Every fact that could come next but departures and joins. Raises Broken if none can, and work remains."""
+        """Every fact that could come next but departures, joins and pauses.
+
+        Raises Broken if none can, and work remains.
+        """
         at = self.now
         if not self.began:
             return [self.beginning("host")]
         facts: list[Fact] = []
         for worker, job in self.jobs.items():
+            if job.paused:
+                facts.append(WorkerResumed(worker=worker, at=at))
             if job.pulling is not None:
                 facts.append(ParametersTaken(worker=worker, version=job.pulling, at=at))
             if job.phase == "released":
@@ -218,7 +228,7 @@ class World:
         return self.jobs[worker].phase == "released"
 
     def membership(self) -> list[Fact]:
-        """Every departure and join that could come next."""
+        """Every departure, join and pause that could come next."""
         facts: list[Fact] = []
         if not self.began:
             return facts
@@ -230,7 +240,17 @@ class World:
                 WorkerJoined(worker=worker, host="host", step=self.gone.get(worker, -1) + 1, at=self.now)
                 for worker in (*self.gone, newcomer)
             ]
+        if self.pauses > 0:
+            facts += self.pausing()
         return facts
+
+    def pausing(self) -> list[Fact]:
+        """Every worker may pause that is at a step whose parameters it has."""
+        return [
+            StepDeclined(worker=worker, step=job.step, at=self.now, paused=True)
+            for worker, job in self.jobs.items()
+            if job.phase == "released" and not job.waits
+        ]
 
     def impossible(self) -> Iterator[Fact]:
         """Facts that cannot be true now: a few of each kind for every worker."""
@@ -239,12 +259,15 @@ class World:
             yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
         else:
             yield WorkerJoined(worker=0, host="host", step=0, at=at)
+            yield WorkerResumed(worker=0, at=at)
             for members in (((1, "host", 0), (0, "host", 0)), ((0, "host", 0), (0, "host", 0))):
                 yield TrainingBegan(members=members, version=self.version, at=at)
         for worker, job in self.jobs.items():
             step, version = job.step, job.version
             yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
             yield ParametersTaken(worker=worker, version=self.version + 1, at=at)
+            if job.phase != "declined":
+                yield WorkerResumed(worker=worker, at=at)
             if job.phase == "released":
                 yield GradientReady(worker=worker, step=step, version=version + 1, samples=1, at=at)
                 yield GradientReady(worker=worker, step=step + 1, version=version, samples=1, at=at)
@@ -257,6 +280,7 @@ class World:
             yield WorkerJoined(worker=worker, host="host", step=step, at=at)
         for worker, step in ((STRANGER, 0), *self.gone.items()):
             yield WorkerLeft(worker=worker, reason="died", at=at)
+            yield WorkerResumed(worker=worker, at=at)
             yield GradientReady(worker=worker, step=step, version=self.version, samples=1, at=at)
             yield UpdateArrived(worker=worker, step=step, at=at)
 
@@ -296,6 +320,7 @@ class World:
             tuple(sorted(self.unsettled.items())),
             self.departures,
             self.joins,
+            self.pauses,
             self.began,
         )
 
@@ -336,8 +361,11 @@ class World:
                     job.phase = "arrived"
                 if (worker, step) in self.unsettled:  # else it was dropped on its way
                     self.unsettled[worker, step] = True
-            case StepDeclined(worker=worker):
-                self.jobs[worker].phase = "declined"
+            case StepDeclined(worker=worker, paused=paused):
+                self.jobs[worker].phase, self.jobs[worker].paused = "declined", paused
+                self.pauses -= paused
+            case WorkerResumed(worker=worker):
+                self.jobs[worker].phase, self.jobs[worker].paused = "idle", False
             case ParametersTaken(worker=worker, version=version):
                 job = self.jobs[worker]
                 job.holds, job.pulling, job.waits = version, None, False
@@ -482,7 +510,7 @@ def walk(
 def wander(world: World, chance: random.Random, turmoil: float = 0.1) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
     """One random history of the world, to its end: each fact, with the orders that it caused.
 
-    Before each fact a worker leaves or comes with probability `turmoil`, while the world allows it.
+    Before each fact a worker leaves, comes or pauses with probability `turmoil`, while the world allows it.
     """
     samples = chance.choice([True, True, False])
     while True:
@@ -504,7 +532,7 @@ History = list[tuple[Fact, tuple[Order, ...]]]
 
 
 def history(choice: Choice, seed: int) -> History:
-    """The seed's history of that protocol: one to five workers, some of whom may leave and come."""
+    """The seed's history of that protocol: one to five workers, some of whom may leave, come and pause."""
     chance = random.Random(f"{choice} {seed}")
     world = World.of(
         choice,
@@ -516,6 +544,7 @@ def history(choice: Choice, seed: int) -> History:
         work=chance.randrange(60),
         first={worker: chance.randrange(4) for worker in range(5)},
         done=chance.randrange(30),
+        pauses=chance.randrange(4),
     )
     try:
         return list(wander(world, chance))

@@ -52,6 +52,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, 
 from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, Seat, mean_of
 
 NEWEST_WEIGHS = 0.25  # the share of the newest duration in a moving average; ours
+IDLE = ("arrived", "parked")  # phases of a worker that may be released; it is parked when it has resumed
 TOLERANCE = 1e-9  # relative: a tie must not depend on rounding
 
 
@@ -115,6 +116,8 @@ class Machine:
     """By (worker, step), in the order of their transfers: what it weighs."""
     kept: dict[int, tuple[int, float | None]] = field(default_factory=dict)
     """(step, weight) of a stale gradient that has not arrived, while its worker is at the fresh one."""
+    served: dict[int, None] = field(default_factory=dict)
+    """Workers that declined a step of the next round: their gradients of the open one have arrived."""
     early: dict[int, None] = field(default_factory=dict)
     """Workers whose gradient of the next round is ready, in the order in which they became ready."""
     queue: list[tuple[float, int, int]] = field(default_factory=list)
@@ -164,12 +167,15 @@ class Machine:
                 assert seat is not None
                 return self._received(fact, seat)
             case StepDeclined(worker=worker, at=at):
+                if worker not in self.awaited:
+                    self.served[worker] = None
                 self._forget(worker)
                 if worker in self.kept:  # that one is still to come
                     self._await(worker, 1)
                 return self._go_on(at)
             case WorkerLeft(worker=worker, at=at):
                 assert seat is not None
+                self.served.pop(worker, None)
                 self._forget(worker)
                 if self.granted is not None and self.granted[0] == worker:
                     self.granted = None
@@ -187,14 +193,14 @@ class Machine:
         return self._release(worker, self.version, why, at)
 
     def _resume(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
-        """A worker that has resumed enters the open round, unless a gradient of it has arrived for that."""
+        """A worker that has resumed enters the open round. If its gradient of that has arrived, it is idle."""
         if seat.ahead:
             assert seat.pulling is not None
             return (Hold(worker=worker, why=("on-its-way", seat.pulling)),)
-        if (worker, seat.step - 1) not in self.arrived:
+        if worker not in self.served:
             return (self._enter(worker, ("goes-on", worker, self.version), at),)
+        del self.served[worker]
         self.desks[worker] = Desk(holds=self.version)  # it had this version, or its round would not be open
-        seat.phase = "arrived"
         return self._ahead(worker, seat, at) or (Hold(worker=worker, why=self._missing(worker)),)
 
     def _await(self, worker: int, gradients: int) -> None:
@@ -252,7 +258,7 @@ class Machine:
         if not self.awaited[worker]:
             del self.awaited[worker]
         ahead = () if worker in self.awaited else self._ahead(worker, seat, at)
-        if seat.phase == "arrived" and self.awaited and worker in self.desks:
+        if seat.phase in IDLE and self.awaited and worker in self.desks:
             return (Hold(worker=worker, why=self._missing(worker)), *self._go_on(at))
         return (*ahead, *self._go_on(at))
 
@@ -273,7 +279,7 @@ class Machine:
         orders = self._freshened(worker, seat, desk, at) or self._ahead(worker, seat, at)
         if version < self.version and self.config.broadcast == "all":
             orders = (*orders, *self._send(worker, at))
-        if seat.phase == "arrived" and worker not in self.awaited:
+        if seat.phase in IDLE and worker not in self.awaited:
             orders = (*orders, Hold(worker=worker, why=self._missing(worker)))
         return (*orders, *self._go_on(at))
 
@@ -305,7 +311,7 @@ class Machine:
 
     def _ahead(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
         """Order the worker to compute on the version that it holds, if it is idle and may compute ahead."""
-        if self.config.idle == "none" or seat.phase != "arrived" or len(self.desks) == 1 or worker not in self.desks:
+        if self.config.idle == "none" or seat.phase not in IDLE or len(self.desks) == 1 or worker not in self.desks:
             return ()
         desk = self.desks[worker]
         made = worker in self.awaited  # the version that it waits for is made, but has not reached it
@@ -351,7 +357,7 @@ class Machine:
             return ()
         why: Why = ("fresh", self.version)
         if stale == "accumulate":
-            if seat.phase != "arrived":
+            if seat.phase not in IDLE:
                 self.kept[worker] = (seat.step, seat.weight)
             return (self._release(worker, self.version, why, at, "held"),)
         if seat.phase != "ready":  # the gradient on its way is the worker's for this round
@@ -381,12 +387,13 @@ class Machine:
 
     def _open_round(self, workers: list[int], at: float) -> None:
         """Every worker that has not declined owes a gradient, whether it computes it already or not. Ascending."""
+        self.served = {}
         self._goes_to(workers, at)
         if self.config.order == "rotate":
             self.first = next((worker for worker in workers if worker > self.first), min(workers, default=self.first))
         self.latest = []
         for worker in workers:
-            ahead = self.roster.seats[worker].phase != "arrived"
+            ahead = self.roster.seats[worker].phase not in IDLE
             self._await(worker, 2 if ahead and self.config.stale == "accumulate" else 1)
             expected = self.desks[worker].expected
             if expected is not None:
@@ -407,7 +414,7 @@ class Machine:
         holds: list[Order] = []
         before = self.sending
         for worker in line:
-            if before is not None and self.roster.seats[worker].phase == "arrived":
+            if before is not None and self.roster.seats[worker].phase in IDLE:
                 holds.append(Hold(worker=worker, why=("in-line", self.version, before)))
             before = worker
         return holds
@@ -425,7 +432,7 @@ class Machine:
         """The order that brings a worker the newest version. For an idle worker that is its next step's own pull."""
         seat, desk = self.roster.seats[worker], self.desks[worker]
         why: Why = ("broadcast", self.version)
-        idle = seat.phase == "arrived"
+        idle = seat.phase in IDLE
         if seat.pulling is not None and seat.pulling > desk.holds:  # one after the other: `_taken` sends this one
             return (Hold(worker=worker, why=("on-its-way", seat.pulling)),) if idle else ()
         if idle:
@@ -526,7 +533,7 @@ SPEC = Spec(
             owed == 1 or (owed == 2 and machine.config.stale == "accumulate") for owed in machine.awaited.values()
         ),
         "a worker that is not awaited has its gradient in the round, and may compute for the next": lambda machine: all(
-            worker in machine.awaited or machine.roster.seats[worker].phase in ("arrived", "computing", "ready")
+            worker in machine.awaited or machine.roster.seats[worker].phase in (*IDLE, "computing", "ready")
             for worker in machine.desks
         ),
         "as many gradients are still to come as workers owe": lambda machine: (
