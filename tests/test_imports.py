@@ -129,7 +129,19 @@ def test_a_run_on_one_host_loads_nothing_of_what_several_say_to_each_other() -> 
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    of_scripts = ["epochs", "finish", "is_main", "log", "prepare", "resumed", "stop", "weigh", "worker", "workers"]
+    of_scripts = [
+        "agree",
+        "epochs",
+        "finish",
+        "is_main",
+        "log",
+        "prepare",
+        "resumed",
+        "stop",
+        "weigh",
+        "worker",
+        "workers",
+    ]
     of_programs = ["Comparison", "Run", "compare", "run", "simulate"]
     assert sorted(paceline.__all__) == sorted(["__version__", *of_scripts, *of_programs])
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
@@ -138,7 +150,19 @@ def test_the_public_names_are_exactly_these() -> None:
 FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subprocess", "threading"}
 """Modules with clocks and sockets, which the loop hands out."""
 ROOMS = (
-    *("accounts", "adoption", "applied", "clock", "coordinator", "course", "data", "director", "display", "ending"),
+    *(
+        "accounts",
+        "adoption",
+        "agreeing",
+        "applied",
+        "clock",
+        "coordinator",
+        "course",
+        "data",
+        "director",
+        "display",
+        "ending",
+    ),
     *("evaluations", "leaving", "lifecycle", "limits", "losses", "news", "recordings", "rooms", "scores", "terms"),
     *("snapshots", "versions"),
 )

@@ -22,12 +22,25 @@ if TYPE_CHECKING:
     from paceline.programs.comparison import Comparison
     from paceline.programs.launching import compare, run
     from paceline.programs.recorded import Run
-    from paceline.training.prepare import epochs, finish, is_main, log, prepare, resumed, stop, weigh, worker, workers
+    from paceline.training.prepare import (
+        agree,
+        epochs,
+        finish,
+        is_main,
+        log,
+        prepare,
+        resumed,
+        stop,
+        weigh,
+        worker,
+        workers,
+    )
 
 __all__ = [
     "Comparison",
     "Run",
     "__version__",
+    "agree",
     "compare",
     "epochs",
     "finish",

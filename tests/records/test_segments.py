@@ -398,7 +398,7 @@ def test_a_ledger_of_schema_7_is_refused(point: tuple[Path, int, int]) -> None:
         cut(folder, fact, version)
 
 
-@pytest.mark.parametrize("schema", [8, 9])
+@pytest.mark.parametrize("schema", [8, 9, 13])
 def test_an_earlier_ledger_gets_the_tables_and_columns_that_it_lacks(point: tuple[Path, int, int], schema: int) -> None:
     folder, fact, version = point
     as_of_schema(folder / "ledger.sqlite", schema)
@@ -419,6 +419,15 @@ def test_fetches_after_the_snapshot_are_undone(point: tuple[Path, int, int]) -> 
     cut(folder, fact, version)
     assert rows(folder / "ledger.sqlite", "SELECT fact FROM fetches") == [(fact - 1,), (fact,)]
     assert rows(folder / "undone-2.sqlite", "SELECT fact FROM fetches") == [(fact + 1,)]
+
+
+def test_agreements_after_the_snapshot_are_undone(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    made = "0, 1, 0, 'any', 'true', 'true'"
+    edited(folder, *(f"INSERT INTO agreed VALUES ({one}, {made})" for one in (fact - 1, fact, fact + 1)))
+    cut(folder, fact, version)
+    assert rows(folder / "ledger.sqlite", "SELECT fact FROM agreed") == [(fact - 1,), (fact,)]
+    assert rows(folder / "undone-2.sqlite", "SELECT fact FROM agreed") == [(fact + 1,)]
 
 
 def test_a_run_that_is_still_going_on_is_refused(point: tuple[Path, int, int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +15,6 @@ from paceline.cli.main import main
 from paceline.runtime.board import Board
 from support.launch import Launch
 from support.scripts import training
-
-INSTALLED = find_spec("tensorboard") is not None
 
 
 class Writer:
@@ -72,7 +69,6 @@ def test_without_the_package_it_is_one_line_and_2_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(not INSTALLED, reason="the package tensorboard is not installed")
 def test_tensorboard_reads_what_was_logged_and_evaluated(launch: Launch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from paceline.core.agreements import How, Value
 from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
 
@@ -211,6 +212,8 @@ class Declined(Message):
 
     epoch: Count = 0
     """The script is done with the epochs before this one."""
+    paused: bool = False
+    """Whether the worker only waits for the others, as it was told by `Pause`, and goes on after that."""
 
 
 class EpochsOver(Message):
@@ -329,6 +332,17 @@ class StopWanted(Message):
     reason: str
 
 
+class Agrees(Message):
+    """The script calls `agree`, and waits for `Agreed`."""
+
+    epoch: Count
+    """The epoch that the script is to go on in."""
+    nth: Count
+    """How manieth call it is there, from 0."""
+    how: How
+    value: Value
+
+
 class ScriptEnded(Message):
     """The script has come to its end."""
 
@@ -379,6 +393,7 @@ FromWorker = (
     | Remarked
     | Decided
     | StopWanted
+    | Agrees
     | Handles
     | ScriptEnded
     | Evaluated
@@ -515,6 +530,18 @@ class Plateaus(Message):
     """(scheduler, which of its metrics, the metric)."""
 
 
+class Pause(Message):
+    """Not all workers have called `agree` yet. Say `Declined(paused=True)`, so that the others go on without you."""
+
+
+class Agreed(Message):
+    """What that call of `agree` has come to."""
+
+    epoch: Count
+    nth: Count
+    result: Value
+
+
 class Stop(Message):
     """Nothing is left to do: no step, no batch."""
 
@@ -644,6 +671,8 @@ ToWorker = (
     | TakeEdit
     | FinalRecorded
     | Evaluate
+    | Pause
+    | Agreed
     | Signal
     | Exit
 )

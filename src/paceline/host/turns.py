@@ -43,6 +43,8 @@ class Turns:
         """What it may say next for its beginning to be adopted."""
         self._evaluates: int | None = None
         """The version that it evaluates."""
+        self._pauses = False
+        """Whether it is to decline its step for now."""
         self._questions = 0
         """For the optimizer's state, and not answered."""
 
@@ -73,6 +75,8 @@ class Turns:
                 self._questions -= 1
             case messages.Evaluate(version=version):
                 self._evaluates = version
+            case messages.Pause():
+                self._pauses = True
             case messages.Stop():
                 self._stopped = True
 
@@ -100,8 +104,13 @@ class Turns:
                 return _taken(self._hands, joining)
             case messages.Joins():
                 return self._begun
-            case messages.Declined():
+            case messages.Declined(paused=False):
                 self._computes, self._declined = None, True
+            case messages.Declined():
+                told, self._pauses, self._computes = self._pauses, False, None
+                return told
+            case messages.Agrees(how=how, value=value):
+                return self._begun and (how != "mean" or isinstance(value, int | float))
             case messages.Offered():
                 first, self._offered = self._offered is None, message
                 return first

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.core.agreements import Call, Value
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER
 
@@ -20,6 +22,8 @@ class Before:
     """Facts whose snapshots segments of the run began from."""
     epoch_samples: int | None
     """Samples in its first epoch, if an epoch was opened, and they are counted."""
+    agreed: dict[Call, Value]
+    """What workers have decided together, by when they called `agree`."""
 
 
 def read_before(folder: Path) -> Before:
@@ -31,4 +35,8 @@ def read_before(folder: Path) -> Before:
             recorded=dict(ledger.execute("SELECT version, sha256 FROM versions")),
             went_on_from={fact for (fact,) in snapshots},
             epoch_samples=first[0] if first else None,
+            agreed={
+                Call(epoch, nth): json.loads(result)
+                for epoch, nth, result in ledger.execute("SELECT epoch, nth, result FROM agreed")
+            },
         )

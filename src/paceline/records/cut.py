@@ -36,6 +36,7 @@ _UNDONE = {
     "facts": "id > :fact",
     "orders": "fact > :fact",
     "fetches": "fact > :fact",
+    "agreed": "fact > :fact",
     "marks": "snapshot > :fact",
     "segments": "fact > :fact",
     **{

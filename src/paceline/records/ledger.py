@@ -9,6 +9,7 @@ schema's comments say what each column is. Times are seconds, `at` and `began` s
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
 import threading
@@ -30,10 +31,10 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN, WITH_AGAIN, WITH_LOGGED = 8, 9, 10, 11, 12, 13
+WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN, WITH_AGAIN, WITH_LOGGED, WITH_AGREED = 8, 9, 10, 11, 12, 13, 14
 """The schemas that added something: tables of segments, tables of several hosts, columns of devices; taken leases and
-the weights of gradients; batches that are used again; and scalars that count for targets."""
-SCHEMA = WITH_LOGGED
+the weights of gradients; batches that are used again; scalars that count for targets; and what workers agreed on."""
+SCHEMA = WITH_AGREED
 """The schema's number, in `PRAGMA user_version`."""
 READ = range(7, SCHEMA + 1)
 """The schemas that can be read."""
@@ -83,6 +84,16 @@ OF_DEVICES = """
 ALTER TABLE step_times ADD COLUMN to_device REAL;
 ALTER TABLE step_times ADD COLUMN from_device REAL;
 """
+OF_AGREEMENTS = """
+CREATE TABLE agreed (        -- each time that a worker's call of paceline.agree() was answered, in that order
+    fact INTEGER,            -- the last fact that the machine had been told by then
+    worker INTEGER,
+    epoch INTEGER,           -- the epoch that the worker's script was to go on in
+    nth INTEGER,             -- how manieth call it was there, from 0
+    how TEXT, value TEXT,    -- what the script asked for, and gave; the value as JSON
+    result TEXT              -- JSON: what it got
+);
+"""
 ADDED = {
     WITH_SEGMENTS: OF_SEGMENTS,
     WITH_HOSTS: OF_HOSTS,
@@ -90,6 +101,7 @@ ADDED = {
     WITH_TAKEN: "",
     WITH_AGAIN: "",
     WITH_LOGGED: "",
+    WITH_AGREED: OF_AGREEMENTS,
 }
 """By schema: what adds the tables and columns that earlier ones lack."""
 _READ_AS = {
@@ -99,6 +111,7 @@ _READ_AS = {
         CREATE TEMP VIEW step_times AS
         SELECT rowid AS rowid, *, NULL AS to_device, NULL AS from_device FROM main.step_times;
     """,
+    WITH_AGREED: OF_AGREEMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
 }
 """By schema: what makes an earlier ledger, which can't be written, read like one of that schema."""
 
@@ -183,6 +196,7 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
 {OF_SEGMENTS.strip()}
 {OF_HOSTS.strip()}
+{OF_AGREEMENTS.strip()}
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
 -- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
@@ -260,7 +274,7 @@ CREATE VIEW groups AS
 def tables_of(schema: int) -> str:
     """Return what makes the tables and views of a ledger of that schema."""
     found = TABLES if schema >= WITH_DEVICES else TABLES.replace(_DEVICES, "")
-    for since, tables in ((WITH_SEGMENTS, OF_SEGMENTS), (WITH_HOSTS, OF_HOSTS)):
+    for since, tables in ((WITH_SEGMENTS, OF_SEGMENTS), (WITH_HOSTS, OF_HOSTS), (WITH_AGREED, OF_AGREEMENTS)):
         if schema < since:
             found = found.replace(tables.strip(), "")
     return found
@@ -461,6 +475,10 @@ class Ledger:
         f = fetch
         columns = (f.host, f.source, f.kind, f.worker, f.number, f.bytes, f.began, f.ended)
         self._queue.put(("fetches", self._facts, *columns))
+
+    def agreed(self, worker: int, call: tuple[int, int], how: str, value: Any, result: Any) -> None:
+        """A worker's call of `agree` was answered: (epoch, how manieth there), what it gave, and what it got."""
+        self._queue.put(("agreed", self._facts, worker, *call, how, json.dumps(value), json.dumps(result)))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

@@ -29,6 +29,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
@@ -237,6 +238,8 @@ class Tally:
                 self._enter(worker, host, fact.at)
             case StepDeclined(worker=worker):
                 self.counts.leave(worker)
+            case WorkerResumed(worker=worker):
+                self.counts.enter(worker)
             case WorkerLeft(worker=worker):
                 if worker in self.counts.finished:
                     self.counts.leave(worker)

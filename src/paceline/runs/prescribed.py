@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paceline.core.agreements import Value
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun
@@ -105,6 +106,24 @@ class Part:
         found: dict[int, deque[str]] = {}
         for worker, reason in self.recorded.ledger.execute(query, (self.segment.fact, until)):
             found.setdefault(worker, deque()).append(reason)
+        return found
+
+    def paused(self) -> list[tuple[int, int]]:
+        """(worker, step) of this segment that workers declined as they waited in `agree`."""
+        query = (
+            "SELECT worker, step FROM facts WHERE kind = 'StepDeclined' AND json_extract(body, '$.paused') "
+            "AND id >= ? AND id <= ?"
+        )
+        until = sys.maxsize if self.ends is None else self.ends.fact
+        return self.recorded.ledger.execute(query, (self.segment.fact, until)).fetchall()
+
+    def agreed(self) -> dict[int, deque[Value]]:
+        """By worker: what its calls of `agree` came to in this segment."""
+        until = sys.maxsize if self.ends is None else self.ends.fact
+        query = "SELECT worker, result FROM agreed WHERE fact >= ? AND fact <= ? ORDER BY rowid"
+        found: dict[int, deque[Value]] = {}
+        for worker, result in self.recorded.ledger.execute(query, (self.segment.fact, until)):
+            found.setdefault(worker, deque()).append(json.loads(result))
         return found
 
     def recordings(self) -> deque[tuple[int, int]] | None:

@@ -26,6 +26,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.errors import ConfigError, RunFailed
@@ -207,6 +208,7 @@ def _direct(
     workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
     workers.prescribe_edits(recorded.folder)
     workers.prescribe_leaving(part.leaving())
+    workers.prescribe_agreements(part.paused(), part.agreed())
     workers.recordings.prescribed = part.recordings()
     workers.recordings.lacking = frozenset(notes.get(LACKING, ()))
     several = part.segment.hosts > 1
@@ -307,6 +309,8 @@ def _reenact(fact: Fact, workers: Director) -> None:
             workers.tell(fact)
         case WorkerJoined(worker=worker, step=step):
             workers.join(worker, step)
+        case WorkerResumed():
+            workers.resume(fact)
         case WorkerLeft(worker=worker, reason="died"):
             workers.lose(worker)
         case WorkerLeft(worker=worker, reason="drained"):

@@ -38,6 +38,7 @@ from torch.utils.data import (
 )
 
 from paceline.cluster.scenario import Scenario
+from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
 from paceline.host import devices
 from paceline.host.processes import (
@@ -71,6 +72,7 @@ from paceline.version import __version__
 NAME = "ddp"
 LOOPBACK = "lo"
 """The interface that the workers connect over: none but this machine's processes reach it."""
+TOLD_AT_MOST = 1 << 13  # bytes of what a worker gives to `agree`: a string of 1,000 characters takes 6,000 as JSON
 
 
 class Wrapped(DistributedDataParallel):
@@ -273,6 +275,21 @@ class Worker:
             self._decided += 1
             scheduler = self.plateaus[number]
             scheduler.told(scheduler.made, metric)
+
+    def agree(self, how: How, value: Value) -> Value:
+        """See `training.link.Baseline`. All workers of DDP come to it: they make as many steps."""
+        if not dist.is_initialized():
+            self.refuse("paceline.agree() came before paceline.prepare(): no training has begun yet")
+        given = json.dumps([how, value], ensure_ascii=False).encode()
+        mine = torch.zeros(TOLD_AT_MOST, dtype=torch.uint8)
+        mine[: len(given)] = torch.frombuffer(bytearray(given), dtype=torch.uint8)
+        told = [torch.empty_like(mine) for _ in range(self.workers)]
+        dist.all_gather(told, mine)
+        every = [json.loads(bytes(one.tolist()).rstrip(b"\0")) for one in told]
+        for worker, (other, _) in enumerate(every):
+            if other != every[0][0]:
+                self.refuse(differs(worker, other, 0, every[0][0]))
+        return result_of(how, {worker: value for worker, (_, value) in enumerate(every)})
 
     def handed_out(self, samples: int) -> None:
         """A batch of so many samples is handed to the script."""

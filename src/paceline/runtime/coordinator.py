@@ -85,6 +85,7 @@ class Coordinator:
                 rooms.clock.present = None
                 rooms.leaving.go_on()
             rooms.returns.go_on()
+            rooms.agreeing.go_on()
             self._take_in()
             if rooms.draining is not None and isinstance(self.phase, Training) and not rooms.ending.stopping:
                 rooms.draining.go_on()
@@ -235,6 +236,7 @@ class Coordinator:
             case messages.LeaseWanted(epoch=epoch):
                 if not rooms.ending.stopping and (line := self._early.goes_on(worker, epoch)):
                     rooms.output.say(line)
+                rooms.agreeing.goes_on(worker, epoch)
                 if member.stage == "offered":
                     rooms.joining.wanted(member, epoch)
                 rooms.data.wanted(member, message)
@@ -275,8 +277,12 @@ class Coordinator:
                 if not_finite is not None:
                     what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {worker}'
                     rooms.diverged(what)
+            case messages.Declined(paused=True):
+                rooms.agreeing.paused(member)
             case messages.Declined(epoch=epoch):
                 self._declined(member, epoch)
+            case messages.Agrees():
+                rooms.agreeing.wants(member, message)
             case messages.EpochsOver():
                 self._epochs_over()
             case messages.AdoptionWanted(digest=digest):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from paceline.core.agreements import Value
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
 from paceline.records.folders import edit_file
@@ -142,6 +143,10 @@ class Course:
     """The folder of the run that is made again."""
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
     """By worker and its how manieth return: the epoch in which its script went on."""
+    paused: frozenset[tuple[int, int]] = frozenset()
+    """(worker, step) that workers declined as they waited in `agree`."""
+    agreed: dict[int, deque[Value]] = field(default_factory=dict)
+    """By worker: what its calls of `agree` came to, one after the other."""
     leaving: dict[int, deque[str]] = field(default_factory=dict)
     """By worker: how it leaves each time that it is yet to leave, as the reason of `WorkerLeft`."""
     lost: dict[int, None] = field(default_factory=dict)
@@ -163,6 +168,8 @@ class Course:
             admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),
             hand_over=self._hand_over,
             told_edit=self._told_edit,
+            pauses=lambda worker, step: (worker, step) in self.paused,
+            agreed=self._agreed,
             decides=lambda: self.prescribed is None,  # else it has decided, in the recorded run
             host_of=lambda worker: self.hosts.get(worker, ""),
             deaths_are_told=True,
@@ -180,6 +187,10 @@ class Course:
         leases = self.prescribed[worker] if self.prescribed is not None else None
         while leases and leases.popleft() is not None:
             pass
+
+    def _agreed(self, worker: int) -> list[Value]:
+        results = self.agreed.get(worker)
+        return [results.popleft()] if results else []
 
     def _told_edit(self, number: int) -> Path | None:
         file = None if self.recorded is None else edit_file(self.recorded, number)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from paceline.core.agreements import Value
 from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
@@ -20,6 +21,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.membership import Left
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
@@ -100,6 +102,10 @@ class Director:
     def prescribe_leaving(self, leaving: dict[int, deque[str]]) -> None:
         """Each worker leaves for these reasons, one after the other."""
         self._course.leaving = leaving
+
+    def prescribe_agreements(self, paused: Iterable[tuple[int, int]], agreed: dict[int, deque[Value]]) -> None:
+        """Each worker pauses in the place of these (worker, step), and its calls of `agree` come to these results."""
+        self._course.paused, self._course.agreed = frozenset(paused), agreed
 
     def prescribe_hosts(self, hosts: Mapping[int, str]) -> None:
         """Workers were on these hosts: in averages, what workers of one host have is summed first."""
@@ -207,6 +213,11 @@ class Director:
             raise RunFailed(f"worker {worker} joins with step {joined.step}, and not with {step}")
         else:
             self._rooms.tell(joined)
+
+    def resume(self, fact: WorkerResumed) -> None:
+        """The worker, which has paused in `agree`, goes on."""
+        self._rooms.agreeing.resume(fact.worker)
+        self._rooms.tell(fact)
 
     def bring_one_back(self) -> None:
         """If all workers have died, have a process begin as one of them. No data is left for it.

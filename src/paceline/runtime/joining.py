@@ -185,9 +185,10 @@ class Joining:
         say: Callable[[str], None],
         give_up: Callable[[Member, str], None],
         stopping: Callable[[], bool],
+        admitted: Callable[[int, int], None],
     ) -> None:
         """`hosts`: see `Rooms`. `happened` takes the fact that a worker has joined. `stopping()`: whether workers were
-        told to stop.
+        told to stop. `admitted(worker, epoch)` is told in which epoch a worker's script goes on.
         """
         self._settings = settings
         self._hosts = hosts
@@ -203,6 +204,7 @@ class Joining:
         self._say = say
         self._give_up = give_up
         self._stopping = stopping
+        self._tell_admitted = admitted
         self._next_steps: dict[int, int] = {}
         """By worker: the next step number that is unused."""
         self._ready: dict[int, int] = {}
@@ -231,6 +233,7 @@ class Joining:
         epoch = self._terms.admitted_in(member.worker, nth)
         epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
         self._admitted.append((member.worker, nth, epoch))
+        self._tell_admitted(member.worker, epoch)
         self._ledger.note("admitted", self._admitted)
         self._host.admit(member.worker, epoch, self._clock.at())
 

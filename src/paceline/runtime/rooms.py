@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.cluster.group_links import GroupLinks
-from paceline.core.facts import Fact, GradientReady
+from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.host import messages
 from paceline.host.contract import Host
@@ -22,6 +22,7 @@ from paceline.records.journal import Journal
 from paceline.records.snapshots import State
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.adoption import Adopting
+from paceline.runtime.agreeing import Agreeing
 from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
@@ -145,6 +146,16 @@ class Rooms:
             happened=self.happened.append,
             unprepared=self._unprepared,
         )
+        self.agreeing = Agreeing(
+            self.members,
+            ledger,
+            terms,
+            self.clock,
+            send=self.send,
+            happened=self.happened.append,
+            refuse=self.ending.refuse,
+            say=say,
+        )
         self.losses = Losses(
             settings.on_loss,
             self.membership,
@@ -183,6 +194,7 @@ class Rooms:
             say=say,
             give_up=self.give_up,
             stopping=lambda: self.ending.stopping,
+            admitted=self.agreeing.joins,
         )
         self.evaluations = Evaluations(self.host.show_recorded)
         self.display = Display(
@@ -230,11 +242,14 @@ class Rooms:
         self.plateaus.tell(fact)
         self.versions.tell(fact)
         self.joining.tell(fact)
+        if isinstance(fact, WorkerLeft):
+            self.agreeing.left(fact)
 
     def resume(self, state: State, before: Before) -> None:
         """The run goes on from there, with what it had before."""
         self.applied.resumed(state.steps, state.samples)
         self.joining.resumed(state.next_steps)
+        self.agreeing.resumed(before.agreed)
         self.edits.resumed(state.edits)
         self.plateaus.resumed(state.metrics, state.shared_metrics)
         self.recordings.resumed(state.version, state.at, state.samples, before.recorded)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.core.agreements import Value
 from paceline.core.leases import Dealing, Leases
 from paceline.runtime.losses import loss_is_borne
 from paceline.runtime.settings import Settings
@@ -39,6 +40,10 @@ class Terms:
     """Those of these workers of whom the first that lives hands over to this one, which joins for the nth time."""
     told_edit: Callable[[int], Path | None]
     """The file with the values that all take at that change of the model's structure; None: the first worker's."""
+    pauses: Callable[[int, int], bool]
+    """Of a run that is made again: whether the worker has paused in `agree` in the place of that step."""
+    agreed: Callable[[int], Sequence[Value]]
+    """The same: what the worker's next call of `agree` comes to; nothing if it never came to anything."""
     decides: Callable[[], bool]
     """Whether a machine decides, which may have to know how much work there is."""
     host_of: Callable[[int], str]
@@ -63,6 +68,8 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         admitted_in=lambda worker, nth: None,
         hand_over=lambda worker, nth, others: others,
         told_edit=lambda number: None,
+        pauses=lambda worker, step: False,
+        agreed=lambda worker: (),
         decides=lambda: True,
         host_of=lambda worker: "",
         deaths_are_told=False,

@@ -20,6 +20,7 @@ import torch
 
 import paceline
 from paceline.cluster.scenario import Scenario
+from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.memory import Region
@@ -43,6 +44,7 @@ from paceline.runtime.settings import Settings
 from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
+    Agreed,
     Arrives,
     Evaluate,
     Finished,
@@ -64,7 +66,7 @@ from paceline.training.structure import Structure
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
-RELEASES: Kinds = (messages.Compute, messages.Step)
+RELEASES: Kinds = (messages.Compute, messages.Step, messages.TakeUp)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
 ASKED: Kinds = (messages.Keep, messages.HandOver, messages.Arrives, messages.Plateaus)
 """What may come at any time."""
@@ -381,8 +383,9 @@ class WorkerLink:
         if announce:
             self._channel.send(messages.Joins())
         message = self._await(messages.TakeUp)
-        if message is None:
-            return None
+        return None if message is None else self._taken_up(message)
+
+    def _taken_up(self, message: messages.TakeUp) -> TakenUp:
         if message.recorded:
             return TakenUp(area=message.area, file=self._descriptors.pop(), kept=None)
         kept = unpack(attached(self._descriptors.pop())) if self._descriptors else None
@@ -396,7 +399,37 @@ class WorkerLink:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | None:
+    def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
+        """See `training.link.Link`."""
+        self._expect((messages.Agreed, messages.Pause))
+        self._channel.send(messages.Agrees(call.epoch, call.nth, how, value))
+        return self._agreed(call, how, value, messages.Agreed, messages.Pause)
+
+    def pauses(self, epoch: int) -> None:
+        """See `training.link.Link`."""
+        self._expect((messages.Agreed,))
+        self._expect(RELEASES)
+        self._channel.send(messages.Declined(epoch, paused=True))
+
+    def agreed(self, call: Call, how: How, value: Value) -> Agreed:
+        """See `training.link.Link`."""
+        answer = self._agreed(call, how, value, messages.Agreed)
+        assert answer is not None  # it was told to pause before
+        return answer
+
+    def _agreed(self, call: Call, how: How, value: Value, *kinds: type[messages.Message]) -> Agreed | None:
+        while True:
+            match self._await_or_keep(*kinds, leaves=True, even_stopped=False):
+                case messages.Agreed(epoch=epoch, nth=nth, result=result), _:
+                    if call == (epoch, nth):  # else an exception had led the script out of that call
+                        return Agreed(result=result)
+                    self._expect(kinds)
+                case messages.Pause(), _:
+                    return None
+                case _:
+                    return Agreed(result=result_of(how, {self.worker: value}))
+
+    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
         """See `training.link.Link`."""
         message = self._await(*RELEASES, asked=True, leaves=True)
         if message is None:
@@ -409,6 +442,8 @@ class WorkerLink:
             return Plateaus(decides=message.decides, metrics=message.metrics)
         if isinstance(message, messages.Arrives):
             return Arrives(slot=message.slot, ranges=message.ranges)
+        if isinstance(message, messages.TakeUp):
+            return self._taken_up(message)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         self._step = message.step
@@ -663,14 +698,17 @@ class WorkerLink:
                 self._leave_if_told()
 
     @signals.undisturbed
-    def _await_or_keep(self, *kinds: type[messages.Message], leaves: bool = False) -> tuple[Any, list[int]]:
-        """Wait for a message of these kinds, with the descriptors that come along.
+    def _await_or_keep(
+        self, *kinds: type[messages.Message], leaves: bool = False, even_stopped: bool = True
+    ) -> tuple[Any, list[int]]:
+        """Wait for a message of these kinds, with the descriptors that come along. See `_await` for the rest.
 
         No step is made meanwhile, so what the script keeps is packed at once.
         """
         while True:
-            answer = self._await_with(*kinds, even_stopped=True, asked=True, leaves=leaves)
-            assert answer is not None  # it is answered even when the run is stopped
+            answer = self._await_with(*kinds, even_stopped=even_stopped, asked=True, leaves=leaves)
+            if answer is None:
+                return None, []
             match answer[0]:
                 case messages.HandOver(worker=worker, joining=joining):
                     prepare.hand_over(HandOver(worker=worker, joining=joining))

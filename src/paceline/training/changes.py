@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -162,10 +162,7 @@ class Changes:
             self._have_adopted(state=self._state_loaded or edits != [])
             edits = []
         elif changed:
-            self._joined.refuse(
-                f'the script changed the parameter "{changed[0]}" after the first step, '
-                + (RENAMED if self._joined.followed.is_renamed(changed[0]) else CHANGED)
-            )
+            self.refuse_changed(changed[0])
         elif edits is None:
             self._joined.refuse(
                 "the script changed the optimizer's state after the first step, by optimizer.load_state_dict() or in "
@@ -178,6 +175,13 @@ class Changes:
         self._stepped, self._state_shown = True, None
         self._leave_state_to_store()
         return edits or ()
+
+    def refuse_changed(self, name: str) -> NoReturn:
+        """Refuse what the script has put into this parameter after its first step."""
+        self._joined.refuse(
+            f'the script changed the parameter "{name}" after the first step, '
+            + (RENAMED if self._joined.followed.is_renamed(name) else CHANGED)
+        )
 
     def _refuse_another_device(self) -> None:
         """Refuse parameters that the script has moved: their holder would bring them back, away from the batches."""

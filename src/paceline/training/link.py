@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.core.agreements import Call, How, Value
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
@@ -218,8 +219,15 @@ class Plateaus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What workers have decided together."""
+
+    result: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakenUp:
-    """What a worker that joins takes part with."""
+    """What a worker that joins takes part with, or one that goes on after others have stepped without it."""
 
     area: int | None
     """Where its replica lies, with its buffers, if it owns one."""
@@ -277,6 +285,9 @@ class Baseline(Protocol):
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
         """See `schedules.Run`."""
+
+    def agree(self, how: How, value: Value) -> Value:
+        """What the values of all workers come to."""
 
 
 class Link(Protocol):
@@ -345,7 +356,22 @@ class Link(Protocol):
     def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
         """What was to be handed over, or why it can't be."""
 
-    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | None:
+    def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
+        """Give this worker's value, and wait for all others'. None: the worker is to pause before, see `pauses`.
+
+        Once the run is stopped the value alone is what it comes to.
+        """
+
+    def pauses(self, epoch: int) -> None:
+        """This worker makes no step until all have given their values, so no other needs to wait for it.
+
+        `epoch`: the script is done with those before.
+        """
+
+    def agreed(self, call: Call, how: How, value: Value) -> Agreed:
+        """Wait on for what this worker has given the value for."""
+
+    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:

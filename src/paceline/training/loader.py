@@ -478,16 +478,18 @@ class PacedStream(_Paced):
         asked = time.monotonic()
         items = OneAhead(self._items())
         self._ahead = weakref.ref(items)
-        while items.fetch():
-            session.come_by()
-            if session.go is None and not session.joins:
-                return
-            session.handed_out(None, 0, items.first, time.monotonic() - asked)
-            yield items.take()
-            asked = time.monotonic()
+        try:
+            while items.fetch():
+                session.come_by()
+                if session.go is None and not session.joins:
+                    return
+                session.handed_out(None, 0, items.first, time.monotonic() - asked)
+                yield items.take()
+                asked = time.monotonic()
+        finally:
+            session.epoch = self._epoch + 1
         session.other_training.loop_left()
         session.other_training.loop_ended()
-        session.epoch += 1
         self._trained += session.steps > steps
         if (
             session.here

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
@@ -559,6 +560,43 @@ def stop(reason: str) -> None:
         raise ConfigError(problem)
     if _Process.session is not None and _Process.session.go is not None:
         _Process.session.link.stop(line[:LONGEST_REASON])
+
+
+@uncompiled
+def agree(value: Any, how: How = "any") -> Any:
+    """Decide together with the other workers, between two loops over the loader. All get the same result.
+
+    It waits until every worker that still trains has called it after the same epoch. The others' steps don't wait for
+    those that wait here. A worker that has ended its training, or goes on to the next epoch without calling, takes no
+    part. Once the run is stopped, each worker gets what its own value comes to.
+
+    In a script that runs alone, what its value comes to is the result.
+
+    Args:
+        value: this worker's. For `any` and `all`: true or false; for `mean`: a number; for `first`: a number, a
+            string of at most 1,000 characters, true, false or None.
+        how: `any`: whether any worker's value is true; `all`: whether all are; `mean`: the mean of all; `first`: that
+            of the lowest worker. All workers have to say the same.
+
+    Raises:
+        ConfigError: before `prepare`, inside a loop over the prepared loader, or with a value that doesn't fit.
+
+    Example:
+        >>> if paceline.agree(epochs_without_gain > patience):  # doctest: +SKIP
+        ...     break
+    """
+    try:
+        given = checked_value(value, how)
+        if _Process.link is not None and _Process.session is None:
+            raise ConfigError("paceline.agree() came before paceline.prepare(): no training has begun yet")
+    except ConfigError as error:
+        refuse(str(error))
+        raise
+    if _Process.session is not None:
+        return _Process.session.agree(how, given)
+    if _Process.baseline is not None:
+        return _Process.baseline.agree(how, given)
+    return result_of(how, {0: given})
 
 
 def worker() -> int:

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
@@ -30,7 +31,19 @@ from paceline.training.holders.choice import holder_of
 from paceline.training.joined import Joined
 from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Arrives, Finished, Go, HandOver, Keep, Link, Plateaus, Resumed, Started, Step
+from paceline.training.link import (
+    Arrives,
+    Finished,
+    Go,
+    HandOver,
+    Keep,
+    Link,
+    Plateaus,
+    Resumed,
+    Started,
+    Step,
+    TakenUp,
+)
 from paceline.training.loop import Loop
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
@@ -85,6 +98,8 @@ class Session:
         """What the run goes on with; None if it began here."""
         self.epoch = 0
         """The epoch that the script is in; after a loop's end, the next one."""
+        self._calls = Call(0, 0)
+        """Its next call of `agree`, if it comes in that epoch."""
         self.past_loops = 0
         """Loops of epochs that are used up."""
         self.goes_on_in: int | None = None
@@ -557,6 +572,37 @@ class Session:
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.done_computing(self.epoch)
 
+    def agree(self, how: How, value: Value) -> Value:
+        """Return what the values of all workers come to. Other workers' steps don't wait for this one meanwhile."""
+        self.come_by()
+        if self._looping:
+            self.refuse(
+                "the script calls paceline.agree() inside a loop over the prepared loader, where workers are in "
+                "different steps; call it between loops, after an epoch, or paceline.stop(reason) to end the run from "
+                "inside one"
+            )
+        if not self.live:
+            self.remark_once(
+                "agree", "calls paceline.agree() after finish(): it gets its own value, as each worker does"
+            )
+            return result_of(how, {self.link.worker: value})
+        if self.go is not None and self.steps and (changed := self.holder.changed()):
+            self.changes.refuse_changed(changed[0])
+        call = self._calls if self._calls.epoch == self.epoch else Call(self.epoch, 0)
+        self._calls = Call(call.epoch, call.nth + 1)
+        agreed = self.link.agree(call, how, value)
+        if agreed is None:
+            self._pause()
+            agreed = self.link.agreed(call, how, value)
+        self.end_wait()
+        return agreed.result
+
+    @undisturbed
+    def _pause(self) -> None:
+        self.holder.settle()
+        self._awaits = time.monotonic()
+        self.link.pauses(self.epoch)
+
     def shows(self, module: nn.Module) -> bool:
         """Return whether the module's tensors, or some of them, show versions of the run's."""
         return self.live and self.followed.has_some_of(module)
@@ -621,6 +667,9 @@ class Session:
                     self.hand_over(order)
                 case Plateaus() as news:
                     self.step_plateaus(news)
+                case TakenUp(kept=kept):  # the replica is another worker's now, which has stepped meanwhile
+                    if kept is not None:
+                        self._joined.load_optimizer(kept)
                 case go:
                     return go
 

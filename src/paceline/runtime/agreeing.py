@@ -1,0 +1,150 @@
+"""Answers workers that decide together, and has those pause that wait: the others' steps don't wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from paceline.core.agreements import Agreements, Call, Value
+from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
+from paceline.core.listed import workers_named
+from paceline.errors import ConfigError
+from paceline.host import messages
+from paceline.records.ledger import Ledger
+from paceline.runtime.clock import Clock
+from paceline.runtime.member import Member
+from paceline.runtime.terms import Terms
+
+NOT_SIMULATED = "paceline.agree() is not simulated: workers wait there for each other, which no model of time knows of"
+
+
+class Agreeing:
+    """Knows who waits in `agree`, and for whom."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        ledger: Ledger,
+        terms: Terms,
+        clock: Clock,
+        *,
+        send: Callable[[Member, messages.Message], None],
+        happened: Callable[[Fact], None],
+        refuse: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`happened` takes the facts that a worker pauses and goes on. `refuse(why)` ends the run."""
+        self._members = members
+        self._ledger = ledger
+        self._terms = terms
+        self._clock = clock
+        self._send = send
+        self._happened = happened
+        self._refuse = refuse
+        self._say = say
+        self._book = Agreements()
+        self._waiting: dict[int, messages.Agrees] = {}
+        """By worker: the call that it waits in."""
+        self._pausing: dict[int, bool] = {}
+        """Workers that were told to pause, and whether they have declined their step."""
+
+    def resumed(self, decided: Mapping[Call, Value]) -> None:
+        """The run goes on, with what was decided before."""
+        self._book.decided |= decided
+
+    def joins(self, worker: int, epoch: int) -> None:
+        """The worker's script begins in that epoch, while others train."""
+        self._book.joins(worker, epoch)
+
+    def wants(self, member: Member, wanted: messages.Agrees) -> None:
+        """The worker's script has called `agree`."""
+        worker = member.worker
+        if not (member.trains or member.stage == "offered"):
+            return  # it is told that the run is stopped
+        self._waiting[worker] = wanted
+        if not self._terms.measures:
+            self._as_recorded(member)
+            return
+        call = Call(wanted.epoch, wanted.nth)
+        try:
+            late = self._book.give(worker, call, wanted.how, wanted.value)
+        except ConfigError as error:
+            self._refuse(str(error))
+            return
+        if late:
+            self._answer(member, self._book.decided[call])
+            return
+        self.go_on()
+        if worker in self._waiting:
+            self._name_awaited(call)
+            if member.step is not None and wanted.epoch:  # before the first loop nobody trains
+                self._pause(member)
+
+    def goes_on(self, worker: int, epoch: int) -> None:
+        """The worker's script asks for a batch of that epoch: it waits for nobody."""
+        if self._book.open and self._members[worker].trains and (line := self._book.goes_on(worker, epoch)):
+            self._say(line)
+
+    def paused(self, member: Member) -> None:
+        """The worker has declined the step that it was released for."""
+        if member.step is None or member.worker not in self._pausing:
+            return
+        worker, step, member.step = member.worker, member.step, None
+        self._happened(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
+        self._pausing[worker] = True
+        if worker not in self._waiting:  # it has its answer by now
+            self._go_on_with(worker)
+
+    def go_on(self) -> None:
+        """Decide what nobody is awaited for any more."""
+        if not self._book.open:
+            return
+        for call, values, result in self._book.decide(self._training):
+            for worker in sorted(values):
+                if (wanted := self._waiting.get(worker)) is not None and call == (wanted.epoch, wanted.nth):
+                    self._answer(self._members[worker], result)
+
+    def resume(self, worker: int) -> None:
+        """As recorded, the worker goes on now: it has its answer."""
+        self._pausing.pop(worker, None)
+        if worker in self._waiting and (recorded := self._terms.agreed(worker)):
+            self._answer(self._members[worker], *recorded)
+
+    def left(self, fact: WorkerLeft) -> None:
+        """The worker takes no part any more."""
+        self._book.left(fact.worker)
+        self._waiting.pop(fact.worker, None)
+        self._pausing.pop(fact.worker, None)
+
+    def _as_recorded(self, member: Member) -> None:
+        if self._terms.decides():
+            self._refuse(NOT_SIMULATED)
+        elif member.step is not None and self._terms.pauses(member.worker, member.step):
+            self._pause(member)
+        else:
+            self.resume(member.worker)
+
+    def _pause(self, member: Member) -> None:
+        self._pausing[member.worker] = False
+        self._send(member, messages.Pause())
+
+    def _answer(self, member: Member, result: Value) -> None:
+        worker, wanted = member.worker, self._waiting.pop(member.worker)
+        self._ledger.agreed(worker, (wanted.epoch, wanted.nth), wanted.how, wanted.value, result)
+        member.wait(None)
+        self._send(member, messages.Agreed(wanted.epoch, wanted.nth, result))
+        if self._pausing.get(worker):
+            self._go_on_with(worker)
+
+    def _go_on_with(self, worker: int) -> None:
+        del self._pausing[worker]
+        if self._members[worker].trains:
+            self._happened(WorkerResumed(worker=worker, at=self._clock.at()))
+
+    def _name_awaited(self, call: Call) -> None:
+        awaited = self._book.awaited(call, self._training())
+        for worker, wanted in self._waiting.items():
+            if call == (wanted.epoch, wanted.nth):
+                self._members[worker].wait(f"agree() waits for {workers_named(awaited)}")
+
+    def _training(self) -> list[int]:
+        return [member.worker for member in self._members.values() if member.trains]
