@@ -17,6 +17,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.leases import Batch, Leases
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPush
@@ -34,13 +35,15 @@ def batch_order(seed: int, samples: int = 50, size: int = 4) -> list[list[int]]:
 
 @dataclass
 class History:
-    """Workers that die, come back, and work until every sample of two epochs is applied."""
+    """Workers that die, come back, pause, and work until every sample of two epochs is applied."""
 
     protocol: str
     seed: int
     workers: int = 4
     deaths: float = 0.05
     """Probability that the next thing to happen is a death."""
+    pauses: float = 0.0
+    """Probability that a worker pauses in the place of a step."""
     counted: bool = True
     on_record: Callable[[Fact, tuple[Order, ...]], None] = lambda fact, orders: None
     on_batch: Callable[[int, int, int, int], None] = lambda worker, step, epoch, batch: None
@@ -91,6 +94,10 @@ class History:
                 self.tell(ParametersTaken(worker=worker, version=version, at=self.at))
             case "compute":
                 step, version = self.releases[worker].step, self.releases[worker].version
+                if self.pauses and self.rng.random() < self.pauses:
+                    todo.append("resume")
+                    self.tell(StepDeclined(worker=worker, step=step, at=self.at, paused=True))
+                    return
                 taken = [batch for _ in range(self.rng.choice([1, 1, 2])) if (batch := self.take(worker))]
                 if not taken:
                     todo.append("leave")
@@ -103,6 +110,8 @@ class History:
                 self.tell(GradientReady(worker=worker, step=step, version=version, samples=known, at=self.at))
             case StartPush(step=step):
                 self.tell(UpdateArrived(worker=worker, step=step, at=self.at))
+            case "resume":
+                self.tell(WorkerResumed(worker=worker, at=self.at))
             case "leave":
                 self.leave(worker, "finished")
 

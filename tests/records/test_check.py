@@ -54,8 +54,16 @@ def test_a_run_in_which_workers_die_and_come_back_passes(tmp_path: Path, protoco
 
 
 @pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=2"])
-def test_every_batch_of_a_run_with_leases_is_found_to_be_used_once(tmp_path: Path, protocol: str) -> None:
-    found = checked(leased(tmp_path / "run", protocol))
+@pytest.mark.parametrize("pauses", [0.0, 0.2])
+def test_every_batch_of_a_run_with_leases_is_found_to_be_used_once(
+    tmp_path: Path, protocol: str, pauses: float
+) -> None:
+    """Also if workers pause, and resume."""
+    folder = leased(tmp_path / "run", protocol, pauses=pauses)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger:
+        (resumed,) = ledger.execute("SELECT count(*) FROM facts WHERE kind = 'WorkerResumed'").fetchone()
+    assert (resumed > 0) == (pauses > 0)
+    found = checked(folder)
     assert found.wrong is None
     assert (found.counts["samples"], found.counts["samples_used"]) == (100, 100)
     assert "100 of 100 samples in 2 epochs each used once" in found.proved

@@ -13,7 +13,8 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.cluster.scenario import HostTable, Network, Scenario
-from paceline.records.explain import _seconds
+from paceline.core.facts import Fact, StepDeclined, WorkerResumed
+from paceline.records.explain import _fact, _seconds
 from support.recorded import edited, simulated
 
 Explain = Callable[..., str]
@@ -518,3 +519,15 @@ def test_programs_read_copies_of_the_device_of_a_worker_and_of_a_step(tmp_path: 
     assert [one.get("to_device_seconds") for one in told["steps"]] == [None, 0.003, None, None]
     assert told["workers"][1]["to_device_seconds"] == pytest.approx(10 * 0.003)
     assert "to_device_seconds" not in told["workers"][0]
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (StepDeclined(worker=1, step=3, at=0.0), "worker 1 had no data left for step 3"),
+        (StepDeclined(worker=1, step=3, at=0.0, paused=True), "worker 1 began to wait for the others in agree()"),
+        (WorkerResumed(worker=1, at=0.0), "worker 1 went on after agree()"),
+    ],
+)
+def test_what_ends_a_wait_tells_a_worker_that_pauses_from_one_without_data(fact: Fact, said: str) -> None:
+    assert _fact(fact) == said

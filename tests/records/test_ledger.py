@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.facts import Fact, TrainingBegan, UpdateArrived, WorkerLeft
+from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Hold, Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
-from paceline.records.ledger import SCHEMA, Ledger, connect, read_facts
+from paceline.records.ledger import FACTS, SCHEMA, Ledger, connect, read_facts
 from paceline.records.times import Fetch, StepTimes
 from records.histories import PROTOCOLS, History
 from support.recorded import as_of_schema
@@ -299,3 +299,8 @@ def test_a_ledger_whose_writer_was_killed_without_the_write_ahead_log_is_read_as
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database, pytest.raises(sqlite3.Error):
         database.execute("SELECT count(*) FROM facts")
     assert rows(path, "SELECT count(*) FROM facts") == [(0,)]
+
+
+def test_a_step_that_was_declined_in_an_older_ledger_was_declined_for_lack_of_data() -> None:
+    fact = FACTS["StepDeclined"].decode('{"worker":1,"step":4,"at":0.5}')
+    assert fact == StepDeclined(worker=1, step=4, at=0.5, paused=False)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import choose
-from paceline.core.facts import Fact, TrainingBegan, UpdateArrived
+from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerResumed
 from paceline.protocols import registry
 from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module
@@ -159,6 +159,26 @@ def test_a_lead_is_the_greatest_in_its_part_of_the_time_and_lasts_until_the_next
     found = curves.contents([0, 1])
     assert [one["lead"] for one in found["leads"]["workers"]] == [[3, 1], [0, 0]]
     assert found["work"] == [[0.0, 0], [5.0, 7], [10.0, 8]]
+
+
+def test_a_worker_that_pauses_has_no_lead_until_it_resumes_and_holds_down_nobody_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BINS", 5)
+    members = tuple((worker, "here", 0) for worker in range(2))
+    facts: list[Fact] = [
+        TrainingBegan(members=members, version=0, at=0.0),
+        StepDeclined(worker=1, step=0, at=1.0, paused=True),
+        UpdateArrived(worker=0, step=0, at=3.0),
+        UpdateArrived(worker=0, step=1, at=5.0),
+        WorkerResumed(worker=1, at=7.0),
+        UpdateArrived(worker=1, step=1, at=9.0),
+    ]
+    curves = Curves(0.0, 10.0)
+    for fact in facts:
+        curves.record(fact, ())
+    found = curves.contents([0, 1])["leads"]["workers"]
+    assert [one["lead"] for one in found] == [[0, 0, 0, 0, 0], [0, None, None, 0, 1]]
 
 
 def test_who_has_left_has_no_lead(made: Made) -> None:

@@ -20,6 +20,7 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order
 from paceline.errors import ConfigError
@@ -184,7 +185,7 @@ def largest_leads(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> dict[int, int]
             case TrainingBegan(members=members):
                 finished = {worker: 0 for worker, _, _ in members}
                 found = dict(finished)
-            case WorkerJoined(worker=worker):
+            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
                 finished[worker] = least
             case StepDeclined(worker=worker) | WorkerLeft(worker=worker):
                 finished.pop(worker, None)
@@ -199,11 +200,22 @@ def largest_leads(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> dict[int, int]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_largest_lead_is_over_the_slowest_that_was_still_working(protocol: str, seed: int) -> None:
     tally = Tally()
-    history = History(protocol, seed, on_record=tally.record).run()
+    history = History(protocol, seed, pauses=0.1, on_record=tally.record).run()
     leads = {row["worker"]: row["max_lead"] for row in summed_up(tally)["per_worker"]}
     assert leads == largest_leads(history.pairs)
     if protocol.startswith("ssp"):
         assert max(leads.values()) <= int(protocol[-1]) + 1
+
+
+def test_a_worker_that_pauses_is_not_the_slowest_and_counts_from_the_slowest_as_it_resumes() -> None:
+    tally = told(
+        began(0, 1, 2),
+        StepDeclined(worker=1, step=0, at=0.0, paused=True),
+        *(one for step in range(3) for worker in (0, 2) for one in update(worker, step, 0)),
+        WorkerResumed(worker=1, at=1.0),
+        *update(1, 1, 6, at=2.0),
+    )
+    assert [row["max_lead"] for row in summed_up(tally)["per_worker"]] == [1, 1, 0]
 
 
 def test_an_update_that_arrives_after_its_worker_declined_another_step_has_no_lead() -> None:

@@ -119,6 +119,16 @@ def test_a_copied_replica_settles_the_steps_that_were_in_it_as_the_copy_was_orde
     assert books.applied.foremost([0, 2]) == [0, 2]
 
 
+def test_a_replica_that_is_behind_is_not_foremost_before_its_copy_is_there() -> None:
+    """A worker that has resumed keeps its own until then: a mean that is recorded meanwhile is to be without it."""
+    books = Books()
+    books.steps(0)
+    books.applied.ordered(CopyReplica(source=0, worker=2))
+    assert books.applied.foremost([0, 2]) == [0]
+    books.applied.tell(ReplicaCopied(source=0, worker=2, at=0.0))
+    assert books.applied.foremost([0, 2]) == [0, 2]
+
+
 def test_a_step_after_the_copy_was_ordered_is_not_in_the_copy() -> None:
     books = Books()
     books.applied.ordered(CopyReplica(source=0, worker=2))

@@ -94,8 +94,11 @@ def simulated(
     return folder
 
 
-def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
-    """A run with two epochs of leased batches, in which workers die and come back; as if it had been a real one."""
+def leased(folder: Path, protocol: str = "asp", seed: int = 0, pauses: float = 0.0) -> Path:
+    """A run with two epochs of leased batches, in which workers die and come back; as if it had been a real one.
+
+    With probability `pauses` a worker pauses in the place of a step.
+    """
     folder.mkdir()
     choice = choose(protocol, registry())
     with closing(Ledger(folder / "ledger.sqlite")) as ledger:
@@ -107,7 +110,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
             if isinstance(fact, GradientReady):
                 journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
                 ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
-            elif isinstance(fact, StepDeclined):
+            elif isinstance(fact, StepDeclined) and not fact.paused:
                 ledger.leased(fact.worker, 0, None)
                 ledger.leased(fact.worker, 1, None)
             elif isinstance(fact, WorkerJoined):
@@ -122,7 +125,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
             ledger.leased(worker, epoch, (epoch, batch))
             ledger.batch_used(worker, step, epoch, batch, "step")
 
-        history = History(protocol, seed, on_record=record, on_batch=use)
+        history = History(protocol, seed, pauses=pauses, on_record=record, on_batch=use)
         history.run()
         ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
         for number, order in enumerate(history.epochs):

@@ -223,7 +223,7 @@ def leased_and_resumed(
         if isinstance(fact, GradientReady):
             journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
             journal.ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
-        elif isinstance(fact, StepDeclined):
+        elif isinstance(fact, StepDeclined) and not fact.paused:
             journal.ledger.leased(fact.worker, 0, None)
             journal.ledger.leased(fact.worker, 1, None)
         elif isinstance(fact, WorkerJoined):

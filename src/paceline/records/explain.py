@@ -883,9 +883,9 @@ def _fact(fact: Fact) -> str:
         case ParametersTaken(worker=worker, version=version):
             return f"worker {worker} had pulled version {version}"
         case StepDeclined(worker=worker, paused=True):
-            return f"worker {worker} began to wait for the others in `agree`"
+            return f"worker {worker} began to wait for the others in agree()"
         case WorkerResumed(worker=worker):
-            return f"worker {worker} went on after `agree`"
+            return f"worker {worker} went on after agree()"
         case StepDeclined(worker=worker, step=step):
             return f"worker {worker} had no data left for step {step}"
         case WorkerLeft(worker=worker, reason=reason):

@@ -44,8 +44,9 @@ class Applied:
         """By number: members of the groups that average replicas now."""
         self._owners: dict[int, None] = {}
         """Workers that own a replica which counts: not of those that died."""
-        self._copies: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """By worker that joins: whose replica it gets, and which steps were in no other one then."""
+        self._copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        """By worker that gets a copy: whose replica it is of, how many steps were in that then, and which of these were
+        in no other one."""
 
     def ordered(self, order: ApplyUpdate | StepReplica | Reduce | CopyReplica) -> None:
         """A version is to be made, a replica to make a step or to be copied, or a group to average."""
@@ -58,8 +59,7 @@ class Applied:
             case Reduce(group=group, members=members, what="parameters"):
                 self._groups[group] = members
             case CopyReplica(source=source, worker=worker):
-                self._of[worker] = self._of[source]
-                self._copies[worker] = source, tuple(self._unshared.get(source, ()))
+                self._copies[worker] = source, self._of[source], tuple(self._unshared.get(source, ()))
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
@@ -73,7 +73,7 @@ class Applied:
                 self._owners = {worker: None for worker, _, _ in members} if self._owned else {}
             case ReplicaCopied(worker=worker):
                 self._owners[worker] = None
-                source, steps = self._copies.pop(worker)
+                source, self._of[worker], steps = self._copies.pop(worker)
                 for step in steps:
                     if step in (unshared := self._unshared.get(source, [])):
                         unshared.remove(step)

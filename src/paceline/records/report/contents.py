@@ -19,7 +19,15 @@ from typing import Any
 
 from paceline.core.choice import brief
 from paceline.core.counts import Counts
-from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
+from paceline.core.facts import (
+    Fact,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerResumed,
+)
 from paceline.core.orders import Order, StepReplica
 from paceline.records.reading import RecordedRun, measure
 from paceline.records.summary import Summary, Tally, metrics_of
@@ -250,7 +258,7 @@ class Curves:
                 self._counts = Counts()
                 for worker, _, _ in members:
                     self._enter(worker)
-            case WorkerJoined(worker=worker):
+            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
                 self._enter(worker)
             case UpdateArrived(worker=worker):
                 advanced.append(worker)
