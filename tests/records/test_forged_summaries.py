@@ -97,14 +97,6 @@ def test_an_outcome_that_the_facts_do_not_bear_out_is_caught(run: Path, outcome:
     assert (found.table, found.row, found.rule) == ("run", "end", broken.OUTCOME)
 
 
-@pytest.mark.parametrize("outcome", ["failed", "diverged"])
-def test_a_simulation_ends_as_it_does_again(tmp_path: Path, outcome: str) -> None:
-    folder = said(simulated(tmp_path / "run", "ssp"), on_divergence="stop")
-    at = open_run(folder, registry()).end["at"]
-    found = wrong(summarized(ends_here(folder, outcome=outcome, error="so", at=at), outcome=outcome, error="so"))
-    assert (found.table, found.row, found.rule) == ("run", "end", broken.SIMULATED_AGAIN)
-
-
 def test_the_last_facts_are_missed(run: Path) -> None:
     (facts,) = open_run(run, registry()).ledger.execute("SELECT count(*) - 60 FROM facts").fetchone()
     edited(run, *(statement.format(facts) for statement in LAST_60))
@@ -210,8 +202,6 @@ def test_what_the_machine_was_is_there_in_both_places(real: Path, key: str) -> N
 def test_a_real_run_does_not_pass_for_a_simulation(real: Path) -> None:
     found = wrong(said(real, simulated=True))
     assert (found.row, found.rule) == ("simulated", broken.SAYS_OF_ITSELF)
-    note = {"message": 0, "costs": "scenario"}
-    assert wrong(said(real, simulation=note)).rule == broken.SIMULATED_AGAIN
     assert wrong(said(real, simulation=None, replay_of="runs/other")).rule == broken.STEP_TIMES
 
 
@@ -224,4 +214,4 @@ def test_a_run_that_crashed_needs_no_end_but_is_held_to_its_configuration(tmp_pa
 
 def test_copies_to_a_device_that_a_run_did_not_have_are_caught(run: Path) -> None:
     found = wrong(edited(run, "UPDATE step_times SET to_device = 0.5 WHERE rowid = 7"))
-    assert found.rule in (broken.SUMMED_UP, broken.SIMULATED_AGAIN)
+    assert found.rule == broken.SUMMED_UP

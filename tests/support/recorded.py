@@ -23,7 +23,6 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import open_run
 from paceline.records.summary import write
 from paceline.records.times import StepTimes
-from paceline.sim.again import simulate_again
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from paceline.training.seeding import order_digest
@@ -147,9 +146,9 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0, pauses: float = 0
 
 
 def checked(folder: Path) -> Checked:
-    """What `paceline check` finds in that folder; a simulation is simulated again."""
+    """What `paceline check` finds in that folder."""
     with closing((opened := open_run(folder, registry())).ledger):
-        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop))
+        return check(opened)
 
 
 def wrong(folder: Path) -> Wrong:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from paceline.core.facts import TrainingBegan
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
-from paceline.records.reading import LEDGER
 from paceline.records.summary import Outcome, Summary, write
 from paceline.sim.costs import Costs, ScenarioCosts
 from paceline.sim.world import Dealt, Endless, Limit, Training, World
@@ -232,7 +230,7 @@ def training_of(simulation: Simulation) -> Training:
 
 
 def noted(simulation: Simulation) -> dict[str, Any]:
-    """What `again.simulate_again` needs beside a run's other settings. None is left out, as TOML has no null."""
+    """The settings that a real run does not have. None is left out, as TOML has no null."""
     note: dict[str, Any] = {
         "message": simulation.message,
         "costs": "scenario" if simulation.costs is None else "run" if simulation.source is not None else "caller",
@@ -240,9 +238,7 @@ def noted(simulation: Simulation) -> dict[str, Any]:
     if simulation.data is not None:
         note["data"] = simulation.data
     if simulation.costs is not None and simulation.source is not None:
-        note["source"] = {"folder": str(simulation.source.absolute()), "sha256": digest(simulation.source)}
-    if simulation.costs is None and simulation.scenario.jitter:
-        note["digits"] = digits()
+        note["source"] = str(simulation.source.absolute())
     return note
 
 
@@ -251,19 +247,6 @@ def noted_limits(simulation: Simulation) -> dict[str, float]:
     limit = simulation.limit
     limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
     return {name: value for name, value in limits.items() if value < math.inf}
-
-
-def digest(folder: Path) -> str:
-    """The hash of the ledger in that run's folder."""
-    with (folder / LEDGER).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digits() -> str:
-    """A digest of what `exp` and `log` give here, to the last digit. C libraries differ in it, and jitter shows it."""
-    jitter = Scenario(jitter=0.25)
-    factors = [jitter.jitter_factor(worker, step, 0) for worker in range(8) for step in range(32)]
-    return hashlib.sha256(repr(factors).encode()).hexdigest()[:16]
 
 
 def _config(simulation: Simulation) -> dict[str, Any]:

@@ -19,14 +19,13 @@ from paceline.records.check.history import history
 from paceline.records.check.links import links
 from paceline.records.check.replays import for_replay
 from paceline.records.check.segments import segments
-from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
 from paceline.records.check.tables import scalars, tables
 from paceline.records.check.times import times
 from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
 
-__all__ = ["Again", "Checked", "Wrong", "check"]
+__all__ = ["Checked", "Wrong", "check"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,15 +46,12 @@ class Checked:
         return self.wrong is None
 
 
-def check(run: RecordedRun, again: Again | None = None) -> Checked:
-    """Check everything that can be told of this run. O(facts), with the invariants O(facts × workers).
-
-    `again` makes a simulation once more; None: none is.
-    """
+def check(run: RecordedRun) -> Checked:
+    """Check everything that can be told of this run. O(facts), with the invariants O(facts × workers)."""
     checking = Checking(run)
     wrong = None
     try:
-        _everything(checking, again)
+        _everything(checking)
     except Broken as broken:
         wrong = broken.wrong(checking.table, checking.row)
     except MALFORMED as error:
@@ -66,7 +62,7 @@ def check(run: RecordedRun, again: Again | None = None) -> Checked:
     return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts, unproved=checking.unproved)
 
 
-def _everything(checking: Checking, again: Again | None) -> None:
+def _everything(checking: Checking) -> None:
     tables(checking)
     configuration(checking)
     undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
@@ -81,7 +77,6 @@ def _everything(checking: Checking, again: Again | None) -> None:
     averages(checking)
     fetches(checking)
     links(checking)
-    simulated(checking, again)
     versions(checking)
     files(checking)
     if checking.run.summary is not None:
