@@ -153,10 +153,12 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReplica:
-    """Give this joiner the source's replica and its optimizer's state, as they are now. Its end is `ReplicaCopied`.
+    """Give this worker the source's replica and its optimizer's state, as they are now. Its end is `ReplicaCopied`.
 
-    The source does not wait: changes of its replica after this order are not copied. The source is in no group that is
-    at work. If it leaves in an orderly way, the copy goes on. If it dies, the copy is void, and another one is ordered.
+    The worker has joined, or it has resumed and keeps its own replica until then. The source does not wait: changes of
+    its replica after this order are not copied. The source is in no group that is at work. If it leaves in an orderly
+    way, the copy goes on. If it dies, the copy is void. Then another one is ordered, or the worker goes on from its own
+    replica.
     """
 
     source: int

@@ -24,6 +24,8 @@ Ours:
 - A joiner, also one that comes back, takes part as soon as it has a copy of another replica. It is passive if
   there are fewer passive workers than active ones, else active. The ring goes by the workers' numbers, and stays
   as open or closed as it began. As workers leave and join, it may fall into parts, which never average with each other.
+- A worker that has resumed goes on from its own replica, in the role that a joiner would take. If it is in an exchange,
+  it goes on after that.
 - A resumed run goes on with its draws, so that segments don't repeat each other's. Roles are given out anew.
 """
 

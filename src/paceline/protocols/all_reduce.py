@@ -14,7 +14,8 @@ averaged again without its own.
 A single worker averages nothing.
 
 Ours: a joiner copies the replica of a worker in the open round. The round waits for the copy and then for the joiner's
-gradient, so the joiner's replica is never behind. While gradients are averaged, a joiner waits for the next round.
+gradient, so the joiner's replica is never behind. While gradients are averaged, a joiner waits for the next round. A
+worker that has resumed does as a joiner if rounds were closed without it. Else it enters the open round.
 A resumed run counts its rounds on.
 """
 

@@ -27,6 +27,9 @@ Ours: `order` chooses among the workers whose gradient is ready, and waits for n
 that is ready early waits until that round is open. `stale=discard` drops a gradient whose transfer has not begun when
 the fresh version has come. With `stale=accumulate` a fresh gradient follows each stale one, and both are in the round.
 A resumed run measures anew. After one round it has all three durations, and older ones may be another machine's.
+
+A worker that resumes enters the open round, unless its gradient is in that already. It goes on once no version is on
+its way to it.
 """
 
 from __future__ import annotations

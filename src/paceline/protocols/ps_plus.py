@@ -36,7 +36,8 @@ version that is on its way to it. Ours is also how the learning rate follows sta
 formula is not public, and the demo has a placeholder. `inverse` is the staleness-aware rule of Zhang et al. (IJCAI
 2016) with tau counted in rounds, and the others are relatives of it. `progress` looks at the step counters alone, which
 the demo returns to its workers. The floor is ours, too. So is scaling the pushed update, as momentum is the worker's
-own. A resumed run counts steps anew, so that `progress` looks at the machines that it goes on with.
+own. A resumed run counts steps anew, so that `progress` looks at the machines that it goes on with. A worker that
+resumes begins as a joiner does, once nothing is on its way to it or from it.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ the greatest count of the workers that are here, so the filter takes it for one 
 they count from the greatest count that there ever was, as groups that were looked up before are made without it. It
 takes its old place, or if that is taken the first empty one. If none is empty, it lays out the places of one more node.
 
+A worker that has resumed takes part again as such a joiner does, from its own replica.
+
 Ours: each member serves conflicting groups in the order in which they were drawn. So none overtakes an earlier group
 that shares a member with it, even if its members are free. "conflict" counts the groups that are queued so. All
 heads make one group, whatever `group_size` is. Where only one node is divided, a head would have no other to meet, and

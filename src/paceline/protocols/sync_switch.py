@@ -27,6 +27,8 @@ Ours:
 - `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
   multiplied by the number of workers. Then, before a version, they are multiplied by the number of workers whose
   gradients are in it. A newcomer has the script's own rates.
+- A worker that declined in an earlier phase and goes on now joins this phase. While a phase ends, it waits for the next
+  one, as all that go on then do.
 - A worker is looked at over its last `window` steps, by samples for each second from when it could begin a step until
   its gradient was ready. Waiting does not count. There is a look each time as many updates were applied as workers take
   part. With fewer than three workers none is a straggler: the slower of two is always exactly one deviation below.
