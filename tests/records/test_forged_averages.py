@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("UPDATE transfers SET number = 1000 WHERE number = 0", broken.TRANSFERS),
         ("DELETE FROM transfers WHERE rowid = 1", broken.TRANSFERS),
         ("DELETE FROM transfers WHERE number = 0", broken.TRANSFERS),
-        ("UPDATE transfers SET delivered = ended - 0.001 WHERE number = 0", broken.DELIVERED),
+        ("UPDATE transfers SET delivered = ended - 0.001 WHERE number = 0", broken.AVERAGED),
         ("UPDATE transfers SET ended = ended + 0.00001, delivered = delivered + 60 WHERE number = 0", broken.AVERAGED),
     ],
 )

@@ -228,7 +228,7 @@ def test_a_run_whose_members_die_or_stop_while_their_bytes_move_goes_on_and_ends
 
 
 @pytest.mark.parametrize("name", ["all-reduce 2", "ad-psgd 4"])
-def test_check_asks_the_model_of_the_links_again(name: str, runs: Runs) -> None:
+def test_check_asks_the_model_of_averages_again(name: str, runs: Runs) -> None:
     found = checked(runs[name].result().completed().folder)
     assert found.wrong is None
     assert any("averages take what the model of their links gives" in line for line in found.proved)

@@ -377,7 +377,7 @@ def test_each_segment_is_checked_against_the_scenario_that_it_went_by(launch: La
         text = f'[cluster]\ncompute = "{compute}"\n[network]\nbandwidth = "{link}"\n'
         (launch.tmp_path / f"{name}.toml").write_text(text)
     quick, slow = (str(launch.tmp_path / f"{name}.toml") for name in ("quick", "slow"))
-    run = launch.run(script(), "-n", "2", "-p", "asp", "--max-steps", "9", "--scenario", quick).completed()
+    run = launch.run(script(), "-n", "2", "-p", "ad-psgd", "--max-steps", "9", "--scenario", quick).completed()
     on = launch.resume(run.folder, "--scenario", slow, "--max-steps", "20").completed()
     assert (found := checked(on.folder)).ok, found.wrong
     assert "the links' model was not asked again: the run went on with another scenario" in found.unproved

@@ -37,12 +37,10 @@ ASKED = (
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"
 """SQL: one more than the number of the segment that a row of `facts` is in; 0 if the ledger has no such table."""
-SEGMENT_OF_TRANSFER = (
+SEGMENT_OF_LEASE = (
     "(SELECT count(*) FROM segments LEFT JOIN marks ON marks.snapshot = segments.snapshot "
-    "WHERE coalesce(marks.transfers, 0) < transfers.rowid)"
+    "WHERE coalesce(marks.leases, 0) < leases.rowid)"
 )
-"""The same of a row of `transfers`."""
-SEGMENT_OF_LEASE = SEGMENT_OF_TRANSFER.replace("transfers", "leases")
 """The same of a row of `leases`."""
 
 

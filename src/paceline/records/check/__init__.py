@@ -16,7 +16,6 @@ from paceline.records.check.data import data
 from paceline.records.check.fetches import fetches
 from paceline.records.check.files import files
 from paceline.records.check.history import history
-from paceline.records.check.links import links
 from paceline.records.check.replays import for_replay
 from paceline.records.check.segments import segments
 from paceline.records.check.summed_up import summary
@@ -76,7 +75,6 @@ def _everything(checking: Checking) -> None:
     times(checking)
     averages(checking)
     fetches(checking)
-    links(checking)
     versions(checking)
     files(checking)
     if checking.run.summary is not None:

@@ -66,12 +66,3 @@ class Checking:
     def trained(self) -> bool:
         """Whether a script ran, rather than a simulation without gradients."""
         return bool(self.run.config.get("script"))
-
-
-def other_machines(checking: Checking) -> bool:
-    """Whether the run went on with another scenario than it began with. A model of links that went on is not asked."""
-    run = checking.run
-    if all(run.scenario_of(segment) == run.scenario for segment in run.segments):
-        return False
-    checking.unproved.append("the links' model was not asked again: the run went on with another scenario")
-    return True

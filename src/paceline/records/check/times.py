@@ -1,22 +1,17 @@
-"""Whether what was measured agrees with the facts: steps' times, a scenario's padding, a network's transfers."""
+"""Whether what was measured agrees with the facts: steps' times, and a scenario's padding."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from paceline.cluster.network import SharedLink
-from paceline.cluster.scenario import Network, Scenario, Slowdown
+from paceline.cluster.scenario import Scenario, Slowdown
 from paceline.records.broken import (
-    COMMITS,
-    DELIVERED,
-    LINK,
     MEASURED,
     PADDED,
     READABLE,
@@ -26,27 +21,14 @@ from paceline.records.broken import (
     First,
     count,
 )
-from paceline.records.check.checking import Checking, other_machines
-from paceline.records.segments import SEGMENT_OF_FACT, SEGMENT_OF_TRANSFER
+from paceline.records.check.checking import Checking
 
 TICK = 1e-6
 """Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a
 64-bit float still has steps of 30 ns. What is worked out from several such readings is off by less than this."""
-EXACT = 1e-9
-"""Relative, and in seconds: the link's model computes with these very moments."""
 PARTS = ("compute", "push", "wait", "pull", "other")
 COPIES = ("to_device", "from_device")
 """What overlaps the parts. NULL where parameters are in memory."""
-
-
-_MADE = """
-    SELECT version, max(ordered), min(pulled) FROM (
-        SELECT orders.version, facts.at AS ordered, NULL AS pulled
-        FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'ApplyUpdate'
-        UNION ALL SELECT version, NULL, at FROM facts WHERE kind = 'ParametersTaken'
-    ) GROUP BY version ORDER BY version
-"""
-"""Each version: when it was ordered, and when it was first pulled."""
 
 _STEPS = """
     SELECT orders.worker AS worker, orders.step AS step, 'released' AS what, facts.id, facts.at,
@@ -83,50 +65,14 @@ class _Step:
 def times(checking: Checking) -> None:
     """Compare every step's times with the facts, and in a real run with the scenario."""
     if checking.replays:
-        _none_of_a_replay(checking)
+        row = checking.run.ledger.execute("SELECT rowid FROM step_times LIMIT 1").fetchone()
+        if row is not None:
+            expected = "none: a replay has the recorded moments, and measures nothing"
+            raise Broken(STEP_TIMES, expected, "one", "step_times", row[0])
         return
-    _commits(checking)
     finished = _steps(checking)
-    if not checking.run.simulated:
-        _link(checking)
     if finished:
         checking.proved.append(f"{count(finished, 'finished step')}, whose times lie within what the facts leave them")
-
-
-def _none_of_a_replay(checking: Checking) -> None:
-    for table, rule in (("step_times", STEP_TIMES), ("transfers", DELIVERED), ("commits", COMMITS)):
-        row = checking.run.ledger.execute(f"SELECT rowid FROM {table} LIMIT 1").fetchone()
-        if row is not None:
-            raise Broken(rule, "none: a replay has the recorded moments, and measures nothing", "one", table, row[0])
-
-
-def _commits(checking: Checking) -> None:
-    """Compare the store's own times with the facts."""
-    checking.table = "commits"
-    version, last, before = checking.rules.first or 0, checking.rules.version or 0, 0.0
-    made = checking.run.ledger.execute(_MADE)
-    rows = checking.run.ledger.execute("SELECT rowid, version, at FROM commits ORDER BY rowid")
-    for checking.row, noted, at in rows:
-        version += 1
-        if noted != version or version > last:
-            what = f"version {version}" if version <= last else f"none after version {last}"
-            raise Broken(COMMITS, what, f"version {noted}")
-        ordered, pulled = next((ordered, pulled) for one, ordered, pulled in made if one == version)
-        since = max(before, ordered)
-        if not since <= at <= (math.inf if pulled is None else pulled):
-            by = "" if pulled is None else f", and by {pulled!r}, when it is pulled"
-            raise Broken(COMMITS, f"version {version} is there at {since!r} or later{by}", at)
-        before = at
-        if version in checking.made.recorded:
-            checking.made.committed[version] = at
-    checking.row = None
-    if (
-        checking.completed
-        and checking.trained
-        and checking.run.choice.spec.family == "parameter-server"
-        and version < last
-    ):
-        raise Broken(COMMITS, f"the time of version {version + 1}", "none")
 
 
 def _steps(checking: Checking) -> int:
@@ -299,146 +245,3 @@ class _Padding:
         elif step.row is not None and step.parts[0] + step.parts[-1] < least - TICK:
             found = step.parts[0] + step.parts[-1]
             padded.note(Broken(PADDED, expected, found, "step_times", step.row), step.fact)
-
-
-_TRANSFERS = f"""
-    SELECT {SEGMENT_OF_TRANSFER} AS segment, worker, direction, number,
-        'a transfer' AS what, rowid, began, ended, delivered, bytes
-    FROM transfers
-    UNION ALL SELECT {SEGMENT_OF_FACT}, worker, 'push', step, 'came', id, at, NULL, NULL, NULL
-    FROM facts WHERE kind = 'UpdateArrived'
-    UNION ALL SELECT {SEGMENT_OF_FACT}, worker, 'pull', version, 'came', id, at, NULL, NULL, NULL
-    FROM facts WHERE kind = 'ParametersTaken'
-    UNION ALL SELECT {SEGMENT_OF_FACT}, orders.worker, CASE orders.kind WHEN 'StartPush' THEN 'push' ELSE 'pull' END,
-        CASE orders.kind WHEN 'StartPush' THEN orders.step ELSE orders.version END,
-        'ordered', orders.id, facts.at, NULL, NULL, NULL
-    FROM orders JOIN facts ON facts.id = orders.fact
-    WHERE orders.kind IN ('StartPush', 'StartPull')
-        OR (orders.kind = 'Release' AND json_extract(orders.body, '$.parameters') = 'pull')
-    ORDER BY segment, worker, direction, number, what, 6
-"""
-"""All that there is of each push and pull: when it was ordered, when it was under way, and when it had come."""
-
-
-def _link(checking: Checking) -> None:
-    """Ask the model of the link again when each transfer ends, given when it began."""
-    network = checking.run.scenario.network
-    link = SharedLink.of(network)
-    if network is None or link is None or checking.run.choice.spec.family != "parameter-server":
-        return
-    if other_machines(checking):
-        return
-    checking.table = "transfers"
-    never_ended = _delivered(checking, network)
-    again = number = 0
-    for direction in ("push", "pull"):
-        unknown = [span for way, span in never_ended if way == direction]
-        for period in _periods(checking, network, direction, link.latency):
-            again += period.conclude(unknown)
-            number += period.transfers
-    if number:
-        checking.proved.append(f"{again:,} of {number:,} transfers take what the link's model gives, asked again")
-
-
-def _delivered(checking: Checking, network: Network) -> list[tuple[str, tuple[float, float]]]:
-    """Compare each transfer with its facts. Return the times when transfers may have been under way that were ordered,
-    and are not noted: (push or pull, when)."""
-    ledger, left, first = checking.run.ledger, _left(checking), First()
-    resumed = [segment.at for segment in checking.run.segments[1:]]
-    sizes = {size for (size,) in ledger.execute("SELECT DISTINCT bytes FROM transfers")}
-    least = _alone(network, max(sizes, default=0))
-    unknown = []
-    for (_, worker, direction, number), rows in groupby(ledger.execute(_TRANSFERS), key=itemgetter(0, 1, 2, 3)):
-        its: dict[str, list[tuple[Any, ...]]] = {"a transfer": [], "came": [], "ordered": []}
-        for _, _, _, _, what, *row in rows:
-            its[what].append(tuple(row))
-        came = Counter(at for _, at, *_ in its["came"])
-        for row, began, ended, delivered, size in its["a transfer"]:
-            checking.row = row
-            try:
-                what = f"the {direction} of {number} by worker {worker}"
-                if len(sizes) > 1 or (network.message is not None and size != network.message):
-                    raise Broken(LINK, f"{network.message or min(sizes)} bytes, as all transfers", size)
-                if ended - began < least * (1 - EXACT) - EXACT:
-                    raise Broken(LINK, f"{what} takes {least!r} s or more", ended - began)
-                if delivered < ended - TICK:
-                    raise Broken(DELIVERED, f"{what} is acted on at {ended!r}, when it has ended, or later", delivered)
-                if its["came"] and not came[ended]:  # otherwise its fact was not told any more
-                    raise Broken(DELIVERED, f"{what} ends at {sorted(came)}, as the facts say", ended)
-            except Broken as broken:
-                broken.table, broken.row = "transfers", row
-                first.note(broken, row)
-            came[ended] -= 1
-        for _, at, *_ in its["ordered"][len(its["a transfer"]) :]:
-            ends = (*(moment for _, moment in left.get(worker, ())), *resumed)
-            gone = min((moment for moment in ends if moment >= at), default=math.inf)
-            unknown.append((direction, (at, gone)))
-    checking.row = None
-    first.settle()
-    return unknown
-
-
-def _alone(network: Network, size: int) -> float:
-    """Seconds of a transfer that has the link to itself."""
-    link = SharedLink.of(network)
-    assert link is not None
-    link.begin(0, "push", size, 0.0)
-    return link.next_end() or 0.0
-
-
-def _periods(checking: Checking, network: Network, direction: str, latency: float) -> Iterator[_Period]:
-    """Transfers of one way, grouped by the periods in which it was never idle. Groups do not affect each other."""
-    period, busy = None, -math.inf
-    rows = checking.run.ledger.execute(
-        "SELECT rowid, worker, direction, number, bytes, began, ended FROM transfers WHERE direction = ? "
-        "ORDER BY began, rowid",
-        (direction,),
-    )
-    for row in rows:
-        if period is None or row[5] > busy + EXACT:
-            if period is not None:
-                yield period
-            period = _Period(network, row[5])
-        period.take(row)
-        busy = max(busy, row[6] - latency)
-    if period is not None:
-        yield period
-
-
-class _Period:
-    """Transfers that used the link without a pause, and the model of it, which is asked again."""
-
-    def __init__(self, network: Network, began: float) -> None:
-        link = SharedLink.of(network)
-        assert link is not None
-        self._link = link
-        self._began = self._last = began
-        self._under_way: dict[int, tuple[Any, ...]] = {}
-        """By the link's number: rows."""
-        self._wrong = First()
-        self.transfers = 0
-
-    def take(self, row: tuple[Any, ...]) -> None:
-        """Let the next transfer begin."""
-        self._finish(row[5])
-        self._under_way[self._link.begin(row[1], row[2], row[4], row[5])] = row
-        self._last = row[6]
-        self.transfers += 1
-
-    def conclude(self, unknown: Iterable[tuple[float, float]]) -> int:
-        """Return how many transfers the model confirms. Raises Broken if it does not confirm one.
-
-        None are, if what never ended has used part of the link, at times that are unknown.
-        """
-        self._finish(math.inf)
-        if any(since <= self._last and until >= self._began for since, until in unknown):
-            return 0
-        self._wrong.settle()
-        return self.transfers
-
-    def _finish(self, until: float) -> None:
-        while (one := self._link.finish(until)) is not None:
-            row = self._under_way.pop(one.number)
-            if not math.isclose(one.ended, row[6], rel_tol=EXACT, abs_tol=EXACT):
-                expected = f"the {row[2]} of {row[3]} by worker {row[1]} ends at {one.ended!r}"
-                self._wrong.note(Broken(LINK, expected, row[6], "transfers", row[0]), one.number)

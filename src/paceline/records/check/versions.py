@@ -75,9 +75,9 @@ def versions(checking: Checking) -> None:
 
 def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
     """Every version of a store was ordered. Their samples say which ones are recorded."""
-    made, virtual = checking.made, _virtual(checking)
-    # virtual time does not wait for processes that are being stopped: they note a later moment
-    exact = not (virtual and checking.trained and "stopped" in checking.rules.reasons)
+    made = checking.made
+    # a real store makes a version after its order; and virtual time does not wait for processes that are being stopped
+    exact = _virtual(checking) and not (checking.trained and "stopped" in checking.rules.reasons)
     counted = _counted(checking)
     last = max(made.versions, default=0)
     for version, (at, samples) in recorded.items():
@@ -87,9 +87,8 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
             raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        there = moment.at if virtual else made.committed.get(version, math.inf)
-        if version and (at < there or (exact and at > there)):
-            raise Broken(RECORDED_WHEN, f"at {there!r}{'' if exact else ' or later'}", at)
+        if version and (at < moment.at or (exact and at > moment.at)):
+            raise Broken(RECORDED_WHEN, f"at {moment.at!r}{'' if exact else ' or later'}", at)
     checking.row = None
     if made.due is None:
         return

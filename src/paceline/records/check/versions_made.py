@@ -37,8 +37,6 @@ class VersionsMade:
     """Of the store's versions those that were recorded, and the last one."""
     expected: list[int] = field(default_factory=list)
     """The store's versions that were due."""
-    committed: dict[int, float] = field(default_factory=dict)
-    """By recorded version: when the store said that it was there."""
     means: list[Made] = field(default_factory=list)
     """After each step of a replica, when a mean may be recorded: of these, those of as many samples as a recorded
     version."""
