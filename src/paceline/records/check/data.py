@@ -24,7 +24,6 @@ from paceline.records.broken import (
     IN_ORDER,
     LEASED,
     LEASED_ONCE,
-    LOOKED_AT,
     MISSED,
     ONCE,
     OPENED,
@@ -63,9 +62,6 @@ def data(checking: Checking) -> None:
     rows = groupby(checking.run.ledger.execute(_BATCHES), key=itemgetter(0, 1))
     for (epoch, batch), its in rows:
         batches.take(epoch, batch, its)
-    checking.table = "looks"
-    _looked_in_vain(checking, batches.looks)
-    batches.looks.settle()
     checking.table = "batches"
     batches.uses.settle()
     _in_order(checking)
@@ -153,7 +149,7 @@ class _Batches:
         self._undone = {key for key in undone if key in checking.rules.own}
         self._looked = {*checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks")}
         """Each (worker, epoch) whose loop began anew, as the one before it only looked."""
-        self.looks, self.uses, self.leases = First(), First(), First()
+        self.uses, self.leases = First(), First()
         self.skipped = self.again = 0
         """Samples."""
         marks = checking.run.ledger.execute(
@@ -193,10 +189,6 @@ class _Batches:
                 leased[worker] += 1
             elif what == "looked":
                 looked[worker] += 1
-                if looked[worker] > leased[worker]:
-                    found = f"batch {batch} of epoch {epoch}"
-                    broken = Broken(LOOKED_AT, f"a batch leased to worker {worker}", found, "looks", row)
-                    self.looks.note(broken, row)
             else:
                 uses.append((row, worker, *more))
         held = leased - looked
@@ -273,24 +265,6 @@ class _Batches:
             if checking.completed and times[key] > most:
                 found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
                 self.leases.note(Broken(LEASED_ONCE, "another one", found, "leases", row), row)
-
-
-def _looked_in_vain(checking: Checking, looks: First) -> None:
-    """A loop that only looked, and was left nothing in the end, had asked for a batch."""
-    in_vain = _in_vain(checking)
-    rows = checking.run.ledger.execute("SELECT rowid, worker, epoch FROM looks WHERE batch IS NULL ORDER BY rowid")
-    for row, worker, epoch in rows:
-        in_vain[worker, epoch] -= 1
-        if in_vain[worker, epoch] < 0:
-            expected = f"a loop of worker {worker} that ran out"
-            looks.note(Broken(LOOKED_AT, expected, f"none in epoch {epoch}", "looks", row), row)
-
-
-def _in_vain(checking: Checking) -> Counter[tuple[int, int]]:
-    """How often each worker, in each epoch, was left nothing when it asked for a batch."""
-    return Counter(
-        checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL AND during IS NOT NULL")
-    )
 
 
 def _in_order(checking: Checking) -> None:
@@ -515,8 +489,9 @@ def _ran_out(checking: Checking) -> list[int]:
     """
     if checking.here or "stopped" in checking.rules.reasons or checking.rules.dealt_anew or not checking.rules.finished:
         return []
-    in_vain = _in_vain(checking)
-    in_vain -= Counter(checking.run.ledger.execute("SELECT worker, epoch FROM looks WHERE batch IS NULL"))
+    ledger = checking.run.ledger
+    in_vain = Counter(ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL AND during IS NOT NULL"))
+    in_vain -= Counter(ledger.execute("SELECT worker, epoch FROM looks WHERE batch IS NULL"))
     asked: dict[int, set[int]] = {}
     for worker, during in in_vain:
         asked.setdefault(during, set()).add(worker)
