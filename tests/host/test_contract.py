@@ -901,6 +901,32 @@ class TestJoins:
         assert three.crew.handed == [(1, None if alone else "worker 2's")]
         assert descriptors() == before
 
+    @pytest.mark.parametrize("source", ["dies before it has packed", "dies, and the copy is not told of", "lives"])
+    def test_a_worker_that_has_a_replica_keeps_it_until_the_copy_of_another_one_is_there(
+        self, source: str, here: Callable[..., Company]
+    ) -> None:
+        """It has resumed. If the source dies, it goes on from its own, though a replay may have made the copy."""
+        two = here(2, "ad-psgd")
+        for worker in range(2):
+            two.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
+            two.computed(worker, 0)
+            two.carry_out(StepReplica(worker=worker, step=0, version=1))
+            two.stepped(worker, 0)
+        host: Any = two.host
+        own, other = (host.shelf.place(host.steps.replica(worker)) for worker in (1, 0))
+        before = descriptors()
+        make(two, [ordered(CopyReplica(source=0, worker=1))])
+        make(two, [hands(0)] * ("packed" not in source))
+        if source == "lives":
+            make(two, [told(COPIED)])
+        else:
+            two.leave(0)
+        two.carry_out(Release(worker=1, step=1, version=1, parameters="own"))
+        assert own != other
+        assert host.shelf.place(host.steps.replica(1)) == (other if source == "lives" else own)
+        assert descriptors() == before
+        assert ("kept replica", 1) not in two.claims()
+
     @pytest.mark.parametrize("packs", [True, False])
     def test_a_source_that_has_finished_gives_its_replica_and_what_its_script_keeps_if_that_comes_before_its_end(
         self, packs: bool, here: Callable[..., Company]

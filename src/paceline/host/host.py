@@ -426,6 +426,7 @@ class LocalHost:
                 case Release(worker=worker, step=step):
                     if self.together is not None and self._seats[worker].trains:
                         self.together.released(worker)
+                    self.joins.released(worker)
                     self.releases.carry_out(order)
                     if not self._seats[worker].elsewhere:
                         self.begins_step(worker, step)

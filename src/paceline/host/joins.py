@@ -19,7 +19,7 @@ from paceline.host.fetch import Fetcher
 from paceline.host.plan import Plan
 from paceline.host.releases import Releases, step_of
 from paceline.host.seat import Seat
-from paceline.host.shelf import Shelf
+from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
 
 Carries = Callable[[Replica, int | None, int, Callable[[], None]], None]
@@ -29,11 +29,13 @@ unless one of these hosts is lost before."""
 
 @dataclass(slots=True)
 class _Copy:
-    """A replica on its way to a worker that joins."""
+    """A replica on its way to a worker that joins, or has resumed."""
 
     order: CopyReplica
     source: Replica
     replica: Replica
+    own: Replica | None
+    """What the worker's replica was until then. It is kept, in case that this one never comes."""
     made: bool = False
     """Whether the source's steps are made that were ordered before."""
     packed: bool = False
@@ -42,6 +44,11 @@ class _Copy:
     """The descriptor of that."""
     there: bool = False
     """Whether all of it is with the worker: it takes effect when the machine is told, though the source may be dead."""
+
+
+def kept(worker: int) -> Owner:
+    """Who claims the replica that a worker has until a copy of another one is there."""
+    return "kept replica", worker
 
 
 class Joins:
@@ -115,8 +122,10 @@ class Joins:
         if not self._seats[worker].trains or self._seats[source].died:  # the machine is about to hear that
             return
         self._void(worker)  # one that a replay has made, and of which the machine is told nothing
-        there = self._steps.replica(source)
-        copy = self._copies[worker] = _Copy(order, there, self._steps.copies(worker, there))
+        there, own = self._steps.replica(source), self._steps.whole(worker)
+        if own is not None:
+            self._shelf.claim(kept(worker), own)
+        copy = self._copies[worker] = _Copy(order, there, self._steps.copies(worker, there), own)
         self._joinings[worker] = next(self._numbers)
         if self._seats[source].here:
             self._hand_over(source, worker)
@@ -129,11 +138,16 @@ class Joins:
 
         self._steps.after([source], made)
 
+    def released(self, worker: int) -> None:
+        """The worker goes on. If the machine was told of no copy, there is none: it goes on from its own replica."""
+        self._void(worker)
+
     def copied(self, worker: int) -> None:
         """The machine is told that the worker has its copy."""
         copy = self._copies.pop(worker, None)
         if copy is None:
             return
+        self._shelf.release(kept(worker))
         descriptors = () if copy.packing is None else (copy.packing,)
         self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
         for descriptor in descriptors:
@@ -239,9 +253,12 @@ class Joins:
             self._send(worker, message, (descriptor,))
 
     def _void(self, worker: int) -> None:
-        """No copy comes to that worker any more."""
+        """No copy comes to that worker any more: it has the replica that it had."""
         copy = self._copies.pop(worker, None)
         if copy is not None:
+            if copy.own is not None:
+                self._steps.becomes(worker, copy.own)
+                self._shelf.release(kept(worker))
             self._fetcher.cancel(worker)
             if copy.packing is not None:
                 os.close(copy.packing)

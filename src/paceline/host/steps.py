@@ -127,8 +127,12 @@ class Steps:
         self.begun_as = None
         self._shelf.release(BEGUN_AS)
 
+    def whole(self, worker: int) -> Replica | None:
+        """The worker's replica, if its place has one."""
+        return None if worker in self._broken else self._replicas.get(worker)
+
     def copies(self, worker: int, there: Item) -> Replica:
-        """The worker, which joins, owns a replica that is that item from now on."""
+        """The worker, which joins or has resumed, owns a replica that is that item from now on."""
         if worker not in self._replicas:
             self._replicas[worker] = Replica(worker, -1)
             self._ordered[worker] = self._made[worker] = 0
