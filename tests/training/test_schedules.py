@@ -122,6 +122,19 @@ def test_alone_a_call_is_a_step_whatever_comes_between_two_calls() -> None:
         assert worker.rate == plain[number + 1]
 
 
+@pytest.mark.parametrize("windows", [(4, 1, 4, 2, 4, 1, 4), (1, 4, 2, 4, 4, 4), (5, 4, 1, 4, 1, 4, 4), (4, 2, 4, 2)])
+def test_a_short_window_at_an_epoch_s_end_does_not_speed_a_plan_up(windows: tuple[int, ...]) -> None:
+    """Each of four workers has few batches of an epoch, and steps with the rest of them after its last one."""
+    worker = Worker(PLANS["step"])
+    for number, window in enumerate(windows):
+        worker.own += window
+        worker.run = 4 * worker.own
+        worker.scheduler.step()
+        if number:
+            assert worker.scheduler.last_epoch <= max(-(-worker.run // 4), number + 1)
+    assert worker.scheduler.last_epoch == -(-worker.run // 4)
+
+
 def test_as_the_run_ends_a_plan_comes_to_its_end_in_each_worker() -> None:
     """Others were computing as this worker made its last call."""
     worker = Worker(PLANS["cosine"])

@@ -51,6 +51,10 @@ class Run(Protocol):
         """This worker decides, and has stepped the scheduler by this metric."""
 
 
+WINDOWS = 5
+"""So many calls tell what a worker accumulates."""
+
+
 class Schedule:
     """How far one prepared scheduler is, and how far the run is by it."""
 
@@ -63,8 +67,8 @@ class Schedule:
         """None until it follows one."""
         self._calls = 0
         """In loops over the loader."""
-        self._each = 1
-        """Batches of this worker between two calls: several where it accumulates gradients."""
+        self._windows: list[int] = []
+        """Batches of this worker before its first calls, each: several where it accumulates gradients."""
         self._used = 0
         """Batches that this worker had used at the last call."""
         self._before = 0
@@ -93,6 +97,15 @@ class Schedule:
         if self._calls and of_run > self._used:
             self._go_on(math.ceil(of_run / self._each) - self._at)
 
+    @property
+    def _each(self) -> int:
+        """Batches of this worker between two calls: what most of the first windows have, at a tie the larger one.
+
+        The first one may be a batch shorter or longer than the others, and what is left of an epoch is shorter. A plan
+        that is late catches up at the next call, while steps that came too early are never taken back.
+        """
+        return max(self._windows, key=lambda window: (self._windows.count(window), window))
+
     def _go_on(self, steps: int) -> None:
         for _ in range(steps):
             if self._is_over():
@@ -108,8 +121,8 @@ class Schedule:
             return 1
         of_run, own = progress[0], progress[1] + self._before
         self._calls += 1
-        if self._calls <= 2:  # the first one may come after a batch more, or less, than the others
-            self._each = max(1, own - self._used)
+        if len(self._windows) < WINDOWS:
+            self._windows.append(max(1, own - self._used))
         self._used = own
         if of_run <= own:  # no other worker has trained: each call is a step, whatever it comes after
             return 1
