@@ -534,6 +534,10 @@ class Pause(Message):
     """Not all workers have called `agree` yet. Say `Declined(paused=True)`, so that the others go on without you."""
 
 
+class Behind(Message):
+    """You go on, and others have stepped without you: await `TakeUp`, which brings a replica, before your next step."""
+
+
 class Agreed(Message):
     """What that call of `agree` has come to."""
 
@@ -672,6 +676,7 @@ ToWorker = (
     | FinalRecorded
     | Evaluate
     | Pause
+    | Behind
     | Agreed
     | Signal
     | Exit

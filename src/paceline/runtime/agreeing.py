@@ -28,16 +28,21 @@ class Agreeing:
         clock: Clock,
         *,
         send: Callable[[Member, messages.Message], None],
+        drop: Callable[[int, int], None],
         happened: Callable[[Fact], None],
         refuse: Callable[[str], None],
         say: Callable[[str], None],
     ) -> None:
-        """`happened` takes the facts that a worker pauses and goes on. `refuse(why)` ends the run."""
+        """`drop(worker, step)`: there will be no update of that step. `refuse(why)` ends the run.
+
+        `happened` takes the facts that a worker pauses and goes on.
+        """
         self._members = members
         self._ledger = ledger
         self._terms = terms
         self._clock = clock
         self._send = send
+        self._drop = drop
         self._happened = happened
         self._refuse = refuse
         self._say = say
@@ -46,6 +51,8 @@ class Agreeing:
         """By worker: the call that it waits in."""
         self._pausing: dict[int, bool] = {}
         """Workers that were told to pause, and whether they have declined their step."""
+        self._going_on: set[int] = set()
+        """Workers that go on, and are not released yet."""
 
     def resumed(self, decided: Mapping[Call, Value]) -> None:
         """The run goes on, with what was decided before."""
@@ -89,6 +96,7 @@ class Agreeing:
         if member.step is None or member.worker not in self._pausing:
             return
         worker, step, member.step = member.worker, member.step, None
+        self._drop(worker, step)
         self._happened(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
         self._pausing[worker] = True
         if worker not in self._waiting:  # it has its answer by now
@@ -105,15 +113,27 @@ class Agreeing:
 
     def resume(self, worker: int) -> None:
         """As recorded, the worker goes on now: it has its answer."""
-        self._pausing.pop(worker, None)
+        if self._pausing.pop(worker, None):
+            self._going_on.add(worker)
         if worker in self._waiting and (recorded := self._terms.agreed(worker)):
             self._answer(self._members[worker], *recorded)
+
+    def copies(self, worker: int) -> None:
+        """The worker is to get another replica. One that goes on is told to wait for it, which a joiner does anyway."""
+        if worker in self._going_on:
+            self._going_on.discard(worker)
+            self._send(self._members[worker], messages.Behind())
+
+    def released(self, worker: int) -> None:
+        """The worker is released."""
+        self._going_on.discard(worker)
 
     def left(self, fact: WorkerLeft) -> None:
         """The worker takes no part any more."""
         self._book.left(fact.worker)
         self._waiting.pop(fact.worker, None)
         self._pausing.pop(fact.worker, None)
+        self._going_on.discard(fact.worker)
 
     def _as_recorded(self, member: Member) -> None:
         if self._terms.decides():
@@ -138,6 +158,7 @@ class Agreeing:
     def _go_on_with(self, worker: int) -> None:
         del self._pausing[worker]
         if self._members[worker].trains:
+            self._going_on.add(worker)
             self._happened(WorkerResumed(worker=worker, at=self._clock.at()))
 
     def _name_awaited(self, call: Call) -> None:

@@ -102,6 +102,7 @@ class Coordinator:
             case Release(worker=worker, step=step):
                 rooms.snapshots.before_release()
                 rooms.joining.released(order)
+                rooms.agreeing.released(worker)
                 self._tell_decisions(worker)
                 if order.parameters == "own":
                     rooms.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
@@ -111,6 +112,8 @@ class Coordinator:
             case StartPull() | StartPush() | AdjustTraining():
                 rooms.host.carry_out(order, rooms.clock.moment())
             case Reduce() | CopyReplica():
+                if isinstance(order, CopyReplica):
+                    rooms.agreeing.copies(order.worker)
                 rooms.applied.ordered(order)
                 rooms.host.carry_out(order, rooms.clock.moment())
             case ApplyUpdate() | StepReplica():

@@ -132,7 +132,7 @@ class Course:
     opened: set[int] = field(default_factory=set)
     """Epochs in which some worker is to ask for a batch, and those that were open before the run was resumed."""
     asks_in_vain: dict[int, None] = field(default_factory=dict)
-    """Workers that asked for a batch once more than they were to."""
+    """Workers that asked for a batch once more than they were to, or came to `agree` once more."""
     astray: dict[int, str] = field(default_factory=dict)
     """Workers that can't get what they were to get when they asked for a batch, and the line that says so."""
     undone: frozenset[tuple[int, int]] = frozenset()
@@ -189,8 +189,10 @@ class Course:
             pass
 
     def _agreed(self, worker: int) -> list[Value]:
-        results = self.agreed.get(worker)
-        return [results.popleft()] if results else []
+        if results := self.agreed.get(worker):
+            return [results.popleft()]
+        self.asks_in_vain[worker] = None  # in the run it had died by then, or the run ended
+        return []
 
     def _told_edit(self, number: int) -> Path | None:
         file = None if self.recorded is None else edit_file(self.recorded, number)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.membership import Membership
+from paceline.core.orders import DropUpdate
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
@@ -152,6 +153,7 @@ class Rooms:
             terms,
             self.clock,
             send=self.send,
+            drop=self._drop,
             happened=self.happened.append,
             refuse=self.ending.refuse,
             say=say,
@@ -336,6 +338,9 @@ class Rooms:
             averages_gradients = spec.averages == "gradients"
             return Means(self.host, self.applied, averages_gradients, self.recordings, self.journal, self.clock.at)
         return StoredVersions(self.host, self.applied, range(self.settings.workers), self.recordings)
+
+    def _drop(self, worker: int, step: int) -> None:
+        self.host.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self.clock.moment())
 
     def _apart(self) -> None:
         self.scores.apart()

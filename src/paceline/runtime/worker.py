@@ -66,7 +66,7 @@ from paceline.training.structure import Structure
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
-RELEASES: Kinds = (messages.Compute, messages.Step, messages.TakeUp)
+RELEASES: Kinds = (messages.Compute, messages.Step, messages.Behind)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
 ASKED: Kinds = (messages.Keep, messages.HandOver, messages.Arrives, messages.Plateaus)
 """What may come at any time."""
@@ -407,8 +407,8 @@ class WorkerLink:
 
     def pauses(self, epoch: int) -> None:
         """See `training.link.Link`."""
-        self._expect((messages.Agreed,))
-        self._expect(RELEASES)
+        for kinds in ((messages.Agreed,), (messages.TakeUp,), RELEASES):
+            self._expect(kinds)
         self._channel.send(messages.Declined(epoch, paused=True))
 
     def agreed(self, call: Call, how: How, value: Value) -> Agreed:
@@ -442,8 +442,9 @@ class WorkerLink:
             return Plateaus(decides=message.decides, metrics=message.metrics)
         if isinstance(message, messages.Arrives):
             return Arrives(slot=message.slot, ranges=message.ranges)
-        if isinstance(message, messages.TakeUp):
-            return self._taken_up(message)
+        if isinstance(message, messages.Behind):
+            self._expect(RELEASES)  # the release may come first
+            return self.take_up(announce=False)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         self._step = message.step
