@@ -23,7 +23,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import open_run
 from paceline.records.times import Fetch
 from support import runs
-from support.recorded import AS_REAL, as_of_schema, checked, noted, said, wrong
+from support.recorded import AS_REAL, checked, noted, said, wrong
 from support.scripts import training
 
 Rows = list[list[Any]]
@@ -147,17 +147,6 @@ def test_a_changed_row_is_caught(real: Path, kind: str, column: int, value: Any,
 def test_fetches_of_a_run_that_says_it_was_on_one_host_are_caught(real: Path) -> None:
     found = wrong(said(real, hosts=None))
     assert (found.table, found.row, found.rule) == ("fetches", 1, broken.FETCHES)
-
-
-def test_a_ledger_of_an_earlier_version_proves_nothing_of_fetches(real: Path) -> None:
-    as_of_schema(real / "ledger.sqlite", 8)
-    file = real / "summary.json"
-    file.write_text(
-        json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "per_host"})
-    )
-    found = checked(real)
-    assert found.wrong is None
-    assert any("what hosts fetched was not looked at" in line for line in found.unproved)
 
 
 # --- histories by hand --------------------------------------------------------------------------------

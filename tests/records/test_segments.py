@@ -30,17 +30,16 @@ from paceline.records.check.history import history
 from paceline.records.cut import cut
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.fates import Fates, Undone
-from paceline.records.ledger import SCHEMA, TABLES, Ledger, connect, read_facts
+from paceline.records.ledger import TABLES, Ledger, connect, read_facts
 from paceline.records.picture import draw
 from paceline.records.reading import open_run, tally_of
 from paceline.records.report.contents import contents
 from paceline.records.report.page import page
 from paceline.records.timeline import read_timeline
-from paceline.records.times import StepTimes
 from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.sim.calibration import read
-from support.recorded import as_of_schema, checked, edited, wrong
+from support.recorded import checked, edited, wrong
 from support.resumed_runs import leased_and_resumed, resumed
 from support.suites import each
 
@@ -387,27 +386,6 @@ def test_a_ledger_that_does_not_know_the_version_to_be_made_is_refused(point: tu
     edited(folder, f"DELETE FROM commits WHERE version >= {version}")
     with pytest.raises(ConfigError, match=f"version {version} is not noted as made"):
         cut(folder, fact, version)
-
-
-def test_a_ledger_of_schema_7_is_refused(point: tuple[Path, int, int]) -> None:
-    folder, fact, version = point
-    as_of_schema(folder / "ledger.sqlite", 7)
-    with pytest.raises(ConfigError, match="only an earlier snapshot may do"):
-        cut(folder, fact, version)
-
-
-@pytest.mark.parametrize("schema", [8, 9, 13])
-def test_an_earlier_ledger_gets_the_tables_and_columns_that_it_lacks(point: tuple[Path, int, int], schema: int) -> None:
-    folder, fact, version = point
-    as_of_schema(folder / "ledger.sqlite", schema)
-    cut(folder, fact, version)
-    with closing(Ledger(folder / "ledger.sqlite", resume=True)) as ledger:
-        ledger.step_times(0, 10**6, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25, 0.5))
-    copies = "SELECT to_device, from_device FROM step_times WHERE step = 1000000"
-    assert rows(folder / "ledger.sqlite", copies) == [(0.25, 0.5)]
-    edited(folder, "DELETE FROM step_times WHERE step = 1000000")
-    assert rows(folder / "ledger.sqlite", "PRAGMA user_version") == [(SCHEMA,)]
-    assert checked(folder).wrong is None
 
 
 def test_fetches_after_the_snapshot_are_undone(point: tuple[Path, int, int]) -> None:

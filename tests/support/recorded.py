@@ -190,19 +190,6 @@ def edited(folder: Path, *statements: str) -> Path:
     return folder
 
 
-def as_of_schema(path: Path, schema: int) -> None:
-    """Take out of this ledger what schemas after that one added."""
-    added = {
-        8: ("DROP TABLE segments", "DROP TABLE marks"),
-        9: ("DROP TABLE fetches",),
-        10: tuple(f"ALTER TABLE step_times DROP COLUMN {name}" for name in ("to_device", "from_device")),
-        14: ("DROP TABLE agreed",),
-    }
-    statements = [one for since, its in added.items() if schema < since for one in its]
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript("; ".join([*statements, f"PRAGMA user_version = {schema}"]))
-
-
 class Killed(Exception):
     """Ends a simulation at once, as SIGKILL would."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, RunFailed
 from paceline.files import to_disk
-from paceline.records.ledger import ADDED, MARKED, SCHEMA, TABLES, WITH_SEGMENTS, connect
+from paceline.records.ledger import MARKED, SCHEMA, TABLES, connect
 from paceline.records.reading import LEDGER, SUMMARY, is_written
 from paceline.records.segments import ASKED, OF_ONE, Stretch, undone_before
 
@@ -98,7 +98,6 @@ def why_not(folder: Path, fact: int, version: int) -> str:
 
 def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut:
     _look_at(folder, ledger, point)
-    _add_tables(ledger)
     ledger.execute(_LAST_STEPS, point)
     begun = "SELECT count(*) FROM segments WHERE at IS NOT NULL AND fact <= :fact"
     (number,) = ledger.execute(begun, point).fetchone()
@@ -119,21 +118,12 @@ def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut
 
 def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> None:
     """Raise ConfigError if the ledger has not all of the snapshot: a killed run leaves all but its last moments."""
-    (schema,) = ledger.execute("PRAGMA user_version").fetchone()
     what = f"{folder}: its ledger has not all of the snapshot after fact {point['fact']}"
-    if schema < WITH_SEGMENTS or ledger.execute("SELECT 1 FROM marks WHERE snapshot = :fact", point).fetchone() is None:
+    if ledger.execute("SELECT 1 FROM marks WHERE snapshot = :fact", point).fetchone() is None:
         raise ConfigError(f"{what}; only an earlier snapshot may do")
     made = (f"SELECT 1 FROM {table} WHERE version = :version" for table in ("commits", "checksums", "versions"))
     if point["version"] and not any(ledger.execute(query, point).fetchone() for query in made):
         raise ConfigError(f"{what}: version {point['version']} is not noted as made; only an earlier one may do")
-
-
-def _add_tables(ledger: sqlite3.Connection) -> None:
-    """Add the tables and columns that the version lacked which wrote the ledger."""
-    (schema,) = ledger.execute("PRAGMA user_version").fetchone()
-    for since, tables in ADDED.items():
-        if schema < since:
-            ledger.executescript(f"BEGIN; {tables} PRAGMA user_version = {since}; COMMIT")
 
 
 def _last_moment(ledger: sqlite3.Connection, point: dict[str, int]) -> float:

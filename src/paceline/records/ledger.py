@@ -31,95 +31,12 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-WITH_SEGMENTS, WITH_HOSTS, WITH_DEVICES, WITH_TAKEN, WITH_AGAIN, WITH_LOGGED, WITH_AGREED = 8, 9, 10, 11, 12, 13, 14
-"""The schemas that added something: tables of segments, tables of several hosts, columns of devices; taken leases and
-the weights of gradients; batches that are used again; scalars that count for targets; and what workers agreed on."""
-SCHEMA = WITH_AGREED
-"""The schema's number, in `PRAGMA user_version`."""
-READ = range(7, SCHEMA + 1)
-"""The schemas that can be read."""
-
-OF_SEGMENTS = """
-CREATE TABLE segments (      -- a run that was resumed has several; each one begins with a fact TrainingBegan
-    segment INTEGER PRIMARY KEY,  -- from 0
-    fact INTEGER,            -- its first one
-    at REAL, version INTEGER,  -- as that fact has them; NULL: it has not begun yet
-    workers INTEGER,         -- how many there were to be
-    protocol TEXT,           -- JSON: its name and parameters
-    environment TEXT,        -- JSON
-    snapshot INTEGER,        -- the fact whose snapshot it goes on from; NULL in the first one
-    notes TEXT,              -- JSON: what the table run said of this segment alone; NULL: the table says it still
-    undone_versions INTEGER,  -- of what came after that snapshot, and is not in this ledger any more
-    undone_samples INTEGER,  -- in gradients that were ready; NULL when they are not counted
-    undone_seconds REAL,
-    undone_facts INTEGER,
-    undone_files TEXT        -- JSON: the ledgers that have it
-);
-CREATE TABLE marks (         -- of each snapshot: the last rows of these tables that belong to it
-    snapshot INTEGER PRIMARY KEY,  -- the fact after whose orders it was taken
-    leases INTEGER, looks INTEGER, epochs INTEGER, transfers INTEGER
-);
-"""
+SCHEMA = 14
+"""The schema's number, in `PRAGMA user_version`. No other one is read."""
 MARKED = ("leases", "looks", "epochs", "transfers")
 """The tables whose rows a mark counts, in the order of its columns."""
 
-OF_HOSTS = """
-CREATE TABLE fetches (       -- of a run on several hosts: each item that one host has fetched from another, once whole
-    fact INTEGER,            -- the last fact that the machine had been told by then
-    host TEXT, source TEXT,  -- the host that has the item now, and the one that had it
-    kind TEXT,               -- version, update, sum of updates; partial (what a host's members give to an average),
-                             -- mean (of a group), replica; or other: what else training begins with, buffers of
-                             -- updates that are in sums, and what is told to workers
-    worker INTEGER,          -- whose update or replica it is; NULL otherwise
-    number INTEGER,          -- the version, the update's step, the sum's number, the group's, or how often the replica
-                             -- had changed; NULL otherwise
-    bytes INTEGER,
-    began REAL, ended REAL
-    -- The head says when a fetch ended: as it hears of that. `began` is as much earlier as the fetch took by the clock
-    -- of the host that fetched. So both moments of a fetch by another host are late by as long as that message took,
-    -- and never early. Compare them with no moment of another host more closely than that.
-);
-"""
-OF_DEVICES = """
-ALTER TABLE step_times ADD COLUMN to_device REAL;
-ALTER TABLE step_times ADD COLUMN from_device REAL;
-"""
-OF_AGREEMENTS = """
-CREATE TABLE agreed (        -- each time that a worker's call of paceline.agree() was answered, in that order
-    fact INTEGER,            -- the last fact that the machine had been told by then
-    worker INTEGER,
-    epoch INTEGER,           -- the epoch that the worker's script was to go on in
-    nth INTEGER,             -- how manieth call it was there, from 0
-    how TEXT, value TEXT,    -- what the script asked for, and gave; the value as JSON
-    result TEXT              -- JSON: what it got
-);
-"""
-ADDED = {
-    WITH_SEGMENTS: OF_SEGMENTS,
-    WITH_HOSTS: OF_HOSTS,
-    WITH_DEVICES: OF_DEVICES,
-    WITH_TAKEN: "",
-    WITH_AGAIN: "",
-    WITH_LOGGED: "",
-    WITH_AGREED: OF_AGREEMENTS,
-}
-"""By schema: what adds the tables and columns that earlier ones lack."""
-_READ_AS = {
-    WITH_SEGMENTS: OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
-    WITH_HOSTS: OF_HOSTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
-    WITH_DEVICES: """
-        CREATE TEMP VIEW step_times AS
-        SELECT rowid AS rowid, *, NULL AS to_device, NULL AS from_device FROM main.step_times;
-    """,
-    WITH_AGREED: OF_AGREEMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"),
-}
-"""By schema: what makes an earlier ledger, which can't be written, read like one of that schema."""
-
-_DEVICES = """,
-    to_device REAL,          -- copies to the device, of the version that the step was computed on
-    from_device REAL         -- copies from the device. Both overlap the times above; NULL: parameters are in memory"""
-
-TABLES = f"""
+TABLES = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT);  -- value: JSON
 CREATE TABLE facts (
     id INTEGER PRIMARY KEY,  -- from 1, in the order in which the machine was told
@@ -156,7 +73,9 @@ CREATE TABLE batches (
 CREATE INDEX uses_of_batch ON batches (epoch, batch);
 CREATE TABLE step_times (    -- seconds
     worker INTEGER, step INTEGER,
-    began REAL, compute REAL, push REAL, wait REAL, pull REAL, other REAL{_DEVICES}
+    began REAL, compute REAL, push REAL, wait REAL, pull REAL, other REAL,
+    to_device REAL,          -- copies to the device, of the version that the step was computed on
+    from_device REAL         -- copies from the device. Both overlap the times above; NULL: parameters are in memory
 );
 CREATE TABLE transfers (     -- where a scenario has a network: its model's times, and when the run acted on the end
     worker INTEGER,
@@ -194,9 +113,48 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
     distance REAL            -- root mean square of their Euclidean distances from it
 );
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
-{OF_SEGMENTS.strip()}
-{OF_HOSTS.strip()}
-{OF_AGREEMENTS.strip()}
+CREATE TABLE segments (      -- a run that was resumed has several; each one begins with a fact TrainingBegan
+    segment INTEGER PRIMARY KEY,  -- from 0
+    fact INTEGER,            -- its first one
+    at REAL, version INTEGER,  -- as that fact has them; NULL: it has not begun yet
+    workers INTEGER,         -- how many there were to be
+    protocol TEXT,           -- JSON: its name and parameters
+    environment TEXT,        -- JSON
+    snapshot INTEGER,        -- the fact whose snapshot it goes on from; NULL in the first one
+    notes TEXT,              -- JSON: what the table run said of this segment alone; NULL: the table says it still
+    undone_versions INTEGER,  -- of what came after that snapshot, and is not in this ledger any more
+    undone_samples INTEGER,  -- in gradients that were ready; NULL when they are not counted
+    undone_seconds REAL,
+    undone_facts INTEGER,
+    undone_files TEXT        -- JSON: the ledgers that have it
+);
+CREATE TABLE marks (         -- of each snapshot: the last rows of these tables that belong to it
+    snapshot INTEGER PRIMARY KEY,  -- the fact after whose orders it was taken
+    leases INTEGER, looks INTEGER, epochs INTEGER, transfers INTEGER
+);
+CREATE TABLE fetches (       -- of a run on several hosts: each item that one host has fetched from another, once whole
+    fact INTEGER,            -- the last fact that the machine had been told by then
+    host TEXT, source TEXT,  -- the host that has the item now, and the one that had it
+    kind TEXT,               -- version, update, sum of updates; partial (what a host's members give to an average),
+                             -- mean (of a group), replica; or other: what else training begins with, buffers of
+                             -- updates that are in sums, and what is told to workers
+    worker INTEGER,          -- whose update or replica it is; NULL otherwise
+    number INTEGER,          -- the version, the update's step, the sum's number, the group's, or how often the replica
+                             -- had changed; NULL otherwise
+    bytes INTEGER,
+    began REAL, ended REAL
+    -- The head says when a fetch ended: as it hears of that. `began` is as much earlier as the fetch took by the clock
+    -- of the host that fetched. So both moments of a fetch by another host are late by as long as that message took,
+    -- and never early. Compare them with no moment of another host more closely than that.
+);
+CREATE TABLE agreed (        -- each time that a worker's call of paceline.agree() was answered, in that order
+    fact INTEGER,            -- the last fact that the machine had been told by then
+    worker INTEGER,
+    epoch INTEGER,           -- the epoch that the worker's script was to go on in
+    nth INTEGER,             -- how manieth call it was there, from 0
+    how TEXT, value TEXT,    -- what the script asked for, and gave; the value as JSON
+    result TEXT              -- JSON: what it got
+);
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
 -- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
@@ -269,16 +227,6 @@ CREATE VIEW groups AS
     ) AS over ON over.number = CAST(json_extract(orders.body, '$.group') AS INTEGER)
     WHERE orders.kind = 'Reduce';
 """
-
-
-def tables_of(schema: int) -> str:
-    """Return what makes the tables and views of a ledger of that schema."""
-    found = TABLES if schema >= WITH_DEVICES else TABLES.replace(_DEVICES, "")
-    for since, tables in ((WITH_SEGMENTS, OF_SEGMENTS), (WITH_HOSTS, OF_HOSTS), (WITH_AGREED, OF_AGREEMENTS)):
-        if schema < since:
-            found = found.replace(tables.strip(), "")
-    return found
-
 
 _BEGAN = """
     INSERT INTO segments (segment, fact, at, version, workers, protocol, environment)
@@ -645,12 +593,9 @@ def connect(path: Path) -> sqlite3.Connection:
         (schema,) = database.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: no ledger can be read there ({error}); name a run's ledger.sqlite") from error
-    if schema not in READ:
+    if schema != SCHEMA:
         database.close()
-        raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {READ[0]} to {READ[-1]}")
-    for since, tables in _READ_AS.items():
-        if schema < since:  # so that whoever reads it finds these tables empty, and these columns NULL
-            database.executescript(tables)
+        raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads only schema {SCHEMA}")
     return database
 
 

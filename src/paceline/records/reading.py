@@ -23,7 +23,7 @@ from paceline.core.machine import Spec
 from paceline.core.orders import Order, Why
 from paceline.errors import ConfigError, ProtocolViolation
 from paceline.records.comparison import COMPARISON
-from paceline.records.ledger import WITH_LOGGED, connect, read_facts, roll_back
+from paceline.records.ledger import connect, read_facts, roll_back
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import MOVED, Summary, Tally, Target, read
 from paceline.records.times import Fetch, StepTimes
@@ -170,9 +170,7 @@ def logged_of(
 
     A value is of the version that its worker's step was released on.
     """
-    names, (schema,) = sorted(set(metrics)), ledger.execute("PRAGMA user_version").fetchone()
-    if not names or schema < WITH_LOGGED:  # the run's own summary does not count them either
-        return
+    names = sorted(set(metrics))
     rows = ledger.execute(
         f"""
         SELECT name, worker, step, version, at, value FROM scalars

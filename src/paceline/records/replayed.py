@@ -159,9 +159,7 @@ _LEASES = f"""
 """
 """SQL: the table `leases`, with the number of the process that had each, and of the worker's last process.
 
-A process is told by its segment, and how often the worker had come back in that. Old ledgers name no segment: they have
-one.
-"""
+A process is told by its segment, and how often the worker had come back in that."""
 
 
 class _Sides:

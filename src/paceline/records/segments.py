@@ -106,7 +106,7 @@ class Segment:
 def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Mapping[str, Spec]) -> list[Segment]:
     """The segments that have begun, in order. `config` is all that the table `run` has.
 
-    Ledgers of schema 7 have no such table: they have one segment, as the table `run` says.
+    A run that has not begun to train has one segment, as the table `run` says.
     """
     rows = ledger.execute(
         "SELECT segment, fact, at, version, workers, protocol, snapshot, notes, environment FROM segments "

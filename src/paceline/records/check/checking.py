@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.records.check.versions_made import VersionsMade
-from paceline.records.ledger import WITH_SEGMENTS
 from paceline.records.reading import RecordedRun
 from paceline.records.rules import Rules
 from paceline.records.summary import Tally
@@ -42,9 +41,7 @@ class Checking:
     @property
     def resumed_in_vain(self) -> bool:
         """Whether the run was resumed, and has not come to train since: its newest segment has no fact."""
-        (schema,) = self.run.ledger.execute("PRAGMA user_version").fetchone()
-        query = "SELECT 1 FROM segments WHERE at IS NULL"
-        return schema >= WITH_SEGMENTS and self.run.ledger.execute(query).fetchone() is not None
+        return self.run.ledger.execute("SELECT 1 FROM segments WHERE at IS NULL").fetchone() is not None
 
     @property
     def completed(self) -> bool:

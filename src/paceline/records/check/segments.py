@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.records.broken import GOES_ON, SEGMENTS, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.ledger import MARKED, WITH_SEGMENTS, connect
+from paceline.records.ledger import MARKED, connect
 from paceline.records.segments import Segment, Stretch
 
 SETTINGS = ("workers", "protocol", "environment")
@@ -20,9 +20,6 @@ SETTINGS = ("workers", "protocol", "environment")
 
 def segments(checking: Checking) -> None:
     """Each segment has a row, and each row a fact. What is undone is as much as its ledgers have."""
-    (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
-    if schema < WITH_SEGMENTS:
-        return
     _marks(checking)
     checking.table = "segments"
     _rows(checking)

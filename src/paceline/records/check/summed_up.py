@@ -7,7 +7,6 @@ from typing import Any
 
 from paceline.records.broken import STALENESS, SUMMED_UP, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.ledger import WITH_SEGMENTS
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary
 
@@ -39,9 +38,6 @@ def summary(checking: Checking, summary: Summary) -> None:
         targets=checking.run.targets,
     )
     again["paceline"] = checking.run.config.get("paceline")
-    (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
-    if schema < WITH_SEGMENTS:  # no run could be resumed
-        del again["segments"], again["undone"]
     for key, value in again.items():
         if difference := _difference(key, value, summary.get(key)):
             raise Broken(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from paceline.records.broken import SCALARS, SCHEMA_KEPT, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.ledger import tables_of
+from paceline.records.ledger import TABLES
 
 _SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
@@ -16,9 +16,8 @@ _SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 def tables(checking: Checking) -> None:
     """Programs read a ledger through its views. A view with another definition would tell them something else."""
     checking.table, checking.row = "sqlite_schema", None
-    (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
     with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(tables_of(schema))
+        fresh.executescript(TABLES)
         expected = _without_comments(fresh)
     found = _without_comments(checking.run.ledger)
     for name in expected:
@@ -30,12 +29,8 @@ def tables(checking: Checking) -> None:
 
 
 def _without_comments(ledger: sqlite3.Connection) -> dict[str, str]:
-    """By name: how it is made. What a table's comments say of its columns may be put better later.
-
-    Space around punctuation does not count either: SQLite writes a column that is added without any.
-    """
-    words = {name: " ".join(re.sub("--[^\n]*", "", sql).split()) for name, sql in ledger.execute(_SCHEMA)}
-    return {name: re.sub(r" ?([(),]) ?", r"\1", sql) for name, sql in words.items()}
+    """By name: how it is made. What a table's comments say of its columns may be put better later."""
+    return {name: " ".join(re.sub("--[^\n]*", "", sql).split()) for name, sql in ledger.execute(_SCHEMA)}
 
 
 def scalars(checking: Checking) -> None:
