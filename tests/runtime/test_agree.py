@@ -33,7 +33,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
 if "before" in sys.argv:
     paceline.agree(True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * len(loader))
+model, optimizer, loader, schedule = paceline.prepare(model, optimizer, loader, schedule)
 me = paceline.worker()
 for epoch in paceline.epochs(8):
     steps = 0
@@ -45,6 +46,7 @@ for epoch in paceline.epochs(8):
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
+        schedule.step()
         steps += 1
     if "leave" in sys.argv and me == 0 and epoch == 2:
         break
@@ -92,7 +94,7 @@ def test_all_workers_get_the_same_and_stop_after_the_same_epoch(protocol: str, l
         assert mean == pytest.approx(17 / 3) or protocol == "hsp"  # 17 batches; hsp computes some of them twice
     assert len(ends) == 1
     assert run.summary["samples"] == 5 * 68
-    if protocol == "all-reduce":  # who has missed the last round of an epoch gets a replica, and its momentum
+    if protocol == "all-reduce":  # who has missed the last round of an epoch gets a replica, its momentum and its rate
         assert run.rows("SELECT * FROM orders WHERE kind = 'CopyReplica'")
         assert run.rows("SELECT max(distance) FROM consensus") == [(0.0,)]
     assert main(["check", str(run.folder)]) == 0

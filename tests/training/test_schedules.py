@@ -141,11 +141,11 @@ def test_as_the_run_ends_a_plan_comes_to_its_end_in_each_worker() -> None:
     for own in (1, 2, 3):
         worker.run, worker.own = 4 * own, own
         worker.scheduler.step()
-    worker.schedule.run_ended(20)
+    worker.schedule.come_to(20)
     assert worker.rate == pytest.approx(curve(PLANS["cosine"], 20)[-1])
     by_epoch = Worker(PLANS["step"], looping=False)
     by_epoch.scheduler.step()
-    by_epoch.schedule.run_ended(20)
+    by_epoch.schedule.come_to(20)
     assert by_epoch.scheduler.last_epoch == 1, "it is stepped between loops"
 
 
@@ -286,7 +286,7 @@ def test_calls_that_will_be_discarded_do_nothing() -> None:
     worker.deciding = True
     stepped(worker, METRICS)
     assert worker.decisions == METRICS
-    worker.schedule.run_ended(100)
+    worker.schedule.come_to(100)
     assert worker.scheduler.state_dict() == plain(METRICS)
 
 

@@ -389,7 +389,7 @@ def finish() -> None:
     session.other_training.finishes()
     file = session.link.finish()
     for schedule in session.schedules:
-        schedule.run_ended(session.link.run_used)
+        schedule.come_to(session.link.run_used)
     if file is not None:
         with path_of(file) as path:
             install_final(session, path)

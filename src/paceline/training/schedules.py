@@ -92,8 +92,8 @@ class Schedule:
         else:
             self._go_on(self._due())
 
-    def run_ended(self, of_run: int) -> None:
-        """The run has ended, with so many batches of all workers: come to where a script alone would end."""
+    def come_to(self, of_run: int) -> None:
+        """All workers have used so many batches between loops, or at the end: come to where a script alone would be."""
         if self._calls and of_run > self._used:
             self._go_on(math.ceil(of_run / self._each) - self._at)
 
@@ -186,7 +186,7 @@ class Plateau(Schedule):
             self._step(self._told[self._at])
             self._at += 1
 
-    def run_ended(self, of_run: int) -> None:
+    def come_to(self, of_run: int) -> None:
         """See `Schedule`. It has no plan."""
 
     def state_dict(self) -> dict[str, Any]:

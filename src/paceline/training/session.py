@@ -595,7 +595,17 @@ class Session:
             self._pause()
             agreed = self.link.agreed(call, how, value)
         self.end_wait()
+        self._come_to_the_run()
         return agreed.result
+
+    def _come_to_the_run(self) -> None:
+        """Step schedules to where the others' are: they have trained on while this worker waited.
+
+        Under `all-reduce` replicas stay equal only if all step with one rate.
+        """
+        if self.go is not None and self.run_used > self.used:
+            for schedule in self.schedules:
+                schedule.come_to(self.run_used)
 
     @undisturbed
     def _pause(self) -> None:
