@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from paceline.core.counts import NAMED_UP_TO, Counts, Pace
-from paceline.core.state import from_plain, to_plain
+from support.plain_state import from_plain, to_plain
 from support.seeds import each_seed
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from paceline.core.state import from_plain, to_plain
+from support.plain_state import from_plain, to_plain
 
 
 @dataclass

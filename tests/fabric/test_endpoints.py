@@ -13,13 +13,14 @@ import msgspec
 import pytest
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric import direct, unix
-from paceline.fabric.direct import Direct
+from paceline.fabric import unix
 from paceline.fabric.endpoint import LENGTH, MOST_BYTES, Coding, Endpoint, Frames, framed
 from paceline.fabric.unix import ATTACHED, INLINE, MOST_DESCRIPTORS, PACKET, Channel
 from paceline.host import outbox
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox, Watching
+from support import direct
+from support.direct import Direct
 
 
 class Number(msgspec.Struct, tag=True, array_like=True):

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric import direct, numbered, unix
+from paceline.fabric import numbered, unix
 from paceline.fabric.control import Came, Close, Connected, Delivered, Disconnected, Ended, Event, HeadEnd, HostEnd
-from paceline.fabric.direct import Direct
 from paceline.fabric.endpoint import Endpoint, framed
 from paceline.fabric.unix import INLINE, Channel
 from paceline.host import outbox
@@ -25,8 +24,10 @@ from paceline.host.control_link import HeadLink, HostLink
 from paceline.host.opening import Keys
 from paceline.host.outbox import Outbox
 from paceline.host.tcp import Stream
+from support import direct
 from support.clusters import KEYS, PATIENCE, Cluster, Order, Told, sockets, tls_keys
 from support.control_nodes import HEAD, EndNode
+from support.direct import Direct
 from support.seeded_network import NOISE, Blocked, Network
 
 RUBBISH = b"\xc1\xc1\xc1"

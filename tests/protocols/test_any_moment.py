@@ -11,9 +11,9 @@ import pytest
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan
 from paceline.core.orders import Order
-from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
 from protocols.test_conformance import CHOICES as WITH_SETTINGS
+from support.plain_state import restored, to_plain
 from support.seeds import each_seed
 from support.tables import joined, left, paused, resumed
 from support.walk import World, history, wander

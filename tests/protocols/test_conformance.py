@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.choice import Choice, choose, declared
 from paceline.core.orders import ApplyUpdate, Reduce, StepReplica
-from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
+from support.plain_state import restored, to_plain
 from support.seeds import each_seed
 from support.walk import World, walk, wander
 

@@ -14,11 +14,11 @@ import pytest
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import Hold, Release
-from paceline.core.state import from_plain, to_plain
 from paceline.errors import ConfigError
 from paceline.protocols import dssp, registry
 from paceline.protocols.dssp import Config, Machine, controller
 from protocols.twins import Ssp
+from support.plain_state import from_plain, to_plain
 from support.seeds import each_seed
 from support.tables import (
     REFUSED,

@@ -31,10 +31,10 @@ from paceline.core.orders import (
     StartPush,
     SwitchProtocol,
 )
-from paceline.core.state import to_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
 from paceline.protocols.sync_switch import Machine, slow, unfit
+from support.plain_state import to_plain
 from support.seeds import each_seed
 from support.tables import (
     REFUSED,

@@ -42,9 +42,9 @@ from paceline.core.orders import (
     StepReplica,
     Why,
 )
-from paceline.core.state import to_plain
 from paceline.errors import ProtocolViolation
 from paceline.protocols import registry
+from support.plain_state import to_plain
 
 REFUSED = "refused"
 """In the place of a row's orders: the fact raises ProtocolViolation and changes nothing."""

@@ -24,7 +24,7 @@ class Machine(Protocol):
     """A protocol: one way in, values out.
 
     A machine is a dataclass whose fields are plain data, so that it can be copied, compared and
-    written as JSON (`core.state`). It reads no clock, draws no unseeded randomness, iterates no
+    written as JSON. It reads no clock, draws no unseeded randomness, iterates no
     set, logs nothing, and touches no tensor. It is made from its `Config` alone. `TrainingBegan`
     tells it which workers take part.
     """

@@ -1,6 +1,6 @@
 """One end of a channel between two processes: its contract, and messages as bytes.
 
-Everything here is pure: no socket, no clock. Sockets and ends within one process share it. Messages are msgpack (no
+Everything here is pure: no socket, no clock. So tests run the same frames within one process. Messages are msgpack (no
 pickle).
 """
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.fabric.direct import ROOM, Direct, pair
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.unix import attachment
+from support.direct import ROOM, Direct, pair
 
 
 class Line(Direct):
