@@ -13,9 +13,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from picture import HEAD, LANE, LEFT, RIGHT, WIDTH, draw, read_timeline
+
 import paceline
-from paceline.records.picture import HEAD, LANE, LEFT, RIGHT, WIDTH, draw
-from paceline.records.timeline import Timeline, read_timeline
+from paceline.records.timeline import Timeline
 
 FOLDER = Path(__file__).parents[1] / "protocols" / "steps"
 CLUSTER = {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
+from picture import AVERAGES, draw, read_timeline
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan, WorkerLeft
@@ -18,9 +19,8 @@ from paceline.core.orders import DropUpdate, Order, Reduce, StepReplica
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, connect, read_facts
-from paceline.records.picture import AVERAGES, draw
 from paceline.records.summary import Summary, Tally
-from paceline.records.timeline import Averaging, Timeline, read_timeline
+from paceline.records.timeline import Averaging, Timeline
 from paceline.records.times import StepTimes
 
 Pair = tuple[Fact, tuple[Order, ...]]

@@ -6,9 +6,9 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from picture import LEFT, PULL, PUSH, RIGHT, STALE, TICKS_AT_MOST, WIDTH, draw
 
 from paceline.errors import ConfigError
-from paceline.records.picture import LEFT, PULL, PUSH, RIGHT, STALE, TICKS_AT_MOST, WIDTH, draw
 from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer, Version, Waiting
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from picture import read_timeline
 
 from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import choose
@@ -29,7 +30,7 @@ from paceline.records.report import figures
 from paceline.records.report.contents import Curves, Waited, _blocks, _Clock, contents, differences, drawn, labels
 from paceline.records.report.page import page
 from paceline.records.report.trace import trace
-from paceline.records.timeline import Computing, Lane, Stay, Step, Timeline, Transfer, read_timeline
+from paceline.records.timeline import Computing, Lane, Stay, Step, Timeline, Transfer
 from paceline.records.waits import Wait, waits
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

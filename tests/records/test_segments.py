@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from picture import draw, read_timeline
 
 from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
@@ -31,11 +32,9 @@ from paceline.records.cut import cut
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.fates import Fates, Undone
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
-from paceline.records.picture import draw
 from paceline.records.reading import open_run, tally_of
 from paceline.records.report.contents import contents
 from paceline.records.report.page import page
-from paceline.records.timeline import read_timeline
 from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.sim.calibration import read

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from picture import read_timeline
 
 from paceline.core.facts import (
     Fact,
@@ -22,17 +23,7 @@ from paceline.core.facts import (
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SwitchProtocol
 from paceline.errors import ConfigError
 from paceline.records.ledger import Ledger
-from paceline.records.timeline import (
-    Computing,
-    Lane,
-    Stay,
-    Switch,
-    Timeline,
-    Transfer,
-    Version,
-    Waiting,
-    read_timeline,
-)
+from paceline.records.timeline import Computing, Lane, Stay, Switch, Timeline, Transfer, Version, Waiting
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from records.histories import PROTOCOLS, History
 

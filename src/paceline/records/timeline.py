@@ -10,11 +10,9 @@ import json
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from paceline.core.facts import (
@@ -28,7 +26,6 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import ApplyUpdate, Order, Reduce, SwitchProtocol
 from paceline.records.fates import Applied, Fates
-from paceline.records.ledger import connect, read_facts
 
 T = TypeVar("T")
 
@@ -171,18 +168,6 @@ class Timeline:
     resumed: tuple[Resumed, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict)
     """By worker, in a run on several hosts: where it was last."""
-
-
-def read_timeline(path: Path) -> Timeline:
-    """Read the timeline of the run with this ledger, finished or not. Raises ConfigError if there is no readable one.
-
-    It has every step. `Course` and `read_steps` read as much of a long run as does not grow with it.
-    """
-    notes = Notes()
-    for fact, orders in read_facts(path):
-        notes.record(fact, orders)
-    with closing(connect(path)) as database:
-        return notes.timeline(database)
 
 
 class Course:

@@ -1,4 +1,4 @@
-"""A timeline as one SVG file without other files: a lane for each worker, the time from left to right.
+"""A run's timeline as one SVG file without other files: a lane for each worker, the time from left to right.
 
 What is drawn depends on the timeline and the arguments alone, to the last byte.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 from paceline.core.listed import cut, listed, workers_named
 from paceline.errors import ConfigError
-from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer
+from paceline.records.ledger import connect, read_facts
+from paceline.records.timeline import Averaging, Computing, Lane, Notes, Stay, Switch, Timeline, Transfer
 
 WIDTH = 900
 LEFT, RIGHT = 78, 20  # margins beside the lanes
@@ -56,6 +59,15 @@ class _Scale:
 
     def shows(self, began: float, ended: float) -> bool:
         return began < self.ended and ended > self.began
+
+
+def read_timeline(path: Path) -> Timeline:
+    """Read the timeline of the run with this ledger, with every step, finished or not."""
+    notes = Notes()
+    for fact, orders in read_facts(path):
+        notes.record(fact, orders)
+    with closing(connect(path)) as database:
+        return notes.timeline(database)
 
 
 def draw(timeline: Timeline, title: str = "", began: float | None = None, ended: float | None = None) -> str:

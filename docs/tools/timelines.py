@@ -1,8 +1,8 @@
 """Pictures of the protocols: for each, one real run, and who did what when in a part of it.
 
-    python benchmarks/timelines.py                               # all of them, into docs/protocols
-    python benchmarks/timelines.py dssp hsp --out pictures       # these, into that folder
-    python benchmarks/timelines.py --keep runs/timelines         # the runs' folders stay there
+    python docs/tools/timelines.py                               # all of them, into docs/protocols
+    python docs/tools/timelines.py dssp hsp --out pictures       # these, into that folder
+    python docs/tools/timelines.py --keep runs/timelines         # the runs' folders stay there
 
 Each run is `paceline run -p PROTOCOL --scenario SCENARIO examples/digits.py --epochs 2`, with `contended.toml` where
 there is a store and `two_nodes.toml` where workers own replicas. The picture is of the first seconds; where the
@@ -17,12 +17,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from picture import draw, read_timeline
+
 from paceline.core.choice import choose
 from paceline.protocols import registry
-from paceline.records.picture import draw
-from paceline.records.timeline import Timeline, read_timeline
+from paceline.records.timeline import Timeline
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FAMILIES = {"parameter-server": ("contended.toml", 2.4), "decentralized": ("two_nodes.toml", 1.2)}
 """A protocol's family: the scenario of its run, and the seconds of it that the picture shows."""
 SCRIPT = ("examples/digits.py", "--epochs", "2")
