@@ -97,13 +97,10 @@ def is_run(folder: Path) -> bool:
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            return [folder / name for name in sorted(entry.name for entry in entries if _is_folder(entry))]
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False)
+    return [folder / name for name in sorted(names)]
 
 
 def listed(folder: Path) -> Listed:

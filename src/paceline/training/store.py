@@ -673,17 +673,14 @@ class Store:
         if self._helpers is None or lanes > self._most_helpers:
             if self._helpers is not None:
                 self._helpers.shutdown()
-            self._helpers, self._most_helpers = ThreadPoolExecutor(lanes, initializer=_one_thread_each), lanes
+            self._helpers = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(1,))
+            self._most_helpers = lanes
         return self._helpers
 
 
 def _bytes_of(part: Part, cuts: Sequence[int]) -> tuple[int, int]:
     place = bisect_right(cuts, min(piece.entry.offset for piece in part.pieces)) - 1
     return cuts[place], cuts[place + 1]
-
-
-def _one_thread_each() -> None:
-    torch.set_num_threads(1)
 
 
 def subtracting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
