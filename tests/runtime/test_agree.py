@@ -48,6 +48,8 @@ for epoch in paceline.epochs(8):
         optimizer.zero_grad()
         schedule.step()
         steps += 1
+    if "look" in sys.argv and me == 1 and epoch < 7:
+        next(iter(loader))
     if "leave" in sys.argv and me == 0 and epoch == 2:
         break
     if "kill" in sys.argv and me == 0 and epoch == 2:
@@ -161,6 +163,16 @@ def test_a_worker_that_comes_back_meets_the_others_in_the_epoch_that_it_comes_to
     assert sorted(agreed) == [0, 1, 2, 3, 4]
     for epoch, results in agreed.items():
         assert all(result == results[0] for result in results), epoch
+    assert main(["check", str(run.folder)]) == 0
+    assert main(["replay", str(run.folder), "--out", str(run.folder / "again")]) == 0
+
+
+def test_a_look_at_the_data_before_it_is_no_step_into_the_next_epoch(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "bsp", "--tee", "all", args=("look",)).completed()
+    agreed, _ = told(run.out)
+    assert {epoch: len(results) for epoch, results in agreed.items()} == dict.fromkeys(range(5), 2)
+    assert all(results[0] == results[1] for results in agreed.values())
+    assert "has gone on to the next epoch" not in run.err
     assert main(["check", str(run.folder)]) == 0
     assert main(["replay", str(run.folder), "--out", str(run.folder / "again")]) == 0
 

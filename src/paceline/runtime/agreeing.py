@@ -87,7 +87,7 @@ class Agreeing:
                 self._pause(member)
 
     def goes_on(self, worker: int, epoch: int) -> None:
-        """The worker's script asks for a batch of that epoch: it waits for nobody."""
+        """The worker's script has made a step of that epoch: it waits for nobody."""
         if self._book.open and self._members[worker].trains and (line := self._book.goes_on(worker, epoch)):
             self._say(line)
 

@@ -239,7 +239,6 @@ class Coordinator:
             case messages.LeaseWanted(epoch=epoch):
                 if not rooms.ending.stopping and (line := self._early.goes_on(worker, epoch)):
                     rooms.output.say(line)
-                rooms.agreeing.goes_on(worker, epoch)
                 if member.stage == "offered":
                     rooms.joining.wanted(member, epoch)
                 rooms.data.wanted(member, message)
@@ -340,6 +339,8 @@ class Coordinator:
             rooms.output.say(line)
         if not rooms.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
             return
+        if done.batches:  # a lease alone may be for a look at the data
+            rooms.agreeing.goes_on(worker, max(epoch for epoch, _ in done.batches))
         samples = rooms.data.used(worker, done)
         rooms.accounts.pushed(worker, done.step, member.scalars, samples)
         member.step = None

@@ -111,6 +111,11 @@ class Iterated(ABC):
         """Whether the script is in a loop over the loader, if its batches are counted."""
         return False
 
+    @property
+    def looked(self) -> bool:
+        """Whether the script's last loop was only a look at the data: its epoch begins anew."""
+        return False
+
     def was_set(self, name: str) -> None:  # noqa: B027  # most have nothing to do then
         """The script has set this attribute of the loader."""
 
@@ -252,6 +257,13 @@ class PacedLoader(_Paced, SharedOut):
     def looping(self) -> bool:
         """See `Iterated`."""
         return not self.loop.over
+
+    @property
+    def looked(self) -> bool:
+        """See `Iterated`."""
+        loop = self.loop
+        left = loop.over and not loop.ended
+        return left and bool(loop.handed_out) and self._session.batches.ends_with(loop.handed_out)
 
     def was_set(self, name: str) -> None:
         """See `Iterated`."""

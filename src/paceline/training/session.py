@@ -588,7 +588,9 @@ class Session:
             return result_of(how, {self.link.worker: value})
         if self.go is not None and self.steps and (changed := self.holder.changed()):
             self.changes.refuse_changed(changed[0])
-        call = self._calls if self._calls.epoch == self.epoch else Call(self.epoch, 0)
+        loader = self.loader()
+        epoch = self.epoch - 1 if loader is not None and loader.looked else self.epoch
+        call = self._calls if self._calls.epoch == epoch else Call(epoch, 0)
         self._calls = Call(call.epoch, call.nth + 1)
         agreed = self.link.agree(call, how, value)
         if agreed is None:
