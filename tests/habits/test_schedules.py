@@ -87,6 +87,11 @@ def test_one_worker_comes_to_the_bits_of_plain_pytorch(accumulated: str, launch:
     assert alone.stdout.splitlines() == (ended or run.out.splitlines()[:2])
 
 
+def test_under_ddp_a_plan_ends_where_it_would_alone(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "ddp", args=("1",)).completed()
+    assert ends(run) == [(72, 72)]  # worker 0 prints
+
+
 def test_a_run_that_was_stopped_comes_to_the_plan_s_end_once_it_goes_on(launch: Launch) -> None:
     stopped = launch.run(SCRIPT, "-n", "2", "-p", "bsp", "--max-steps", "30", "--checkpoint", "2", args=("1",))
     run = launch.resume(stopped.folder, "--max-steps", "1000").completed()
