@@ -22,6 +22,7 @@ from support.launch import Launch
 from support.rounding import apart
 from support.runs import Run, ended, side_by_side
 from support.scripts import ENDLESS, functions_of, training
+from support.suites import each
 
 KNOWN = """
 import os, signal, sys
@@ -477,3 +478,38 @@ def test_what_a_script_fills_in_before_its_first_step_is_what_all_replicas_begin
     assert "worker 2 died (killed by SIGKILL)" in run.err
     assert all((value == 5.0).all() for value in run.final().values())
     assert run.summary["samples"] == 64
+
+
+RATES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+loader = DataLoader(TensorDataset(torch.randn(96, 4), torch.randn(96, 1)), batch_size=4)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+for epoch in range(2):
+    for step, (x, y) in enumerate(loader):
+        optimizer.param_groups[0]["lr"] = 0.01 / (1 + RATE * step)
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("hosts", each([1, 3], long=[1]))
+def test_all_replicas_are_stepped_with_the_rate_of_the_round_s_lowest_worker(hosts: int, launch: Launch) -> None:
+    """Rates that differ come to the same bits as if all workers had worker 0's."""
+    finals = set()
+    for rate in ("paceline.worker()", "0"):
+        script = RATES.replace("RATE", rate)
+        flags = ("-n", "3") if hosts == 1 else ("-n", "1", "--emulate-hosts", "3")
+        run = launch.run(script, *flags, "-p", "all-reduce").completed()
+        assert run.rows("SELECT max(distance) FROM consensus") == [(0.0,)]
+        finals.add(run.summary["final_parameters_sha256"])
+    assert len(finals) == 1

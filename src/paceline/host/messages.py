@@ -511,6 +511,7 @@ class Step(Message):
     source: int
     target: int
     gradients: int | None
+    scalars: list[dict[str, Any]] | None = None
 
 
 class Keep(Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.core.items import Item, Mean, Replica
 from paceline.core.orders import StepReplica
@@ -73,6 +74,8 @@ class Steps:
         """By worker: the step that it has computed, until that is in its replica."""
         self._broken: dict[int, None] = {}
         """Workers whose replicas' places have none: their processes ended in a step, or have yet to put one there."""
+        self._of_mean: tuple[int, list[dict[str, Any]]] | None = None
+        """The group whose mean replicas are stepped with, and the hyperparameters for it: its lowest worker's."""
         self._later: list[_Later] = []
         self.begun_as: Item | None = None
         """What training began with, as long as a worker may have to begin with it once more."""
@@ -224,7 +227,20 @@ class Steps:
             self._shelf.claim(("step of a replica", worker, step), after, *((mean,) if mean else ()))
         self._ordered[worker] += 1
         self._stepping[worker, step] = None
-        self._send(worker, messages.Step(step, source, target, None if mean is None else self._shelf.place(mean)))
+        place = None if mean is None else self._shelf.place(mean)
+        self._send(worker, messages.Step(step, source, target, place, self._scalars(order)))
+
+    def _scalars(self, order: StepReplica) -> list[dict[str, Any]] | None:
+        """The hyperparameters to step with a mean, if they are not the worker's own: else replicas would drift apart.
+
+        A script may have another rate in each worker, by a schedule that counts its own steps, say.
+        """
+        if order.group is None:
+            return None
+        own = self._seats[order.worker].scalars
+        if self._of_mean is None or self._of_mean[0] != order.group:  # the lowest one is ordered first
+            self._of_mean = order.group, own
+        return None if own == self._of_mean[1] else self._of_mean[1]
 
     def _places_for(self, worker: int) -> Sequence[int]:
         return self._plan.for_replicas(elsewhere=self._seats[worker].elsewhere)

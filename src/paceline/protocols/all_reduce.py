@@ -13,10 +13,11 @@ from then on, behind those of the workers that go on. If a worker is lost while 
 averaged again without its own.
 A single worker averages nothing.
 
-Ours: a joiner copies the replica of a worker in the open round. The round waits for the copy and then for the joiner's
-gradient, so the joiner's replica is never behind. While gradients are averaged, a joiner waits for the next round. A
-worker that has resumed does as a joiner if rounds were closed without it. Else it enters the open round.
-A resumed run counts its rounds on.
+Ours: all replicas are stepped with the hyperparameters of the round's lowest worker, as one version under bsp is, so
+that they stay the same where scripts have other rates. A joiner copies the replica of a worker in the open round. The
+round waits for the copy and then for the joiner's gradient, so the joiner's replica is never behind. While gradients
+are averaged, a joiner waits for the next round. A worker that has resumed does as a joiner if rounds were closed
+without it. Else it enters the open round. A resumed run counts its rounds on.
 """
 
 from __future__ import annotations

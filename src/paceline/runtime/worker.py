@@ -446,7 +446,13 @@ class WorkerLink:
             self._expect(RELEASES)  # the release may come first
             return self.take_up(announce=False)
         if isinstance(message, messages.Step):
-            return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
+            return Step(
+                step=message.step,
+                source=message.source,
+                target=message.target,
+                gradients=message.gradients,
+                scalars=message.scalars,
+            )
         self._step = message.step
         return Go(
             step=message.step,

@@ -188,6 +188,8 @@ class Step:
     target: int
     gradients: int | None
     """The area with the mean gradients to step with; None: the script's own gradients."""
+    scalars: Scalars | None = None
+    """The optimizer's hyperparameters for this step, where they are another worker's; None: the script's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class Replica(Holder):
                 parameter.grad = of_mean
         stepped = [parameter.grad is not None for parameter in parameters]
         try:
-            self._stepping.step(values)
+            self._stepping.step(values, order.scalars)
         finally:
             for parameter, gradient in zip(parameters, own, strict=True):
                 parameter.grad = gradient

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from paceline.training.joined import Joined
 from paceline.training.parts import user_class
+from paceline.training.store import Scalars, scalars_of, set_scalars
 
 
 class Stepping:
@@ -22,8 +24,10 @@ class Stepping:
         self._clip = joined.clip
         self._step = bare_step(user_class(joined.optimizer), joined.link.rate_scale)
 
-    def step(self, values: list[Tensor]) -> None:
+    def step(self, values: list[Tensor], scalars: Scalars | None = None) -> None:
         """Step these, one for each parameter. The parameters show afterwards what they showed before.
+
+        `scalars`: hyperparameters for this step alone, in the place of the script's own.
 
         What is clipped are copies of the gradients: others may read the same mean, and the script its own.
         """
@@ -38,7 +42,8 @@ class Stepping:
                     for parameter, gradient in zip(self._parameters, gradients, strict=True):
                         if gradient is not None:
                             parameter.grad = limit(gradient, torch.empty_like(gradient))
-                self._step(self._optimizer)
+                with with_scalars(self._optimizer, scalars):
+                    self._step(self._optimizer)
             for parameter, value in zip(self._parameters, values, strict=True):
                 if parameter.data_ptr() != value.data_ptr():  # a user's own optimizer may replace what it steps
                     value.copy_(parameter.detach())
@@ -48,6 +53,29 @@ class Stepping:
             if self._clip is not None:
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
                     parameter.grad = gradient
+
+
+@contextmanager
+def with_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars | None) -> Iterator[None]:
+    """Have the optimizer use these hyperparameters inside the block."""
+    if scalars is None:
+        yield
+        return
+    own = scalars_of(optimizer)
+    used = [
+        {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
+        for mine, theirs in zip(own, scalars, strict=True)
+    ]
+    set_scalars(optimizer, used)
+    try:
+        yield
+    finally:  # what the step itself has changed, a count of steps say, stays
+        now = scalars_of(optimizer)
+        back = [
+            {key: mine[key] for key, value in theirs.items() if after.get(key) == value}
+            for mine, theirs, after in zip(own, used, now, strict=True)
+        ]
+        set_scalars(optimizer, back)
 
 
 def bare_step(kind: type[torch.optim.Optimizer], rate_scale: float = 1.0) -> Callable[[torch.optim.Optimizer], Any]:
