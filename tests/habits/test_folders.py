@@ -39,6 +39,20 @@ def test_a_folder_that_another_worker_has_made_is_taken_as_made_once(
             worker.make(tmp_path / "new")
 
 
+def test_a_folder_that_a_worker_makes_as_another_one_removes_it_is_taken_as_made_once(
+    shared: int, tmp_path: Path
+) -> None:
+    def make_once_it_is_gone(path: Path, mode: int) -> None:
+        os.rmdir(path)  # by worker 0, since worker 1 has looked whether it is there
+        os.mkdir(path, mode)
+
+    first, other = Folders(0, shared, os.mkdir), Folders(1, shared, make_once_it_is_gone)
+    first.make(tmp_path / "backup")
+    first.touched.forget(str(tmp_path / "backup"))
+    other.make(tmp_path / "backup")
+    first.make(tmp_path / "backup")
+
+
 def test_a_folder_that_two_processes_of_one_worker_make_is_an_error(shared: int, tmp_path: Path) -> None:
     Folders(1, shared, os.mkdir).make(tmp_path / "new")
     with pytest.raises(FileExistsError):

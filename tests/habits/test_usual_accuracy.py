@@ -66,7 +66,7 @@ SEEDS = ("1", "2", "3")
 NOISE = 0.012  # of the mean of three: its spread over seeds in one process is .004 to .008 a run
 
 
-def tested(out: str) -> float:
+def accuracy(out: str) -> float:
     return float(re.findall(r"tested ([\d.]+)", out)[0])
 
 
@@ -78,8 +78,8 @@ def test_the_usual_script_is_as_accurate_as_in_one_process(protocol: str, launch
     for seed in SEEDS:
         made = subprocess.run([sys.executable, tmp_path / "alone.py", seed, tmp_path], capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
-        alone.append(tested(made.stdout))
+        alone.append(accuracy(made.stdout))
         args = (seed, str(tmp_path))
         made_here = launch.run(PREPARED, "-n", "2", "-p", protocol, "--seed", seed, "--epochs", "30", args=args)
-        run.append(tested(made_here.completed().out))
+        run.append(accuracy(made_here.completed().out))
     assert mean(run) > mean(alone) - NOISE, (alone, run)

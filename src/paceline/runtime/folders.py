@@ -62,16 +62,19 @@ class Folders:
             return
         name = os.path.realpath(os.fsdecode(path))
         touched = self.touched
-        if not os.path.lexists(name):
-            touched.note("made", name)
-        known = name in touched.folders
-        try:
-            self._mkdir(path, mode)
-        except FileExistsError:
-            if not os.path.isdir(name):
-                raise
+        with touched.apart():  # so that who finds the folder there finds the note of it, too
+            if not os.path.lexists(name):
+                touched.note("made", name)
+            known = name in touched.folders
+            try:
+                self._mkdir(path, mode)
+            except FileExistsError:
+                if not os.path.isdir(name):
+                    raise
+                touched.folders.add(name)
+                if name not in touched.gone and (known or not touched.others("made", name)):
+                    raise
+            else:
+                touched.note("made", name)  # another may have removed it since it was looked for
+            touched.gone.discard(name)
             touched.folders.add(name)
-            if name not in touched.gone and (known or not touched.others("made", name)):
-                raise
-        touched.gone.discard(name)
-        touched.folders.add(name)
