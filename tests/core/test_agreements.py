@@ -32,11 +32,11 @@ def test_a_result_is_of_all_values_whatever_their_order(how, values, result) -> 
 def test_nothing_is_decided_before_all_have_come_and_then_all_get_the_same() -> None:
     book = Agreements()
     book.give(1, AFTER_FIRST, "any", True)
-    assert book.decide(lambda: [0, 1, 2]) == []
+    assert book.decide([0, 1, 2]) == []
     assert book.awaited(AFTER_FIRST, [0, 1, 2]) == [0, 2]
     book.give(0, AFTER_FIRST, "any", False)
     book.give(2, AFTER_FIRST, "any", False)
-    assert book.decide(lambda: [0, 1, 2]) == [(AFTER_FIRST, {0: False, 1: True, 2: False}, True)]
+    assert book.decide([0, 1, 2]) == [(AFTER_FIRST, {0: False, 1: True, 2: False}, True)]
 
 
 def test_a_worker_that_leaves_is_awaited_no_more_and_its_value_counts_for_nothing() -> None:
@@ -44,7 +44,7 @@ def test_a_worker_that_leaves_is_awaited_no_more_and_its_value_counts_for_nothin
     book.give(0, AFTER_FIRST, "any", True)
     book.give(1, AFTER_FIRST, "any", False)
     book.left(0)
-    assert book.decide(lambda: [1]) == [(AFTER_FIRST, {1: False}, False)]
+    assert book.decide([1]) == [(AFTER_FIRST, {1: False}, False)]
 
 
 def test_a_call_that_nobody_waits_in_any_more_is_forgotten() -> None:
@@ -58,11 +58,11 @@ def test_calls_after_the_same_epoch_meet_the_first_with_the_first() -> None:
     book = Agreements()
     for worker in (0, 1):
         book.give(worker, AFTER_FIRST, "first", worker)
-    book.decide(lambda: [0, 1])
+    book.decide([0, 1])
     book.give(1, Call(1, 1), "first", "second of 1")
-    assert book.decide(lambda: [0, 1]) == []
+    assert book.decide([0, 1]) == []
     book.give(0, Call(1, 1), "first", "second of 0")
-    assert book.decide(lambda: [0, 1])[0][2] == "second of 0"
+    assert book.decide([0, 1])[0][2] == "second of 0"
 
 
 def test_a_worker_that_joins_is_awaited_from_the_end_of_the_epoch_on_that_it_begins_in() -> None:
@@ -70,7 +70,7 @@ def test_a_worker_that_joins_is_awaited_from_the_end_of_the_epoch_on_that_it_beg
     book.joins(1, epoch=1)
     book.give(0, AFTER_FIRST, "any", True)
     assert book.awaited(AFTER_FIRST, [0, 1]) == []
-    book.decide(lambda: [0, 1])
+    book.decide([0, 1])
     book.give(0, AFTER_SECOND, "any", True)
     assert book.awaited(AFTER_SECOND, [0, 1]) == [1]
 
@@ -90,14 +90,14 @@ def test_a_worker_that_goes_on_to_the_next_epoch_without_calling_is_named_once_a
     assert line is not None
     assert line.startswith("worker 0 waits in paceline.agree(), and worker 1 has gone on to the next epoch")
     assert book.goes_on(1, 1) is None
-    assert book.decide(lambda: [0, 1]) == [(AFTER_FIRST, {0: True}, True)]
+    assert book.decide([0, 1]) == [(AFTER_FIRST, {0: True}, True)]
 
 
 def test_two_workers_that_wait_in_calls_of_different_epochs_don_t_wait_for_each_other() -> None:
     book = Agreements()
     book.give(0, AFTER_SECOND, "any", True)
     book.give(1, AFTER_FIRST, "any", False)
-    assert book.decide(lambda: [0, 1]) == [(AFTER_FIRST, {1: False}, False)]
+    assert book.decide([0, 1]) == [(AFTER_FIRST, {1: False}, False)]
     assert book.awaited(AFTER_SECOND, [0, 1]) == [1]
 
 

@@ -6,11 +6,11 @@ others in the epoch that it comes to, and a worker that has gone on to a later e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from paceline.core.listed import workers_named
+from paceline.core.listed import cut, workers_named
 from paceline.errors import ConfigError
 
 How = Literal["any", "all", "mean", "first"]
@@ -69,9 +69,7 @@ def checked_value(value: Any, how: Any) -> Value:
     fits = one is None or isinstance(one, float) or (isinstance(one, int) and abs(one) < 1 << 63)
     if how == "first" and (fits or (isinstance(one, str) and len(one) <= LONGEST)):
         return one  # type: ignore[no-any-return]
-    said = repr(value)
-    shown = said if len(said) <= 80 else f"{said[:80]}…"
-    raise ConfigError(f'paceline.agree(how="{how}") got {shown}; it must be {FITS[how]}')
+    raise ConfigError(f'paceline.agree(how="{how}") got {cut(repr(value), 80)}; it must be {FITS[how]}')
 
 
 def result_of(how: How, values: Mapping[int, Value]) -> Value:
@@ -125,7 +123,7 @@ class Agreements:
         one.values[worker] = value
         return False
 
-    def awaited(self, call: Call, members: Iterable[int]) -> list[int]:
+    def awaited(self, call: Call, members: Sequence[int]) -> list[int]:
         """Those of these workers whose values are still to come."""
         return [worker for worker in members if self._owes(worker, call)]
 
@@ -142,11 +140,11 @@ class Agreements:
             "without calling it: the others decide without it; call agree() in every worker, after the same epochs"
         )
 
-    def decide(self, members: Callable[[], Iterable[int]]) -> list[tuple[Call, dict[int, Value], Value]]:
+    def decide(self, members: Sequence[int]) -> list[tuple[Call, dict[int, Value], Value]]:
         """Decide what all of these workers have given a value for. Return each call with its values and result."""
         found = []
         for call in sorted(self.open):
-            if not self.awaited(call, members()):
+            if not self.awaited(call, members):
                 one = self.open.pop(call)
                 self.decided[call] = result = result_of(one.how, one.values)
                 found.append((call, one.values, result))

@@ -96,15 +96,19 @@ class Part:
         rows = self.recorded.ledger.execute(query, [None if state is None else state.fact for state in states])
         return [(epoch, json.loads(order), digest, first, expected) for epoch, order, digest, first, expected in rows]
 
+    @property
+    def _facts(self) -> tuple[int, int]:
+        """The first and the last fact of this segment."""
+        return self.segment.fact, sys.maxsize if self.ends is None else self.ends.fact
+
     def leaving(self) -> dict[int, deque[str]]:
         """By worker: how it left each time in this segment."""
         query = (
             "SELECT worker, json_extract(body, '$.reason') FROM facts "
             "WHERE kind = 'WorkerLeft' AND id >= ? AND id <= ? ORDER BY id"
         )
-        until = sys.maxsize if self.ends is None else self.ends.fact
         found: dict[int, deque[str]] = {}
-        for worker, reason in self.recorded.ledger.execute(query, (self.segment.fact, until)):
+        for worker, reason in self.recorded.ledger.execute(query, self._facts):
             found.setdefault(worker, deque()).append(reason)
         return found
 
@@ -114,15 +118,13 @@ class Part:
             "SELECT worker, step FROM facts WHERE kind = 'StepDeclined' AND json_extract(body, '$.paused') "
             "AND id >= ? AND id <= ?"
         )
-        until = sys.maxsize if self.ends is None else self.ends.fact
-        return self.recorded.ledger.execute(query, (self.segment.fact, until)).fetchall()
+        return self.recorded.ledger.execute(query, self._facts).fetchall()
 
     def agreed(self) -> dict[int, deque[Value]]:
         """By worker: what its calls of `agree` came to in this segment."""
-        until = sys.maxsize if self.ends is None else self.ends.fact
         query = "SELECT worker, result FROM agreed WHERE fact >= ? AND fact <= ? ORDER BY rowid"
         found: dict[int, deque[Value]] = {}
-        for worker, result in self.recorded.ledger.execute(query, (self.segment.fact, until)):
+        for worker, result in self.recorded.ledger.execute(query, self._facts):
             found.setdefault(worker, deque()).append(json.loads(result))
         return found
 
@@ -142,8 +144,7 @@ class Part:
         if self.segment.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
             return None
         query = "SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders) AND id >= ? AND id <= ?"
-        until = sys.maxsize if self.ends is None else self.ends.fact
-        (over,) = ledger.execute(query, (self.segment.fact, until)).fetchone()
+        (over,) = ledger.execute(query, self._facts).fetchone()
         if self.closed and rows and rows[-1][0] >= (over or 0.0):
             rows.pop()
         workers = self.segment.workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
@@ -86,9 +86,12 @@ class Agreeing:
             if member.step is not None and wanted.epoch:  # before the first loop nobody trains
                 self._pause(member)
 
-    def goes_on(self, worker: int, epoch: int) -> None:
-        """The worker's script has made a step of that epoch: it waits for nobody."""
-        if self._book.open and self._members[worker].trains and (line := self._book.goes_on(worker, epoch)):
+    def goes_on(self, worker: int, batches: Iterable[tuple[int, int]]) -> None:
+        """The worker's script has made a step of these (epoch, batch): it waits for nobody from before them."""
+        if not self._book.open:
+            return
+        epoch = max((epoch for epoch, _ in batches), default=-1)
+        if self._members[worker].trains and (line := self._book.goes_on(worker, epoch)):
             self._say(line)
 
     def paused(self, member: Member) -> None:
@@ -106,7 +109,7 @@ class Agreeing:
         """Decide what nobody is awaited for any more."""
         if not self._book.open:
             return
-        for call, values, result in self._book.decide(self._training):
+        for call, values, result in self._book.decide(self._training()):
             for worker in sorted(values):
                 if (wanted := self._waiting.get(worker)) is not None and call == (wanted.epoch, wanted.nth):
                     self._answer(self._members[worker], result)

@@ -339,8 +339,7 @@ class Coordinator:
             rooms.output.say(line)
         if not rooms.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
             return
-        if done.batches:  # a lease alone may be for a look at the data
-            rooms.agreeing.goes_on(worker, max(epoch for epoch, _ in done.batches))
+        rooms.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
         samples = rooms.data.used(worker, done)
         rooms.accounts.pushed(worker, done.step, member.scalars, samples)
         member.step = None
