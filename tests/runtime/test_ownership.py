@@ -54,6 +54,31 @@ def two(tmp_path: Path, shared: int, monkeypatch: pytest.MonkeyPatch) -> tuple[W
     return Worker(0, tmp_path / "run", shared), Worker(1, tmp_path / "run", shared)
 
 
+@pytest.mark.parametrize("change", ["replace", "move", "remove", "rmtree"])
+def test_what_the_first_worker_makes_while_another_takes_its_own_away_stays(
+    change: str, two: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = two
+    folder, file = Path("made"), Path("made/x") if change == "rmtree" else Path("x")
+    if change == "rmtree":
+        other.mkdir(folder)
+    with other.open(file, "w") as writing:
+        writing.write("other's")
+    hide = Ownership.hide
+
+    def meanwhile(ownership: Ownership, path: Any) -> None:
+        hide(ownership, path)
+        monkeypatch.setattr(Ownership, "hide", hide)
+        first.touches(file)
+        file.write_text("first's")
+
+    monkeypatch.setattr(Ownership, "hide", meanwhile)
+    getattr(other, change)(*{"replace": (file, "y"), "move": (file, "y"), "rmtree": (folder,)}.get(change, (file,)))
+    assert file.read_text() == "first's"
+    if change in ("replace", "move"):
+        assert other.open("y").read() == "other's"
+
+
 def test_another_s_file_stays_when_it_is_removed_or_moved_and_nothing_fails(two: tuple[Worker, Worker]) -> None:
     first, other = two
     Path("of-before").write_text("x")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -472,6 +473,27 @@ def test_gradients_that_are_left_over_at_a_loops_end_and_then_zeroed_are_lost() 
     assert Script().does("FgFgeszFgs").batches.lost == 0, "a step has used them"
     assert Script().does("FgFgzFgse").batches.lost == 0, "they were zeroed within the loop: the script leaves them out"
     assert Script().does("FgFge").batches.left_over() == 2
+
+
+def test_a_thread_that_fetches_waits_while_another_finds_out_what_a_gradient_is_of() -> None:
+    fetching: list[threading.Thread] = []
+
+    def variables(ids: Collection[int]) -> list[set[int]]:
+        fetching.append(threading.Thread(target=lambda: batches.fetched(Batch(0, 2), 1, kept)))
+        fetching[-1].start()
+        fetching[-1].join(0.05)
+        assert fetching[-1].is_alive()
+        assert len(batches.open) == 2
+        return []
+
+    kept = torch.zeros(1)
+    batches = Batches(leased=True, named=variables)
+    for number in range(2):
+        batches.fetched(Batch(0, number), 1, kept)
+    batches.gradient(0)
+    assert fetching
+    fetching[-1].join()
+    assert len(batches.open) == 2
 
 
 def test_what_was_only_looked_at_is_taken_back() -> None:

@@ -13,8 +13,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,12 @@ class Ownership:
             self.touched.gone.add(name)
             return True
         return False
+
+    @contextmanager
+    def apart(self, path: Any) -> Iterator[None]:
+        """Let no other worker begin to use that path meanwhile, if it is looked after."""
+        with self.touched.apart() if is_path(path) and self.looks_after(name_of(path)) else nullcontext():
+            yield
 
     def may_have_removed(self, name: str) -> bool:
         """Whether it may be another's doing that the path is not there."""

@@ -156,8 +156,9 @@ def _removing(hands: Hands, original: Call) -> Call:
             ownership.hide(path)
             with suppress(*((OSError,) if _isdir(held) else ())):  # of a folder: what is in it is others', too
                 original(held)
-        if not ownership.spares(path) and (held is None or _lexists(path)):
-            original(path)
+        with ownership.apart(path):
+            if not ownership.spares(path) and (held is None or _lexists(path)):
+                original(path)
 
     return remove
 
@@ -175,10 +176,11 @@ def _emptying(hands: Hands, original: Call) -> Call:
         if held is not None:
             ownership.hide(path)
             original(held, ignore_errors=True)
-        if ownership.spares(path) or ownership.is_shared(path):
-            ownership.remove_tree(path)
-        elif held is None or _lexists(path):
-            original(path, *arguments, **named)
+        with ownership.apart(path):
+            if ownership.spares(path) or ownership.is_shared(path):
+                ownership.remove_tree(path)
+            elif held is None or _lexists(path):
+                original(path, *arguments, **named)
 
     return rmtree
 
@@ -201,8 +203,9 @@ def _moving(hands: Hands, original: Call) -> Call:
             ownership.clear(to)
         if held is not None:
             carry(held, place or name_of(to))
-        if there and _lexists(src):  # else it was shown there
-            carry(name_of(src), place or name_of(to))
+        with ownership.apart(src):
+            if there and _lexists(src) and not ownership.spares(src):  # else it was shown there, or is another's now
+                carry(name_of(src), place or name_of(to))
         ownership.touched.forget(name_of(src))
         if place is not None and (held or there):
             ownership.show(to)

@@ -11,18 +11,22 @@ gradients away, and leave batches out. `Batches` is told of each event, and keep
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from paceline.core.leases import Batch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Named = Callable[[Collection[int]], Iterable[Collection[int]]]
 DEPTH, WIDTH = 3, 32
 """How deep, and in each container how far, a batch is searched for tensors."""
@@ -73,6 +77,17 @@ class Stands:
     """What its update weighs in a mean, if it is not the number of samples in `batches` and `again`."""
 
 
+def _one_at_a_time(method: Callable[Concatenate[Batches, P], R]) -> Callable[Concatenate[Batches, P], R]:
+    """A thread that fetches ahead waits meanwhile for the one that trains, and the other way round."""
+
+    @functools.wraps(method)
+    def alone(self: Batches, /, *arguments: P.args, **named: P.kwargs) -> R:
+        with self._threads:
+            return method(self, *arguments, **named)
+
+    return alone
+
+
 class Batches:
     """Follows a script's batches from the fetch to the step. See the module."""
 
@@ -92,6 +107,7 @@ class Batches:
         """Whether a gradient has come that may be of other batches than it counts for."""
         self.lost = 0
         """Batches whose gradient was left over at a loop's end, and was then zeroed."""
+        self._threads = threading.RLock()
         self._leased = leased
         self._variables = named
         self._asked = False
@@ -128,10 +144,12 @@ class Batches:
         self._skipped: list[Batch] = []
 
     @property
+    @_one_at_a_time
     def pending(self) -> bool:
         """Whether a coming step may use a batch that was fetched."""
         return bool(self.open or self.window or self._ahead or self._left_out_first or self._put_by())
 
+    @_one_at_a_time
     def fetched(self, batch: Batch | None, samples: int, data: Any, *, ahead: bool = False) -> None:
         """The loader hands out this batch. `ahead`: to another thread than the script's."""
         weight = None if batch is None else samples
@@ -140,6 +158,7 @@ class Batches:
         self._over = self._passed = False
         self._asked = self.changed = True
 
+    @_one_at_a_time
     def yielded(self, item: Any) -> None:
         """The loader's own class hands out this, made of some of the batches that it has fetched."""
         references = _references(item)
@@ -155,11 +174,13 @@ class Batches:
         if used:
             self._asked = self.changed = True
 
+    @_one_at_a_time
     def weigh(self, weight: float) -> None:
         """The script says what the gradient that comes next weighs, or the last one before a step."""
         self._said = weight
         self.changed = True
 
+    @_one_at_a_time
     def gradient(self, parameter: int) -> None:
         """This parameter's gradient is accumulated: of what is open, or else of the batches of the gradient before."""
         asked, self._asked = self._asked, False
@@ -186,6 +207,7 @@ class Batches:
             again, self.erased = self.erased or self._repeated() or self.last, []
             self._join(again)
 
+    @_one_at_a_time
     def zeroed(self) -> None:
         """All gradients are zeroed, or there are none."""
         if self.window:
@@ -193,6 +215,7 @@ class Batches:
             self._backward.clear()
             self.changed = True
 
+    @_one_at_a_time
     def step(self, there: bool) -> Stands:
         """The script steps. `there`: whether it has a gradient. One that `gradient` was not told of was set by hand."""
         if not there:
@@ -215,6 +238,7 @@ class Batches:
         skipped, self._skipped = tuple(self._skipped), []
         return Stands(_leased(new), _leased(again), skipped, None if weight == samples and samples else weight)
 
+    @_one_at_a_time
     def loop_ended(self, handed_out: Sequence[Batch]) -> None:
         """The loader has nothing left for this loop.
 
@@ -235,10 +259,12 @@ class Batches:
         self._asked = self._over = self.changed = True
         self._stale = self._kept[-1] if self._has_kept_all() and self._kept[-1] in self._alone() else None
 
+    @_one_at_a_time
     def ends_with(self, handed_out: Sequence[Batch]) -> bool:
         """Whether no gradient came of these batches, which were fetched last."""
         return [one.batch for one in self.open][-len(handed_out) :] == list(handed_out) if handed_out else True
 
+    @_one_at_a_time
     def take_back(self, number: int) -> tuple[Batch, ...]:
         """Forget the batches that were fetched last, so many of those that are open. Return them."""
         self._kept_by_id = {}
@@ -248,6 +274,7 @@ class Batches:
                 self._kept.remove(one)
         return _leased(taken[::-1])
 
+    @_one_at_a_time
     def discard(self) -> None:
         """Nothing that was fetched by now counts."""
         for some in (self.erased, self.window, list(self.open), self._put_by()):
@@ -258,6 +285,7 @@ class Batches:
         self.erased, self.window, self.last, self._said = [], [], [], None
         self.changed = True
 
+    @_one_at_a_time
     def left_over(self) -> int:
         """How many batches have gradients that are in no step."""
         return sum(not one.counted for one in self.window)
