@@ -238,7 +238,7 @@ def test_the_head_knows_whom_it_owes_an_acknowledgement_first() -> None:
     hosts["b"].cut()
     assert head.due() is None
     head.connected(50, 1.05)
-    head.received(50, written(Hello("c", b"c", 2, 0)), 1.05)
+    head.received(50, written(Hello("c", b"c", 2, 0, run=b"head")), 1.05)
     assert head.due() == 1.01 + within, "it has come back, and nothing has acknowledged that so far"
 
 
@@ -399,6 +399,7 @@ def test_a_host_that_is_refused_is_told_why_and_dials_no_more() -> None:
 
 def hello(**changes: Any) -> bytes:
     fields = {"host": "b", "nonce": b"9", "incarnation": 0, "received": 0}
+    fields["run"] = b"head" if changes.get("incarnation") else b""
     return written(Hello(**{**fields, **changes}))
 
 

@@ -642,6 +642,16 @@ def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two) -> 
     apart.until(lambda: apart.b.connected)
 
 
+def test_hosts_of_two_runs_exchange_nothing(apart: Two) -> None:
+    apart.dial(hello("b", 3, run=b"another"))
+    apart.until(lambda: len(apart.lines) >= 2)
+    assert set(apart.lines) == {
+        "connection refused: host b has another run than this one",
+        "no data connection to host a: host b has another run than this one",
+    }
+    assert not apart.a.connected
+
+
 def test_a_host_that_is_over_is_refused_without_a_line_as_that_was_said_before(apart: Two) -> None:
     apart.a.carrier.ended("b", "it has left")
     end = raw(apart, written(hello("b", 3)))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.fabric import control
-from paceline.fabric.control import HostEnd
+from paceline.fabric.control import ANOTHER_RUN, HostEnd
 from paceline.host import tcp
 from paceline.host.control_link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from paceline.host.loop import Alarm, Loop
@@ -174,10 +174,16 @@ def test_another_head_at_the_same_address_ends_the_hosts_incarnation(cluster: Cl
     cluster.close_head()
     cluster.listen(tcp.listen(address))
     cluster.until(lambda: at_host.ends)
-    assert at_host.ends == ["incarnation 1 of host b has ended: it came too late"]
+    assert at_host.ends == [ANOTHER_RUN]
     assert not sockets(host)
     host.send(Told(1))
     assert not cluster.head.values
+    _, at_host = cluster.host(run=host._end.run)
+    cluster.until(lambda: at_host.ends)
+    assert at_host.ends == [ANOTHER_RUN]
+    assert cluster.head.incarnations == 1
+    _, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
 
 
 def test_a_host_that_the_head_ends_is_told_why(cluster: Cluster) -> None:

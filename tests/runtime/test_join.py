@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,13 +24,15 @@ from paceline.cli.main import parser
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.fabric.control import HostEnd
+from paceline.fabric.control import ANOTHER_RUN, Hello, HostEnd
+from paceline.fabric.numbered import written
 from paceline.fabric.token import Token, read, write
-from paceline.host import between, messages
+from paceline.host import between, bulk, messages
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Loop
 from paceline.host.machine import machine
-from paceline.host.opening import Keys
+from paceline.host.opening import Keys, dial
+from paceline.host.tcp import Stream
 from paceline.protocols import registry
 from support.events import await_stop, said
 from support.launch import Launch
@@ -95,8 +99,16 @@ class Head:
         return ended(self.process)
 
 
-def begun(launch: Launch, text: str, *flags: str, hosts: int = 2, workers: int = 1, first: str = "") -> Head:
-    listens = "--listen", "127.0.0.1:0", "--hosts", str(hosts), "--name", "head", "-n", str(workers), "--threads", "1"
+def begun(
+    launch: Launch,
+    text: str,
+    *flags: str,
+    hosts: int = 2,
+    workers: int = 1,
+    first: str = "",
+    address: str = "127.0.0.1:0",
+) -> Head:
+    listens = "--listen", address, "--hosts", str(hosts), "--name", "head", "-n", str(workers), "--threads", "1"
     process = launch.start(text, *listens, *flags, first=first)
     line = said(process, "paceline join .*\n")
     found = re.search(r"paceline join (\S+) -n", line)
@@ -840,10 +852,10 @@ class Hostile:
 
     def __init__(self, head: Head, says: Mapping[type[object], Sequence[messages.Message]]) -> None:
         host, _, port = head.address.rpartition(":")
-        self.loop, self.says, self.over = Loop(), says, ""
-        end = HostEnd("evil", secrets.token_bytes(16), between.FromHead)
-        keys = Keys.encrypted(read(Path(os.environ["PACELINE_TOKEN_FILE"])))
-        self.link = HostLink(end, (host, int(port)), keys, self.loop, self)
+        self.loop, self.says, self.over, self.prepared = Loop(), says, "", False
+        self.end = HostEnd("evil", secrets.token_bytes(16), between.FromHead)
+        self.address, self.keys = (host, int(port)), Keys.encrypted(read(Path(os.environ["PACELINE_TOKEN_FILE"])))
+        self.link = HostLink(self.end, self.address, self.keys, self.loop, self)
 
     def connected(self, incarnation: int) -> None: ...
     def acknowledged(self, sent: float) -> None: ...
@@ -851,11 +863,20 @@ class Hostile:
     def show(self, line: str) -> None: ...
 
     def delivered(self, message: object) -> None:
+        if isinstance(message, between.Prepare):
+            self.prepared = True
+            dial(self.address, self.keys, bulk.PURPOSE, self.loop, opened=self._for_data, failed=Mock())
+        if isinstance(message, between.Introduce):
+            self.link.goes_by(message.host_timeout)
         for one in self.says.get(type(message), ()):
             self.link.send(one)
 
     def ended(self, why: str) -> None:
         self.over = why
+
+    def _for_data(self, end: Any) -> None:
+        stream = Stream(end, self.loop, timeout=60, most=1 << 20, heard=lambda: stream.receive(1 << 16), lost=Mock())
+        stream.write(written(Hello("evil", self.end.run, self.end.incarnation, 0)))
 
     def why_over(self) -> str:
         """Return why nothing more can be exchanged, once that is so."""
@@ -892,6 +913,38 @@ def test_a_host_that_speaks_for_the_workers_of_others_is_lost_and_they_go_on(
     run = head.ended().completed()
     assert f"host evil is lost: {why}" in run.err
     assert "evil" not in run.log(0)
+
+
+def test_a_host_whose_head_has_died_takes_no_part_in_the_run_that_listens_there_next(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp", hosts=3)
+    left = joined(launch, head, "b")
+    said(head.process, "host b has come")
+    head.process.kill()
+    head.ended()
+    head = begun(launch, script(), "-p", "asp", address=head.address)
+    over = ended(left)
+    assert over.code != 0
+    assert ANOTHER_RUN in over.err
+    assert ended(joined(launch, head, "b")).code == 0
+    head.ended().completed()
+
+
+def test_a_head_that_is_told_to_end_waits_for_a_silent_host_as_long_as_for_a_lost_one_and_not_after_a_second_signal(
+    launch: Launch,
+) -> None:
+    for timeout, signals in (("1", 1), ("600", 2)):
+        head = begun(launch, script(), "-p", "asp", "--host-timeout", timeout)
+        evil = Hostile(head, {between.Introduce: [between.Here(1, machine())]})
+        while not evil.prepared:
+            evil.loop.wait(0.1)
+        os.kill(head.process.pid, signal.SIGTERM)
+        if signals == 2:
+            said(head.process, "interrupted: .*\n")
+            os.kill(head.process.pid, signal.SIGTERM)
+        assert evil.why_over()
+        run = head.ended()
+        lost = "host evil is lost: it has not ended worker 1 for 1 s" in run.err
+        assert (run.code, lost) == (130, signals == 1), run.err
 
 
 def test_what_a_host_says_of_itself_is_one_line_that_a_terminal_can_show(launch: Launch) -> None:

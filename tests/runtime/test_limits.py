@@ -44,6 +44,7 @@ class Run:
             signal=lambda member, number: self.signalled.append((member.worker, number)),
             kill=lambda member: self.killed.append(member.worker),
             wake=Mock(),
+            give_up_hosts=lambda: self.said.append("other hosts are given up"),
         )
         self.limits = Limits(
             settings, self.membership, self.ending, loop, say=self.said.append, began=lambda: self.began

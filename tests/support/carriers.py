@@ -26,8 +26,8 @@ PATIENCE = 30.0
 NUMBERS = itertools.count()
 
 
-def hello(host: str, incarnation: int) -> Hello:
-    return Hello(host, b"nonce", incarnation, 0)
+def hello(host: str, incarnation: int, run: bytes = b"run") -> Hello:
+    return Hello(host, run, incarnation, 0)
 
 
 def contents(size: int, seed: int = 0) -> bytearray:

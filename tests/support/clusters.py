@@ -156,10 +156,11 @@ class Cluster:
         address: tcp.Address | None = None,
         keys: Keys | None = None,
         timeout: float = 15.0,
+        run: bytes = b"",
     ) -> tuple[HostLink, AtHost]:
         """Begin a host. It has not come yet."""
         news = AtHost()
-        end = HostEnd(name, os.urandom(8), Order, timeout=timeout)
+        end = HostEnd(name, os.urandom(8), Order, timeout=timeout, run=run)
         link = HostLink(end, address or self.door.address, keys or self.keys, self.loop, news, timeout)
         self.links.append(link)
         return link, news

@@ -58,6 +58,7 @@ HANDSHAKE = 5.0
 """Seconds that a connection has for its `Hello`."""
 LONGEST_HELLO = 4 << 10
 """Bytes of the longest message before both sides have said `Hello`."""
+ANOTHER_RUN = "the head that listens there has another run than the one that this host has taken part in"
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds before a host dials again: twice as long after each failure."""
 
@@ -68,13 +69,16 @@ class Hello(Frame):
     host: str
     """The name of who says it."""
     nonce: bytes
-    """Drawn at random for each incarnation. It tells a host that comes again from another one of the same name."""
+    """Drawn at random. A host's, for each incarnation: it tells one that comes again from another of the same name.
+    The head's stands for the run, as does everybody's where hosts exchange data."""
     incarnation: Count
     """The host's, which the head has assigned. 0: the host is new."""
     received: Count
     """The number of the last message that has come."""
     named: bool = True
     """Whether the user has named the host. One that goes by its machine's name takes another if that is taken."""
+    run: bytes = b""
+    """The head's nonce, of a host that has taken part before: it belongs to that run. Empty: it takes part in any."""
 
 
 class Refused(Frame):
@@ -184,12 +188,16 @@ Outcome = list[Order | Event]
 class HostEnd:
     """A host's end, for one incarnation. It dials the head until the incarnation has ended."""
 
-    def __init__(self, host: str, nonce: bytes, kinds: Any, *, timeout: float = 15.0, named: bool = True) -> None:
+    def __init__(
+        self, host: str, nonce: bytes, kinds: Any, *, timeout: float = 15.0, named: bool = True, run: bytes = b""
+    ) -> None:
         """`kinds`: the union of what the head may send. `timeout`: seconds after which silence means a loss.
 
-        `named`: see `Hello`.
+        `named`, `run`: see `Hello`.
         """
         self.host = host
+        self.run = run
+        """Which run it belongs to. Empty until a head has let it in."""
         self._named = named
         self.incarnation = 0
         """0 until the head has assigned one."""
@@ -219,7 +227,7 @@ class HostEnd:
         if connection != self._connection or self._stage != "dialling":
             return []
         self._stage, self._since, self._frames = "greeting", now, Frames(LONGEST_HELLO)
-        hello = Hello(self.host, self._nonce, self.incarnation, self._line.received, self._named)
+        hello = Hello(self.host, self._nonce, self.incarnation, self._line.received, self._named, self.run)
         return [Write(connection, written(hello))]
 
     def received(self, connection: int, data: bytes, now: float) -> Outcome:
@@ -326,7 +334,7 @@ class HostEnd:
         outcome: Outcome = (
             [] if self.incarnation else [BeatAcknowledged(self._since)]
         )  # it was heard as it was admitted
-        self.incarnation = hello.incarnation
+        self.incarnation, self.run = hello.incarnation, hello.nonce
         self._stage, self._since, self._frames.most = "open", now, _longest()
         outcome += [Connected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
         return [*outcome, Write(self._connection, again)] if again else outcome
@@ -396,7 +404,7 @@ class HeadEnd:
     """The head's end, for all hosts. Each host that is admitted has one incarnation at a time."""
 
     def __init__(self, name: str, nonce: bytes, kinds: Any) -> None:
-        """`kinds`: the union of what hosts may send."""
+        """`nonce` stands for the run, which keeps it if it goes on. `kinds`: the union of what hosts may send."""
         self._name = name
         self._nonce = nonce
         self._kinds = kinds
@@ -524,6 +532,8 @@ class HeadEnd:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
 
     def _met(self, connection: int, one: _Connection, hello: Hello) -> Outcome:
+        if hello.run != (self._nonce if hello.run or hello.incarnation else b""):
+            return self._refuse(connection, ANOTHER_RUN, show=True)
         seat = self._seats.get(hello.host)
         known = seat is not None and seat.nonce == hello.nonce
         if seat is not None and known and hello.incarnation in (0, seat.incarnation):

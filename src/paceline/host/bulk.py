@@ -445,10 +445,12 @@ class Port:
         if isinstance(hello, Refused):
             raise MessageUnreadable("a Refused may not come now")
         bulk = self._expected.get(hello.host)
-        if bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation:
-            why = f"incarnation {hello.incarnation} of host {hello.host} is not expected here"
+        same_run = hello.nonce == self._hello.nonce
+        if bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation or not same_run:
+            which = f"incarnation {hello.incarnation} of host {hello.host}"
+            why = f"{which} is not expected here" if same_run else f"host {hello.host} has another run than this one"
             stranger.stream.write(written(Refused(why)))
-            over = bulk is not None and bulk.ended and hello.incarnation == bulk.peer.incarnation
+            over = same_run and bulk is not None and bulk.ended and hello.incarnation == bulk.peer.incarnation
             self._turn_away(stranger, "" if over else one_line(why))
             return
         del self._strangers[stranger]

@@ -269,6 +269,10 @@ class SeveralHosts:
         if not other.workers:
             self.gathered()
 
+    def has_gone(self, worker: int) -> bool:
+        """Whether the worker's host has said that its process has ended, or is lost."""
+        return worker in self._gone
+
     def moves_no_more(self, why: str) -> None:
         """No bytes are moved between this host and the others any more: no version can be made, nor an average."""
         self._head.arithmetic.lose(why)

@@ -118,10 +118,10 @@ def agent(
                 loop, output, lambda numbers: fork_workers(numbers, settings, zygote, shared, lambda worker: True)
             )
 
-        def take_part(called: str, patience: float) -> _Agent:
-            """Be one incarnation of the host, and return it once it is over."""
+        def take_part(called: str, patience: float, run: bytes = b"") -> _Agent:
+            """Be one incarnation of the host, and return it once it is over. `run`: see `Hello`."""
             given = company, from_head, loop, mover
-            here = _Agent(called, workers, address, keys, *given, patience=patience, say=say, named=named)
+            here = _Agent(called, workers, address, keys, *given, patience=patience, say=say, named=named, run=run)
             try:
                 if interrupts is not None:
                     loop.watch(interrupts, partial(_interrupted, here, interrupts, may_drain))
@@ -154,7 +154,7 @@ def agent(
                 say(f"{what} comes again: {here.over.error}")
                 time.sleep(PAUSE)
                 took_part = took_part or here.takes_part
-                here = take_part(called, LET_IN if anew else here.patience)
+                here = take_part(called, LET_IN if anew else here.patience, here.end.run)
             assert here.over is not None
             if here.over.outcome == "refused" and took_part:  # it had to come again, and may not
                 return between.Close("lost", here.over.error)
@@ -194,8 +194,9 @@ class _Agent:
         patience: float = LET_IN,
         say: Say = lambda line: None,
         named: bool = True,
+        run: bytes = b"",
     ) -> None:
-        """`patience`: seconds that the head has to let this incarnation in. `named`: see `Hello`."""
+        """`patience`: seconds that the head has to let this incarnation in. `named`, `run`: see `Hello`."""
         self.over: between.Close | None = None
         """Why this incarnation takes no part any more; None: it does."""
         self.may_come_again = False
@@ -228,10 +229,10 @@ class _Agent:
         """When the run began, by the loop's clock."""
         self._let_in = False
         self._incarnation = 0
-        end = HostEnd(name, secrets.token_bytes(16), between.FromHead, named=named)
+        self.end = HostEnd(name, secrets.token_bytes(16), between.FromHead, named=named, run=run)
         self._fence = Fence()
         self._alarm = Alarm(loop, self._judge)
-        self._link = HostLink(end, address, keys, loop, self)
+        self._link = HostLink(self.end, address, keys, loop, self)
         self._output = Outward()
         self._output.send = self._link.send
         loop.after(patience, partial(self._not_let_in, patience))
@@ -440,7 +441,7 @@ class _Agent:
         places = plan(spec, settings.choice.unapplied, settings.workers)
         self._carrier = Carrier(self._name, places.places, self._loop.now, self._mover.pipe)
         pipe = self._carrier.meet(head, HEAD)
-        self._hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
+        self._hello = Hello(self._name, self.end.run, self._incarnation, 0)
         self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)
         script = Path(self._asked.script)
         own = replace(settings, script=script, directory=self._directory)

@@ -26,10 +26,12 @@ class Ending:
         signal: Callable[[Member, int], None],
         kill: Callable[[Member], None],
         wake: Callable[[], None],
+        give_up_hosts: Callable[[], None],
     ) -> None:
         """`stop(member, at_once, interrupted)` tells a worker that nothing is left to do; see `messages.Stop`.
 
-        `wake()` has other processes go on that are stopped, and have work to do before the end.
+        `wake()` has other processes go on that are stopped, and have work to do before the end. `give_up_hosts()` has
+        other hosts end, and waits for nothing that they do.
         """
         self.outcome: Outcome = "completed"
         self.error: str | None = None
@@ -49,6 +51,7 @@ class Ending:
         self._signal = signal
         self._kill = kill
         self._wake = wake
+        self._give_up_hosts = give_up_hosts
         self._grace = GRACE
         """Seconds that a script has to end once the run is stopped, and then what it has started."""
         self._leaves_at_once = False
@@ -132,6 +135,7 @@ class Ending:
         self.stop(0.0)
         for member in self._membership.here():
             self._kill(member)
+        self._give_up_hosts()
 
     def end_stragglers_after(self, grace: float) -> None:
         """Give the scripts so long, from now on, to end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -73,6 +74,8 @@ class Meeting:
     """What they are sent; None: they have the script."""
     engine: str = ""
     """What has started the other hosts, where neither this head nor a person has."""
+    run: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    """Stands for the run: hosts that have taken part in it take part in no other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ class Listen:
     """See `Meeting`."""
     announcement: Announcement | None = None
     """How hosts that an engine has started hear of this head. None: no engine has."""
+    run: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    """See `Meeting`. A run that goes on by itself stays the same run."""
 
     def at_one_port(self) -> Listen:
         """Return the same at a port that stays the same when machines join anew, if any free one was to be taken.
@@ -155,6 +160,7 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
             patience=None if announcement is None else PATIENCE,
             sent=listening.sent,
             engine="" if announcement is None else announcement.placed.engine,
+            run=listening.run,
         )
 
 

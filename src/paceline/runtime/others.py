@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +40,7 @@ from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
 
 IN_GOOD_ORDER = "it has left in good order"
+AT_ONCE = "the run is ended at once"
 IDLE = "it has no workers, and the model has too few pieces for it to have a part of the store"
 ANY = "0.0.0.0", "::"
 """Addresses that mean all of a machine's own."""
@@ -86,7 +86,7 @@ class Others:
         self._hosts = Hosts(head, wanted=settings.hosts - 1, names=tuple(meeting.agents), timeout=timeout)
         self._door = Door(meeting.listener, loop, meeting.keys, output.say)
         seed_asked.tell(self._door)
-        self._link = HeadLink(HeadEnd(head, secrets.token_bytes(16), between.ToHead), self._door, loop, self, timeout)
+        self._link = HeadLink(HeadEnd(head, meeting.run, between.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
         self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
         """Whether any of these workers is to begin again. The rooms set it."""
@@ -94,9 +94,11 @@ class Others:
         """Whether the run has begun: a host that comes from then on comes again."""
         self._close = between.Close("interrupted")
         """What hosts are told at the end."""
+        self._to_end: dict[int, float] = {}
+        """By worker that its host was told to end, and not to begin again: when."""
         self._agents_ended: set[str] = set()
         """Hosts whose agents' processes have ended: they don't come again."""
-        hello = Hello(head, secrets.token_bytes(16), HEAD, 0)
+        hello = Hello(head, meeting.run, HEAD, 0)
         for host, one in meeting.agents.items():
             one.watch(loop, partial(self._agent_ended, host))
         self._mover: Mover = InLoop(loop, meeting.keys, self._say)
@@ -301,6 +303,12 @@ class Others:
             self.refuses(ending.usage_error)
         else:
             self._close = between.Close(ending.outcome, ending.error)
+
+    def give_up(self) -> None:
+        """The run is ended at once: wait for nothing that these hosts do."""
+        for host, incarnation in list(self._prepared.items()):
+            self._link.send(host, incarnation, between.Close("interrupted"))
+            self.ended(host, incarnation, AT_ONCE)
 
     def refuses(self, why: str) -> None:
         """The run can't be made."""
@@ -543,7 +551,21 @@ class Others:
         return f"{token}paceline join {shown(there)} -n {self.settings.workers}{flags}"
 
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
-        return lambda message: self._link.send(host, self._prepared.get(host, 0), message)
+        def tell(message: messages.Message) -> None:
+            self._link.send(host, self._prepared.get(host, 0), message)
+            if isinstance(message, between.StartWorker):
+                self._to_end.pop(message.worker, None)
+            if isinstance(message, between.EndWorker) and host in self._prepared:
+                at = self._to_end[message.worker] = self._loop.now()
+                overdue = partial(self._has_not_ended, host, self._prepared[host], message.worker, at)
+                self._loop.after(self.settings.host_timeout, overdue)
+
+        return tell
+
+    def _has_not_ended(self, host: str, incarnation: int, worker: int, at: float) -> None:
+        """That host was told to end that worker at that moment. Wait no longer for it to say that it has."""
+        if self._to_end.get(worker) == at and self._all is not None and not self._all.has_gone(worker):
+            self.ended(host, incarnation, f"it has not ended worker {worker} for {self.settings.host_timeout:g} s")
 
     def _agent_ended(self, host: str) -> None:
         """The agent's process has ended. What it had still said is heard first: timers come after that."""
@@ -602,7 +624,7 @@ class Others:
                     return
                 if host in self._leaving and why == IN_GOOD_ORDER:
                     self._say(f"host {host} has left in good order")
-                else:
+                elif why != AT_ONCE:
                     self._say(f"host {host} {'takes no part' if why == IDLE else 'is lost'}: {why}")
                 self.lost(host, why)
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended

@@ -99,6 +99,7 @@ class Rooms:
             signal=self._signal,
             kill=self._kill,
             wake=self._wake,
+            give_up_hosts=lambda: None if others is None else others.give_up(),
         )
         self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
         self.data = Data(
