@@ -127,6 +127,23 @@ def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:
     assert not asked
 
 
+@pytest.mark.parametrize("path", ["..", "a/../../b", "/etc", "a\0b"])
+@pytest.mark.parametrize("field", ["at", "directory"])
+def test_a_folder_that_is_to_go_elsewhere_is_not_asked_for(field: str, path: str, there: Path) -> None:
+    asked: list[int] = []
+    announced = msgspec.structs.replace(Folder(PART, bytes(32), ".", "."), **{field: path})
+    with pytest.raises(ConfigError, match="elsewhere than into its place here: ") as refused:
+        Received(there).expect(announced, asked.append)
+    assert str(refused.value).isprintable()
+    assert not asked
+
+
+def test_no_worker_begins_elsewhere_than_in_what_was_sent(folder: Path, there: Path) -> None:
+    sent, arrives = to_send(Path(), Path("scripts/train.py")), Received(there)
+    assert given(sent, arrives) is not None
+    assert arrives.working_directory(msgspec.structs.replace(sent.folder, directory="..")) is None
+
+
 def test_what_can_t_be_unpacked_is_refused_and_nothing_is_left(folder: Path, there: Path) -> None:
     sent = to_send(Path(), Path("scripts/train.py"))
     packed = b"\x01" * PART

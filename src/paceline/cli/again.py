@@ -6,6 +6,9 @@ The values become words of the command line, so that what is wrong with one of t
 from __future__ import annotations
 
 import argparse
+import hashlib
+import shlex
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +19,13 @@ from paceline.cluster.scenario import Scenario
 from paceline.cluster.scenario_file import from_plain, load
 from paceline.core.choice import nearest
 from paceline.errors import ConfigError
-from paceline.files import read_file
+from paceline.files import read_file, read_record
 from paceline.protocols import registry
+from paceline.records import kept
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.runs.script import recorded_script
+from paceline.terminal import printable
 from paceline.version import __version__
 
 RESUME = "--resume"
@@ -65,13 +70,13 @@ def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
     """The configuration in that file, or in that run's folder. Raises ConfigError, in one line, if none is there."""
     file = path / CONFIG if path.is_dir() else path
     try:
-        config = tomllib.loads(read_file(file).decode())
+        config = tomllib.loads((read_file if file == path and flag != RESUME else read_record)(file).decode())
     except OSError as error:
         if flag == RESUME:
             why = f"there is no run ({file}: {error.strerror}); name a run's folder"
             raise ConfigError(f"{flag} {path.parent}: {why}") from None
         raise ConfigError(f"{flag} {file}: {error.strerror}; name a run's {CONFIG}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{flag} {file}: no configuration can be read there ({error})") from None
     known = (*FLAGS, "shards", *OTHERS)
     missing = next((key for key in ("paceline", "protocol", "workers") if key not in config), None)
@@ -108,6 +113,7 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
     try:
         before = list(_flags(config, options))
         script = [] if options.script is not None else [str(script_of(config)), *map(str, config["arguments"])]
+        before += [] if script else ["--yes"]  # the user has named the script
         parse([*before, *script])
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
@@ -148,3 +154,26 @@ def script_of(config: Mapping[str, Any]) -> Path:
     """Where the run's script was."""
     same = config.get("directory", str(Path.cwd())) == str(Path.cwd())
     return Path(config["script"]) if same else recorded_script(config)
+
+
+def add_yes(command: argparse.ArgumentParser) -> None:
+    """Add the flag that answers what `say_and_ask` asks."""
+    command.add_argument("--yes", action="store_true", help="run the script that the run names without asking")
+
+
+def say_and_ask(script: Path, arguments: Sequence[str], config: Mapping[str, Any]) -> None:
+    """Say which script is run because that configuration names it, and ask on a terminal whether it may be.
+
+    Raises ConfigError, in one line, if it may not: whoever sent the folder has chosen the file and its arguments.
+    """
+    digest = hashlib.sha256(read_file(script)).hexdigest()
+    same = "as recorded" if digest == config.get("script_sha256") else "not as recorded"
+    sent = script.name == kept.SCRIPT and script.with_name(kept.PICKLE).is_file()
+    loads = f", which unpickles {script.with_name(kept.PICKLE)}" if sent else ""
+    line = f"the run names this script: {shlex.join([str(script), *arguments])}{loads} (SHA-256 {digest}, {same})"
+    print(f"paceline: {printable(line)}", file=sys.stderr)
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print("paceline: it can do all that you can. Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("the script is not run; look at it first, or answer y (--yes)")

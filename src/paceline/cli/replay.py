@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.again import add_yes, say_and_ask
 from paceline.cli.values import whole
 from paceline.errors import ConfigError
 from paceline.host import hash_seed
@@ -42,6 +43,7 @@ def add_to(commands: Any) -> None:
     excused = "leave out this scalar or metric, which depends on time (repeatable)"
     add("--except", dest="excused", action="append", default=[], metavar="NAME", help=excused)
     add("--json", action="store_true", help="print the result as one JSON object")
+    add_yes(command)
     command.set_defaults(call=call)
 
 
@@ -63,6 +65,8 @@ def call(options: argparse.Namespace) -> int:
         newest = last_version(recorded)
         if options.until is not None and options.until > newest:
             raise ConfigError(f"--until is {options.until}; the run's last version is {newest}")
+        if options.script is None and not options.yes:
+            say_and_ask(script, list(map(str, recorded.config["arguments"])), recorded.config)
         folder = options.out or new_folder(f"replay-{options.run.name}")
         replayed = replay(recorded, script, folder, options.until, json=options.json)
         summary = replayed.summary

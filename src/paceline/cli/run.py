@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import engine, hosts
-from paceline.cli.again import RESUME, recorded, script_of, source, words
+from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
 from paceline.cli.values import above, seconds, whole
@@ -103,6 +103,7 @@ def add_to(commands: Any) -> None:
     add("--quiet", action="store_true", help="print the result, and no progress")
     again = "make that run again with its script, arguments and flags; flags that you give win"
     add("--config", type=Path, metavar="RUN/config.toml", help=again)
+    add_yes(command)
     add_script(command, optional=True)
     on = "go on with that run from its newest snapshot; flags that you give win, such as more --epochs"
     add("--resume", type=Path, metavar="RUN", help=on)
@@ -260,6 +261,8 @@ def call(options: argparse.Namespace) -> int:
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores() // workers)
+    if options.config is not None and not options.yes:
+        say_and_ask(script, options.arguments, recorded(options.config))
     if announcement is None:  # else that was done before torch's store was asked
         cap(options.isa)
 

@@ -10,7 +10,7 @@ from paceline.cli.main import Parser, parser
 from paceline.core.choice import nearest
 from paceline.errors import ConfigError
 
-NOT_KEYWORDS = frozenset({"help", "json", "config", "dry_run"})
+NOT_KEYWORDS = frozenset({"help", "json", "config", "dry_run", "yes"})
 """Flags that say what a command prints, or name a run in the script's place: a program gets a run of what it gave."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.files import read_file
+from paceline.files import opened_record, read_record
 from paceline.records.reading import LEDGER, SUMMARY, is_written
 from paceline.records.summary import Target, metrics_of, values_of
 
@@ -114,12 +114,12 @@ def listed(folder: Path) -> Listed:
 
 def _listed(folder: Path) -> Listed:
     try:
-        config = tomllib.loads(read_file(folder / CONFIG).decode())
+        config = tomllib.loads(read_record(folder / CONFIG).decode())
         protocol, parameters = str(config["protocol"]["name"]), dict(config["protocol"].get("config", {}))
         workers, script = int(config["workers"]), config.get("script")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{CONFIG} can't be read: {error}") from error
-    with (folder / LEDGER).open("rb") as file:
+    with opened_record(folder / LEDGER) as file:
         if file.read(len(HEAD)) != HEAD:
             raise ValueError(f"{LEDGER} is no ledger: it was truncated or overwritten")
     known: dict[str, Any] = {
@@ -134,8 +134,8 @@ def _listed(folder: Path) -> Listed:
     if not (folder / SUMMARY).exists():
         return Listed(**known, status="running" if is_written(folder) else "crashed")
     try:
-        return Listed(**known, **_came_to(json.loads(read_file(folder / SUMMARY))))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return Listed(**known, **_came_to(json.loads(read_record(folder / SUMMARY))))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{SUMMARY} can't be read: {error}") from error
 
 

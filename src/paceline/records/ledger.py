@@ -11,12 +11,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sqlite3
+import stat
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -28,11 +31,14 @@ import msgspec
 from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
+from paceline.files import opened_record
 from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
 SCHEMA = 14
 """The schema's number, in `PRAGMA user_version`. No other one is read."""
+SEVERAL = bytes.fromhex("d9d505f920a163d7")
+"""How a journal ends that is one of several databases'."""
 MARKED = ("leases", "looks", "epochs", "transfers")
 """The tables whose rows a mark counts, in the order of its columns."""
 
@@ -591,24 +597,52 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         (schema,) = database.execute("PRAGMA user_version").fetchone()
+        said = database.execute("SELECT name, sql, type FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: no ledger can be read there ({error}); name a run's ledger.sqlite") from error
     if schema != SCHEMA:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads only schema {SCHEMA}")
+    for name, sql, kind in said:  # else a view in the place of a table might never come to an end
+        if kind == "trigger" or _made().get(name, _without_comments(sql)) != _without_comments(sql):
+            database.close()
+            raise ConfigError(f"{path}: it is no ledger that a run has written: {name} is another {kind}")
     return database
+
+
+@cache
+def _made() -> dict[str, str]:
+    """What a run makes, by name: SQL without comments."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(TABLES)
+        made = database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+        return {name: _without_comments(sql) for name, sql in made}
+
+
+def _without_comments(sql: str) -> str:
+    return " ".join(re.sub("--.*", "", sql).split())
 
 
 def roll_back(path: Path) -> None:
     """Undo the transaction that a killed process may have left half written. Reading alone can't.
 
     SQLite writes without its write-ahead log only as that is switched on and off, at a run's beginning and end.
-    Raises ConfigError if the folder can't be written.
+    Raises ConfigError if the folder can't be written, or if one of SQLite's files is none that a run has written:
+    SQLite would write through a link, and remove any file that a journal of several databases names as their list.
     """
-    journal = path.with_name(f"{path.name}-journal")
+    beside = [path.with_name(path.name + side) for side in ("", "-wal", "-shm", "-journal")]
+    for file in beside:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(file.lstat().st_mode):
+                raise ConfigError(f"{file}: it is a link or no file at all; name a run's folder that has its own")
+    journal = beside[-1]
     try:
         if not journal.stat().st_size:
             return
+        with opened_record(journal) as opened:
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - len(SEVERAL)))
+            if opened.read() == SEVERAL:
+                raise ConfigError(f"{journal}: it is of several databases, so no run has written it; remove it")
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
             database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except OSError:  # there is none

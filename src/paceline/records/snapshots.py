@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.files import read_file
+from paceline.files import opened_record, read_record
 
 SNAPSHOTS, STATE, STORE = "snapshots", "state.json", "store.safetensors"
 FORMAT = 1
@@ -115,7 +115,7 @@ def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[
         try:
             snapshot = read(folder)
             why = fits(snapshot.state)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             why = " ".join(str(error).split())[:200] or type(error).__name__
         if not why:
             return snapshot, passed
@@ -134,7 +134,7 @@ def whole(run: Path) -> Iterator[Path]:
 
 def read(folder: Path) -> Snapshot:
     """Read a snapshot. Raises OSError, ValueError or a msgspec error if a file of it is not as it was written."""
-    state = msgspec.json.decode(read_file(folder / STATE), type=State)
+    state = msgspec.json.decode(read_record(folder / STATE), type=State)
     if state.format != FORMAT:
         raise ValueError(f"its format is {state.format}; this version of Paceline reads {FORMAT}")
     if f"{state.fact:08d}" != folder.name:
@@ -142,7 +142,7 @@ def read(folder: Path) -> Snapshot:
     for name, digest in state.files.items():
         if Path(name).name != name:
             raise ValueError(f'"{name}" is not the name of a file in it')
-        with (folder / name).open("rb") as file:
+        with opened_record(folder / name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 raise ValueError(f"{name} is damaged")
     return Snapshot(folder, state)

@@ -37,10 +37,15 @@ class Received:
     def working_directory(self, folder: Folder) -> Path | None:
         """Return where workers begin that have this folder. None: it is not here."""
         place = self._place(folder)
-        return place / folder.directory if place.exists() else None
+        return place / folder.directory if place.exists() and not _strays(folder) else None
 
     def expect(self, folder: Folder, ask: Callable[[int], None]) -> None:
-        """Ask for all parts of this folder, a few at a time. Raises ConfigError, in one line, if it is too large."""
+        """Ask for all parts of this folder, a few at a time.
+
+        Raises ConfigError, in one line, if it is too large, or is to go elsewhere.
+        """
+        if strays := _strays(folder):
+            raise ConfigError(f"the head sent a folder that is to go elsewhere than into its place here: {strays[0]!a}")
         if folder.size > MOST_PACKED:
             raise ConfigError(HARM.format(f"{folder.size:,} bytes"))
         self._expected, self._parts, self._asked, self._ask = folder, [], 0, ask
@@ -112,6 +117,12 @@ def received(below: Path) -> Iterator[Received]:
         yield folders
     finally:
         folders.remove()
+
+
+def _strays(folder: Folder) -> list[str]:
+    """Its paths that lead out of the place that a host has for it."""
+    paths = (folder.at, folder.directory)
+    return [path for path in paths if os.path.isabs(path) or ".." in Path(path).parts or "\0" in path]
 
 
 def _mark(path: Path) -> Mark:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from paceline.files import read_file
+from paceline.files import read_record
 from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 from paceline.records.check.checking import Checking
 from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
@@ -57,8 +57,8 @@ def configuration(checking: Checking) -> None:
 
 def _written(checking: Checking) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_file(checking.run.folder / CONFIG).decode())
-    except (OSError, ValueError) as error:
+        return tomllib.loads(read_record(checking.run.folder / CONFIG).decode())
+    except (OSError, ValueError, RecursionError) as error:
         raise Broken(READABLE, "a TOML file", error, CONFIG) from None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.files import opened_record
 from paceline.records.broken import FILE_HASH, FILE_NOTED, READABLE, Broken, count
 from paceline.records.check.checking import Checking
 
@@ -57,8 +59,12 @@ def files(checking: Checking) -> None:
 
 def _sha256(path: Path) -> str | None:
     """Return the SHA-256 over the raw bytes of its parameters, in their order; None if the file has no such order."""
-    with path.open("rb") as file:
-        header = _header(file, path.stat().st_size)
+    try:
+        opened = opened_record(path)
+    except OSError as error:
+        raise Broken(READABLE, "a file", error.strerror) from None
+    with opened as file:
+        header = _header(file, os.fstat(file.fileno()).st_size)
         order = header.pop("__metadata__", {}).get(ORDER)
         if order is None:
             return None
@@ -68,7 +74,7 @@ def _sha256(path: Path) -> str | None:
                 first, end = header[name]["data_offsets"]
                 file.seek(start + first)
                 _feed(digest, file, end - first)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise Broken(READABLE, "its parameters, and their order", f"{type(error).__name__}: {error}") from None
     return digest.hexdigest()
 
@@ -82,7 +88,7 @@ def _header(file: BinaryIO, size: int) -> dict[str, Any]:
         header = json.loads(file.read(length))
         spans = sorted(tuple(one["data_offsets"]) for name, one in header.items() if name != "__metadata__")
         whole = all(before[1] == after[0] for before, after in pairwise(spans))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Broken(READABLE, "a safetensors file", f"{type(error).__name__}: {error}") from None
     if not whole or (spans and (spans[0][0] != 0 or spans[-1][1] != size - 8 - length)):
         raise Broken(READABLE, "tensors that fill the file", f"{len(spans)} that do not")

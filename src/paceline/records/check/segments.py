@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -109,6 +110,8 @@ def _newest(checking: Checking, segment: Segment) -> None:
 def _files(checking: Checking, segment: Segment) -> None:
     """The undone ledgers have as many facts as were undone. One that is gone proves nothing."""
     paths = [checking.run.folder / file for file in segment.undone.files]
+    if strange := [file for file in segment.undone.files if Path(file).name != file]:
+        raise Broken(SEGMENTS, "ledgers in the run's folder", strange[0])
     if not paths and segment.undone.facts:
         raise Broken(SEGMENTS, f"a ledger of the {segment.undone.facts} facts that were undone", "none")
     if not all(path.is_file() for path in paths):
