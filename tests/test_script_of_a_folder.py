@@ -60,7 +60,7 @@ def on_a_terminal(words: list[str], answer: str, monkeypatch: pytest.MonkeyPatch
 
 def line(script: Path, of_then: str = "as recorded") -> str:
     digest = hashlib.sha256(script.read_bytes()).hexdigest()
-    return f"paceline: the run names this script: {script} 'a?' (SHA-256 {digest}, {of_then})"
+    return f"paceline: the run names this script: {script} 'a\\x1b' (SHA-256 {digest}, {of_then})"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -113,4 +113,6 @@ def test_a_function_is_said_to_be_unpickled(folder: Path, capsys: pytest.Capture
     (folder / "run" / "function.pkl").touch()
     said(folder / "run", script="run/function.py")
     main(COMMANDS["replay"])
-    assert f"function.py 'a?', which unpickles {folder / 'run' / 'function.pkl'} (SHA-256 " in capsys.readouterr().err
+    assert (
+        f"function.py 'a\\x1b', which unpickles {folder / 'run' / 'function.pkl'} (SHA-256 " in capsys.readouterr().err
+    )

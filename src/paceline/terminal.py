@@ -21,15 +21,6 @@ def redraws(*streams: TextIO) -> bool:
     )
 
 
-def printable(text: str) -> str:
-    """The text without what would move a terminal's cursor: a folder that somebody sent may have it in any name.
-
-    >>> printable("a\x1b[2Jb")
-    'a?[2Jb'
-    """
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
-
-
 def is_read(stream: TextIO, within: float = 0.0) -> bool:
     """Whether this stream takes more in so many seconds: a pipe or a terminal whose reader has stopped doesn't."""
     poll = select.poll()

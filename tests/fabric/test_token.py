@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,26 @@ def test_a_token_shows_itself_to_nobody_who_does_not_ask() -> None:
 
 
 # --- keys
+
+
+FORGETS = """
+import os, subprocess
+from paceline.fabric.token import forget
+if not os.fork():
+    forget()
+    print(open("/proc/self/environ").read(), dict(os.environ), flush=True)
+    subprocess.run(["env"], check=True)
+    os._exit(0)
+os.wait()
+assert "PACELINE_TOKEN" in os.environ
+"""
+
+
+def test_a_process_that_forgets_it_keeps_it_in_no_environment() -> None:
+    environ = {**os.environ, VARIABLE: TEXT, "ANOTHER": "stays"}
+    told = subprocess.run([sys.executable, "-c", FORGETS], env=environ, check=True, capture_output=True, text=True)
+    assert told.stdout.count("stays") == 3
+    assert TEXT.removeprefix("paceline_") not in told.stdout
 
 
 def test_keys_are_those_of_hkdf() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from support.recorded import leased, said
+from support.recorded import edited, leased, said, summarized
 
 PATIENCE = 20
 """Seconds. Each command takes a fraction of one."""
@@ -160,6 +160,17 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     ),
     "a script is a device": lambda run, _: void(said(run, script="/dev/zero")),
     "a script is no text": lambda run, _: void(said(run, script=7)),
+    "names move the cursor": lambda run, _: void(
+        summarized(said(run, script="\x1b[2Ja.py", targets=["\x1b[2Jloss<=1"], seed="\x1b[2J"), error="\x1b[2J")
+    ),
+    "an error moves the cursor": lambda run, _: void(summarized(run, outcome="failed", error="\x1b[2J")),
+    "a script's name moves the cursor": lambda run, _: void(said(run, script="\x1b[2Ja.py")),
+    "a metric's name moves the cursor": lambda run, _: void(
+        edited(
+            said(run, targets=["\x1b[2Jloss<=1"]),
+            "INSERT INTO evaluations SELECT version, char(27) || '[2J', 1 FROM versions",
+        )
+    ),
     "a script is far up": lambda run, _: void(said(run, script="../" * 2000)),
     "arguments are no list": lambda run, _: void(said(run, arguments={"a": 1})),
 }
@@ -214,6 +225,7 @@ def test_no_command_fails_on_a_hostile_folder_or_touches_what_is_outside(
         assert code in ((0, 3) if reader == "check" else (0,)) or (code == 2 and shown.err.count("\n") == 1), told
         assert "Traceback" not in shown.err, told
         assert "should not be" not in shown.err, told
+        assert "\x1b" not in shown.out + shown.err, told
         assert "SECRET" not in shown.out + shown.err, told
         assert outside.read_text() == "SECRET\n", told
         remove(run)

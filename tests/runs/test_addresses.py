@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.host.tcp import shown
-from paceline.runs.addresses import parsed, resolved
+from paceline.runs.addresses import everywhere, parsed, resolved
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,15 @@ from paceline.runs.addresses import parsed, resolved
 def test_an_address_is_a_host_and_a_port_and_is_shown_as_it_is_typed(text: str, address: tuple[str, int]) -> None:
     assert parsed(text, "--listen") == address
     assert shown(address) == text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_who_listens_on_all_networks_is_told_what_that_means(host: str) -> None:
+    assert everywhere((host, 7117)).startswith(
+        f"--listen {shown((host, 7117))} listens on all networks of this machine"
+    )
+    assert not everywhere(("127.0.0.1", 7117))
+    assert not everywhere(("fe80::1", 7117))
 
 
 @pytest.mark.parametrize("text", ["", "7117", "10.0.0.1", "10.0.0.1:", ":7117", "::1:7117", "a:65536", "a:0", "a b:1"])

@@ -18,6 +18,7 @@ from typing import Any
 from paceline.cluster.scenario import Scenario
 from paceline.cluster.scenario_file import from_plain, load
 from paceline.core.choice import nearest
+from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_record
 from paceline.protocols import registry
@@ -25,7 +26,6 @@ from paceline.records import kept
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.runs.script import recorded_script
-from paceline.terminal import printable
 from paceline.version import __version__
 
 RESUME = "--resume"

@@ -98,7 +98,7 @@ def _measured(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> Link:
     from paceline.runs import measure
-    from paceline.runs.addresses import parsed, resolved
+    from paceline.runs.addresses import everywhere, parsed, resolved
     from paceline.runs.keys import keys_of
 
     listen = None if options.listen is None else resolved(parsed(options.listen, "--listen", least=0), "--listen")
@@ -107,6 +107,8 @@ def _measure(options: argparse.Namespace) -> Link:
     if head is not None:
         return measure.join(head, listen, keys, _say)
     assert listen is not None, "one of the two flags is given"
+    if note := everywhere(listen):
+        _say(note)
     return measure.listen(listen, keys, _say)
 
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
 from paceline.core.choice import declared, nearest
+from paceline.core.listed import printable
 from paceline.errors import ConfigError, PacelineError, unforeseen
 from paceline.terminal import is_read
 from paceline.version import __version__
@@ -204,4 +205,4 @@ def _flush(stream: TextIO, code: int) -> None:
 
 def _say(message: object) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error takes no more
-        print(f"paceline: {message}", file=sys.stderr, flush=True)
+        print(f"paceline: {printable(str(message))}", file=sys.stderr, flush=True)

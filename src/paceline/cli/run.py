@@ -33,6 +33,7 @@ from paceline.records.snapshots import Snapshot
 from paceline.records.snapshots import whole as whole_snapshots
 from paceline.records.summary import Target
 from paceline.runs import baseline
+from paceline.runs.addresses import everywhere
 from paceline.runs.folders import checked_folder
 from paceline.runs.resume import LIMITS, check_isa, check_more, check_protocol, check_resumable, check_seed, snapshot_of
 from paceline.runs.run import (
@@ -255,6 +256,8 @@ def call(options: argparse.Namespace) -> int:
     listening = company.listening(choice, scenario, workers)
     if listening is not None:
         listening = replace(listening, announcement=announcement)
+        if note := everywhere(listening.address):
+            print(f"paceline: {note}", file=sys.stderr)
     if options.trusted_network:
         print(f"paceline: {hosts.NOT_ENCRYPTED}", file=sys.stderr)
     if warning := crowd(scenario, workers):

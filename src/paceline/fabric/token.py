@@ -6,6 +6,7 @@ never a flag, as everybody on a machine sees command lines. No message and no `r
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import os
@@ -89,6 +90,18 @@ def find(environ: Mapping[str, str], folder: Path | None = None) -> Token | None
     if folder is not None and (folder / IN_FOLDER).exists():
         return read(folder / IN_FOLDER)
     return None
+
+
+def forget() -> None:
+    """Take the token out of this process's environment, for what it starts and for who reads `/proc/PID/environ`.
+
+    The kernel shows the memory in which the process was given its environment, so that is written over.
+    """
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_void_p
+    if place := library.getenv(VARIABLE.encode()):
+        ctypes.memset(place, 0, len(ctypes.string_at(place)))
+    os.environ.pop(VARIABLE, None)
 
 
 def read(file: Path) -> Token:

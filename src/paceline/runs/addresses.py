@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from ipaddress import ip_address
 
 from paceline.errors import ConfigError
 from paceline.host.tcp import Address, shown
@@ -34,3 +35,13 @@ def resolved(address: Address, name: str) -> Address:
         raise ConfigError(f"{name} {shown(address)}: no host is known by that name ({why})") from None
     numbers = [str(entry[4][0]) for entry in found]
     return next((number for number in numbers if ":" not in number), numbers[0]), port
+
+
+def everywhere(address: Address) -> str:
+    """Return a note for the user who listens there; empty if that is one address."""
+    if not ip_address(address[0]).is_unspecified:
+        return ""
+    return (
+        f"--listen {shown(address)} listens on all networks of this machine: whoever reaches it over any of them can "
+        "connect, and only hosts with the token get in; name one address to be reached at that one alone"
+    )

@@ -40,6 +40,7 @@ from torch.utils.data import (
 from paceline.cluster.scenario import Scenario
 from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
+from paceline.fabric.token import forget
 from paceline.host import devices
 from paceline.host.processes import (
     end_group,
@@ -425,6 +426,7 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
         baseline = Worker(worker, settings, told)
         prepare.attach_baseline(baseline)
         seed_script(settings.seed)
+        forget()
         try:
             code = run_script(settings.script, settings.source, settings.arguments)
             if code == 0:

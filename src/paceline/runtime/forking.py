@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from paceline.errors import ConfigError
 from paceline.fabric.memory import available_bytes
-from paceline.fabric.token import VARIABLE
+from paceline.fabric.token import forget
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
 from paceline.host.output import Output
@@ -65,7 +65,7 @@ def forked_zygote(let_go: Callable[[], None]) -> Iterator[Zygote]:
 
     def become(worker: int, descriptors: list[int]) -> int:
         let_go()
-        os.environ.pop(VARIABLE, None)  # what a script starts has no use for the token
+        forget()
         end, output, folders = descriptors
         (settings,) = told
         return work(worker, settings, socket.socket(fileno=end), output, folders, launcher)
