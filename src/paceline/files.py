@@ -9,22 +9,19 @@ from io import BufferedReader
 from pathlib import Path
 
 MOST_OF_A_RECORD = 64 << 20
-"""Bytes of the longest configuration or summary that is read: parsing takes many times its size."""
+"""Bytes of a configuration or a summary that are read at most: parsing takes many times their size."""
 
 
-def opened(path: str | os.PathLike[str], flags: int = 0) -> BufferedReader:
+def opened(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a regular file for reading. Raises OSError for anything else: reading a pipe might wait for ever."""
-    descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "Not a regular file")
+    descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
         return open(descriptor, "rb")
-    except OSError:
-        os.close(descriptor)
-        raise
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "Not a regular file")
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -34,14 +31,14 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def opened_record(path: Path) -> BufferedReader:
-    """Open a file of a run's folder, which somebody may have sent. Raises OSError if it leads out of the folder."""
+    """Open a file of a run's folder, which somebody may have sent. Raises OSError for a link, too."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "It is a link, which a run's files are not")
-    return opened(path, os.O_NOFOLLOW)
+        raise OSError(errno.EINVAL, "It is a link")
+    return opened(path)
 
 
 def read_record(path: Path) -> bytes:
-    """Read all of a configuration or a summary in a run's folder. Raises OSError also if it is very long."""
+    """Read all of a short file of a run's folder."""
     with opened_record(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_OF_A_RECORD:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -157,23 +157,19 @@ def script_of(config: Mapping[str, Any]) -> Path:
 
 
 def add_yes(command: argparse.ArgumentParser) -> None:
-    """Add the flag that answers what `say_and_ask` asks."""
+    """Add the flag."""
     command.add_argument("--yes", action="store_true", help="run the script that the run names without asking")
 
 
 def say_and_ask(script: Path, arguments: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Say which script is run because that configuration names it, and ask on a terminal whether it may be.
-
-    Raises ConfigError, in one line, if it may not: whoever sent the folder has chosen the file and its arguments.
-    """
+    """Say which script that configuration has run, and ask on a terminal. Raises ConfigError if it may not be run."""
     digest = hashlib.sha256(read_file(script)).hexdigest()
     same = "as recorded" if digest == config.get("script_sha256") else "not as recorded"
-    sent = script.name == kept.SCRIPT and script.with_name(kept.PICKLE).is_file()
-    loads = f", which unpickles {script.with_name(kept.PICKLE)}" if sent else ""
+    pickled = script.with_name(kept.PICKLE)
+    loads = f", which unpickles {pickled}" if script.name == kept.SCRIPT and pickled.is_file() else ""
     line = f"the run names this script: {shlex.join([str(script), *arguments])}{loads} (SHA-256 {digest}, {same})"
     print(f"paceline: {printable(line)}", file=sys.stderr)
-    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return
-    print("paceline: it can do all that you can. Run it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigError("the script is not run; look at it first, or answer y (--yes)")
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        print("paceline: it can do all that you can. Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise ConfigError("the script is not run; look at it first, or give --yes")

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.files import opened_record, read_record
-from paceline.records.reading import LEDGER, SUMMARY, is_written
+from paceline.records.reading import HEAD, LEDGER, MALFORMED, SUMMARY, is_written
 from paceline.records.summary import Target, metrics_of, values_of
 
+UNREADABLE = OSError, *MALFORMED
 CONFIG, VERSIONS = "config.toml", "versions"
 STATUSES = ("running", "completed", "interrupted", "failed", "diverged", "crashed", "damaged")
 """`crashed`: no process writes the run any more, and it has no summary. `damaged`: a file of it can't be read."""
-HEAD = b"SQLite format 3\0"
 
 
 def edit_file(run: Path, number: int) -> Path:
@@ -107,7 +107,7 @@ def listed(folder: Path) -> Listed:
     """The run in that folder. What can't be read of it makes it a damaged one."""
     try:
         return _listed(folder)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
+    except UNREADABLE as error:
         what = " ".join(str(error).split())[:80] or type(error).__name__
         return Listed(folder=folder, status="damaged", error=what, began=_written(folder / CONFIG))
 
@@ -117,7 +117,7 @@ def _listed(folder: Path) -> Listed:
         config = tomllib.loads(read_record(folder / CONFIG).decode())
         protocol, parameters = str(config["protocol"]["name"]), dict(config["protocol"].get("config", {}))
         workers, script = int(config["workers"]), config.get("script")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{CONFIG} can't be read: {error}") from error
     with opened_record(folder / LEDGER) as file:
         if file.read(len(HEAD)) != HEAD:
@@ -135,7 +135,7 @@ def _listed(folder: Path) -> Listed:
         return Listed(**known, status="running" if is_written(folder) else "crashed")
     try:
         return Listed(**known, **_came_to(json.loads(read_record(folder / SUMMARY))))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{SUMMARY} can't be read: {error}") from error
 
 

@@ -603,16 +603,16 @@ def connect(path: Path) -> sqlite3.Connection:
     if schema != SCHEMA:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads only schema {SCHEMA}")
-    for name, sql, kind in said:  # else a view in the place of a table might never come to an end
+    for name, sql, kind in said:  # a view in the place of a table might never end
         if kind == "trigger" or _made().get(name, _without_comments(sql)) != _without_comments(sql):
             database.close()
-            raise ConfigError(f"{path}: it is no ledger that a run has written: {name} is another {kind}")
+            raise ConfigError(f"{path}: no run has written that {kind} {name}")
     return database
 
 
 @cache
 def _made() -> dict[str, str]:
-    """What a run makes, by name: SQL without comments."""
+    """By name, what a run makes."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(TABLES)
         made = database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
@@ -634,7 +634,7 @@ def roll_back(path: Path) -> None:
     for file in beside:
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(file.lstat().st_mode):
-                raise ConfigError(f"{file}: it is a link or no file at all; name a run's folder that has its own")
+                raise ConfigError(f"{file}: it is a link or no file")
     journal = beside[-1]
     try:
         if not journal.stat().st_size:
@@ -642,18 +642,18 @@ def roll_back(path: Path) -> None:
         with opened_record(journal) as opened:
             opened.seek(max(0, os.fstat(opened.fileno()).st_size - len(SEVERAL)))
             if opened.read() == SEVERAL:
-                raise ConfigError(f"{journal}: it is of several databases, so no run has written it; remove it")
+                raise ConfigError(f"{journal}: no run has written it, as it is of several databases; remove it")
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
             database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except OSError:  # there is none
         return
-    except sqlite3.DatabaseError as error:
+    except sqlite3.DatabaseError:
         if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
             return  # reading the ledger reports the error
         raise ConfigError(
             f"{path}: the run was killed while this file was written, and what {journal.name} has must be undone in it "
             "before it can be read; copy the run's folder to where it can be written"
-        ) from error
+        ) from None
 
 
 def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:

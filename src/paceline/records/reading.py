@@ -22,14 +22,16 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import Order, Why
 from paceline.errors import ConfigError, ProtocolViolation
+from paceline.files import opened_record
 from paceline.records.comparison import COMPARISON
-from paceline.records.ledger import connect, read_facts, roll_back
+from paceline.records.ledger import connect, read_facts
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import MOVED, Summary, Tally, Target, read
 from paceline.records.times import Fetch, StepTimes
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""
+HEAD = b"SQLite format 3\0"
 SHOWN = 6
 """How many runs of a folder a message names."""
 
@@ -231,8 +233,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
     summary = read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
     if summary is None and is_written(folder):
         raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
-    _look_at_head(path)
-    ledger = connect(path)
+    ledger = _connected(path)
     try:
         config = _config(ledger, path)
         segments = segments_of(ledger, config, known)
@@ -289,24 +290,19 @@ def is_written(folder: Path) -> bool:
     return False
 
 
-def _look_at_head(path: Path) -> None:
-    """Tell a damaged ledger from a file that never was one, which is left to `connect`."""
+def _connected(path: Path) -> sqlite3.Connection:
+    """See `connect`. A damaged ledger is told from a file that never was one."""
     try:
-        with path.open("rb") as file:
-            is_database = file.read(16) == b"SQLite format 3\0"
-        if not is_database:
-            return
-        roll_back(path)
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            database.execute("PRAGMA user_version").fetchone()
-            database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        finally:
-            database.close()
-    except sqlite3.DatabaseError as error:
-        raise LedgerDamaged(f"{path}: the file is damaged ({error}); it was truncated or overwritten") from error
+        with opened_record(path) as file:
+            is_database = file.read(len(HEAD)) == HEAD
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a run's folder that can be read") from error
+    try:
+        return connect(path)
+    except ConfigError as error:
+        if is_database and (why := error.__cause__):
+            raise LedgerDamaged(f"{path}: the file is damaged ({why}); it was truncated or overwritten") from error
+        raise
 
 
 def _config(ledger: sqlite3.Connection, path: Path) -> dict[str, Any]:

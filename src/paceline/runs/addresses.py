@@ -42,6 +42,6 @@ def everywhere(address: Address) -> str:
     if not ip_address(address[0]).is_unspecified:
         return ""
     return (
-        f"--listen {shown(address)} listens on all networks of this machine: whoever reaches it over any of them can "
-        "connect, and only hosts with the token get in; name one address to be reached at that one alone"
+        f"--listen {shown(address)} listens on all networks of this machine: anyone there can connect, and only hosts "
+        "with the token get in; name one address instead"
     )

@@ -28,8 +28,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-import msgspec
-
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Kill, Scenario, Slowdown
@@ -47,7 +45,7 @@ from paceline.core.listed import workers_named
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
 from paceline.errors import ConfigError
-from paceline.records.reading import RecordedRun, open_run
+from paceline.records.reading import RecordedRun, open_run, reading
 from paceline.records.times import exposed
 from paceline.sim.costs import Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation
@@ -289,13 +287,9 @@ def read(folder: Path, known: Mapping[str, Spec]) -> Run:
 
     Raises ConfigError, in one line, if no ledger can be read, or if it has no finished step.
     """
-    try:
-        run = open_run(folder, known)
-        with closing(run.ledger):
-            return _read(run)
-    except (sqlite3.Error, msgspec.MsgspecError, ValueError, KeyError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{folder}: its ledger can't be read ({what}); name another run's folder") from error
+    run = open_run(folder, known)
+    with closing(run.ledger), reading(folder):
+        return _read(run)
 
 
 def _read(run: RecordedRun) -> Run:
