@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+import paceline
 from paceline.cli.main import main
+from paceline.errors import ConfigError
 from support.recorded import edited, leased, said, summarized
 
 PATIENCE = 20
@@ -232,6 +234,43 @@ def test_no_command_fails_on_a_hostile_folder_or_touches_what_is_outside(
         remove(alone / "elsewhere")
         for made in alone.glob("simulated*"):
             remove(made)
+
+
+COMPARISONS: dict[str, Callable[[Path, Path], None]] = {
+    **{what: instead("compare.json", make) for what, make in MAKERS.items()},
+    "nested": instead("compare.json", lambda file, _: file.write_text(NESTED)),
+    "of runs elsewhere": instead("compare.json", lambda file, _: file.write_text('{"runs": [{"folder": "../run"}]}')),
+    "of the root": instead("compare.json", lambda file, _: file.write_text('{"runs": [{"folder": "/"}]}')),
+}
+
+
+@pytest.mark.parametrize("kind", COMPARISONS)
+def test_no_report_fails_on_a_hostile_comparison_or_reads_runs_elsewhere(
+    kind: str, honest: Path, alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(honest, alone / "run")
+    (alone / "mine.txt").write_text("SECRET\n")
+    (alone / "series").mkdir()
+    COMPARISONS[kind](alone / "series", alone / "mine.txt")
+    signal.alarm(PATIENCE)
+    assert main(["report", "series"]) == 2
+    signal.alarm(0)
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1, shown.err
+    assert "SECRET" not in shown.err
+    assert not (alone / "series" / "report.html").exists()
+
+
+@pytest.mark.parametrize("make", [fifo, link, device, folder])
+def test_no_model_is_loaded_from_what_is_no_file_of_the_run(
+    make: Callable[[Path, Path], None], honest: Path, alone: Path
+) -> None:
+    shutil.copytree(honest, alone / "run")
+    (alone / "mine.txt").write_text("SECRET\n")
+    instead("versions/final.safetensors", make)(alone / "run", alone / "mine.txt")
+    signal.alarm(PATIENCE)
+    with pytest.raises(ConfigError, match="recorded no final version"):
+        paceline.Run(alone / "run").state_dict()
 
 
 def remove(path: Path) -> None:

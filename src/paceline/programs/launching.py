@@ -16,7 +16,7 @@ import tomli_w
 from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, RunFailed
-from paceline.files import read_file
+from paceline.files import read_record
 from paceline.programs.child import Ended, carry_out
 from paceline.programs.comparison import Comparison
 from paceline.programs.flags import parsed, words
@@ -259,8 +259,8 @@ def _is_of_function(folder: Path) -> bool:
     if (folder / LEDGER).exists():
         return True
     try:
-        script = json.loads(read_file(folder / COMPARISON))["settings"]["script"]
-    except (OSError, ValueError, TypeError, LookupError):
+        script = json.loads(read_record(folder / COMPARISON))["settings"]["script"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return False
     return bool(script == str(folder.absolute() / kept.SCRIPT))
 

@@ -198,10 +198,14 @@ class Run:
             >>> model.load_state_dict(run.state_dict())  # doctest: +SKIP
         """
         from paceline.errors import ConfigError
+        from paceline.files import opened_record
 
         file = self._folder / "versions" / "final.safetensors"
-        if not file.exists():
-            raise ConfigError(f"{self._folder}: the run recorded no final version; {self.status}, it has none to load")
+        try:
+            opened_record(file).close()
+        except OSError:
+            why = f"the run recorded no final version; {self.status}, it has none to load"
+            raise ConfigError(f"{self._folder}: {why}") from None
         from safetensors.torch import load_file
 
         return load_file(file)
