@@ -93,6 +93,25 @@ def test_a_host_whose_connection_is_lost_has_a_fifth_of_the_timeout_to_come_back
     assert listens(found, 2, 30, "c") == [EndHost("b", 1, True, "its connection was lost, and it has not come back")]
 
 
+def test_a_host_that_may_have_been_turned_away_has_that_time_from_then_on() -> None:
+    found = begun("b", "c")
+    found.disconnected("b", 1, 0.0)
+    for second in range(1, 6):
+        assert listens(found, second - 1, second, "c") == []
+        found.crowded(float(second))
+    assert listens(found, 5, 7, "c") == []
+    assert listens(found, 7, 8, "c") == [EndHost("b", 1, True, "its connection was lost, and it has not come back")]
+
+
+def test_a_host_is_lost_after_the_timeout_whoever_else_is_turned_away() -> None:
+    found = begun("b", "c")
+    found.disconnected("b", 1, 0.0)
+    for second in range(1, 11):
+        assert listens(found, second - 1, second, "c") == []
+        found.crowded(float(second))
+    assert listens(found, 10, 11, "c") == [EndHost("b", 1, True, "silent for 11.0 s")]
+
+
 @pytest.mark.parametrize("pause", [1.0, 5.0, 11.0, 1000.0])
 @pytest.mark.parametrize("heard", [0.0, 5.0, 9.0])
 def test_a_head_that_was_late_itself_accuses_nobody(pause: float, heard: float) -> None:

@@ -504,7 +504,7 @@ def test_closing_leaves_no_socket() -> None:
     two.connect()
     got = two.b.fetch(Version(1), 10)
     stranger = socket.create_connection(two.door.address)
-    two.until(lambda: two.door._strangers)
+    two.until(lambda: two.door._waiting)
     known = raw(two, b"")
     two.until(lambda: two.port._strangers)
     stranger.close()

@@ -240,14 +240,14 @@ def test_a_silent_stranger_is_closed_with_one_line(lobby: Lobby, monkeypatch: py
     silent, slow = lobby.stranger(), lobby.stranger(frame(Kind.GREETING))
     lobby.until(lambda: has_ended(silent) and has_ended(slow))
     assert lobby.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"] * 2
-    assert not lobby.door._strangers
+    assert not lobby.door._waiting
 
 
 def test_a_stranger_who_leaves_is_not_worth_a_line(lobby: Lobby) -> None:
     end = lobby.stranger()
-    lobby.until(lambda: lobby.door._strangers)
+    lobby.until(lambda: lobby.door._waiting)
     end.close()
-    lobby.until(lambda: not lobby.door._strangers)
+    lobby.until(lambda: not lobby.door._waiting)
     assert not lobby.lines
 
 
@@ -259,7 +259,7 @@ def test_a_flood_of_strangers_closes_the_oldest_of_them_and_is_told_in_few_lines
         flood.append(lobby.stranger())
         lobby.loop.wait(0.0)
     lobby.until(lambda: sum(has_ended(end) for end in flood) == 200 - MOST_STRANGERS)
-    assert len(lobby.door._strangers) == MOST_STRANGERS
+    assert len(lobby.door._waiting) == MOST_STRANGERS
     assert len(lobby.lines) == tcp.LINES + 1
     lobby.came[0][1].send(b"still here")
     assert lobby.heard(one.end, 10) == b"still here"
@@ -290,7 +290,7 @@ def test_a_door_without_free_descriptors_accepts_later(lobby: Lobby, monkeypatch
     assert lobby.lines == ["no connection can be accepted for a second: Too many open files"]
     assert not lobby.loop.watches(listener._end)
     after[-1]()
-    lobby.until(lambda: lobby.door._strangers)
+    lobby.until(lambda: lobby.door._waiting)
     listener._end = real  # with the same descriptor, to be closed
 
 
@@ -323,12 +323,12 @@ def test_nothing_is_left_of_openings_that_are_closed() -> None:
     before = descriptors()
     lobby = Lobby()
     diallers = [lobby.dial() for _ in range(3)]
-    lobby.until(lambda: len(lobby.door._strangers) == 3)
+    lobby.until(lambda: len(lobby.door._waiting) == 3)
     for one in diallers:
         one.opening.close()
         one.opening.close()
     stranger = lobby.stranger()
-    lobby.until(lambda: len(lobby.door._strangers) == 1)
+    lobby.until(lambda: len(lobby.door._waiting) == 1)
     lobby.close()
     lobby.door.close()
     stranger.close()

@@ -7,7 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,12 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from paceline.fabric.token import Token
 from paceline.host import door, tls
-from paceline.host.door import MOST_HANDSHAKES, MOST_STRANGERS
 from paceline.host.opening import FRAME, Keys, Kind, dial
 from paceline.host.tcp import Stream, listen
 from paceline.host.tls import Tls
-from support.clusters import KEYS, TOKEN, Cluster, Order, Told, tls_keys
-from support.lobby import OTHER_TOKEN, Dialler, Lobby, frame, has_ended
+from support.clusters import KEYS, TOKEN, tls_keys
+from support.lobby import OTHER_TOKEN, Dialler, Lobby, answer, frame, has_ended
 
 GREETING = frame(Kind.GREETING_BEFORE_TLS)
 ONE_SIDE = "--trusted-network is given on one side only"
@@ -44,9 +42,9 @@ def opened(lobby: Lobby, one: Dialler) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
 
 
 def shakes_hands(lobby: Lobby, context: ssl.SSLContext) -> tuple[ssl.SSLSocket, list[ssl.SSLError]]:
-    """Somebody who dials, with another TLS than ours. Return their socket, and why it failed there, if it did."""
+    """Somebody with the token and another TLS than ours. Return their socket, and why it failed there, if it did."""
     raw = lobby.stranger(GREETING)
-    lobby.heard(raw, FRAME.size)
+    raw.send(answer(lobby.heard(raw, FRAME.size)))
     end = context.wrap_socket(raw, do_handshake_on_connect=False)
     lobby.ends.append(end)
     failed: list[ssl.SSLError] = []
@@ -125,9 +123,9 @@ def test_nothing_that_is_said_can_be_read_on_the_way(lobby: Lobby) -> None:
     before = len(tap.said["dialler"])
     tap.until(lambda: len(tap.said["dialler"]) > before)
     assert lobby.heard(lobby.came[0][1], 6) == b"secret"
-    for said in tap.said.values():
-        assert b"secret" not in said
-        assert b"aceline" not in said[FRAME.size :], "certificates are encrypted, too"
+    for who, frames in (("dialler", 2), ("listener", 1)):
+        assert b"secret" not in tap.said[who]
+        assert b"aceline" not in tap.said[who][frames * FRAME.size :], "certificates are encrypted, too"
     tap.one.end.close()
 
 
@@ -137,8 +135,7 @@ def test_what_was_overheard_opens_nothing_when_it_is_said_again(lobby: Lobby) ->
     again = lobby.stranger(bytes(tap.said["dialler"]))
     lobby.until(lambda: has_ended(again))
     assert len(lobby.came) == 1
-    (line,) = lobby.lines
-    assert line.startswith("connection from 127.0.0.1 refused: TLS fails: ")
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
     tap.one.end.close()
 
 
@@ -151,7 +148,7 @@ def test_two_tokens_are_refused_on_both_sides_and_another_try_would_not_help(lob
 
 
 def test_who_has_the_certificate_but_not_the_token_is_refused(lobby: Lobby) -> None:
-    """As if a certificate had been taken along from elsewhere: what is said over TLS asks for the token once more."""
+    """As if a certificate had been taken along from elsewhere: what is said before TLS asks for the token as well."""
     stolen = Keys(OTHER_TOKEN.key("challenge"), lobby.keys.certificates)
     one = lobby.dial(keys=stolen)
     lobby.until(lambda: one.failed and lobby.lines)
@@ -237,9 +234,8 @@ PLAIN = {
     "a browser": (b"GET / HTTP/1.1\r\n\r\n", "it does not speak as Paceline does"),
     "a browser with TLS": (b"\x16\x03\x01\x02\x00\x01\x00", "it does not speak as Paceline does"),
     "a greeting without TLS": (frame(Kind.GREETING), f"it does not speak TLS: {ONE_SIDE}"),
-    "a greeting and no TLS": (GREETING + frame(Kind.ANSWER), "it does not speak TLS"),
-    "a broken record": (GREETING + b"\x16\x03\x01\xff\xff" + b"x" * 100, "TLS fails: "),
-    "nothing of TLS 1": (GREETING + b"\x16" + b"\0" * 100, ""),
+    "a guess": (GREETING + frame(Kind.ANSWER) + b"\x16", "it has another token"),
+    "TLS, and no answer": (GREETING + b"\x16\x03\x01\x02\x00", "it does not speak as Paceline does"),
 }
 
 
@@ -253,6 +249,15 @@ def test_plain_bytes_are_refused_in_one_line_and_disturb_nobody(lobby: Lobby, sa
     assert line.isprintable()
     assert len(lobby.came) == 1
     good.end.close()
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01\xff\xff" + b"x" * 100, b"\x16" + bytes(100), b"x" * 100])
+def test_who_has_the_token_and_does_not_go_on_with_tls_is_refused(lobby: Lobby, said: bytes) -> None:
+    bad = lobby.stranger(GREETING)
+    bad.send(answer(lobby.heard(bad, FRAME.size)) + said)
+    lobby.until(lambda: has_ended(bad))
+    assert len(lobby.lines) == 1
+    assert not lobby.came
 
 
 def test_a_trusted_network_on_one_side_only_is_said_on_both_sides(lobby: Lobby) -> None:
@@ -281,67 +286,24 @@ def test_random_bytes_crash_nothing(lobby: Lobby) -> None:
     one.end.close()
 
 
-def first_flight() -> bytes:
-    """What somebody says first who speaks TLS, without waiting for an answer."""
+def test_handshakes_that_stop_halfway_hold_up_no_other_and_end_in_time(
+    lobby: Lobby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that have the token: others begin none. See `test_floods`."""
     outgoing = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         anybody().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
-    return GREETING + outgoing.read()
-
-
-def test_handshakes_that_stop_halfway_are_few_at_once_and_end_in_time(
-    lobby: Lobby, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE", 0.5)
-    said, most = first_flight(), 0
-    halfway = [lobby.stranger(said[: FRAME.size + 50 + 10 * number]) for number in range(20)]
+    flight = outgoing.read()
+    halfway = [lobby.stranger(GREETING) for _ in range(20)]
+    for number, end in enumerate(halfway):
+        end.send(answer(lobby.heard(end, FRAME.size)) + flight[: 50 + 10 * number])
     good = lobby.dial()
-
-    def all_ended() -> bool:
-        nonlocal most
-        most = max(most, len(lobby.door._turns._have))
-        return all(has_ended(end) for end in halfway) and bool(good.end or good.failed)
-
-    lobby.until(all_ended)
-    assert most == MOST_HANDSHAKES
-    assert not lobby.door._turns._have
-    again = lobby.dial()
-    lobby.until(lambda: again.end)
-    for one in (good, again):
-        if one.end:
-            one.end.close()
-
-
-def test_a_hundred_slow_handshakes_never_disturb_a_link_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE", 1.0)
-    cluster = Cluster(tls_keys())
-    host, at_host = cluster.host(timeout=2.0)
-    cluster.until(lambda: at_host.incarnation)
-    said = first_flight()
-    slow = [socket.create_connection(cluster.door.address) for _ in range(100)]
-    beats, began = len(at_host.beats), time.monotonic()
-    for at in range(len(said)):
-        for end in slow:
-            try:
-                end.send(said[at : at + 1])
-            except OSError:  # it was closed
-                continue
-        host.send(Told(at))
-        cluster.head.link.send("b", 1, Order(at))
-        cluster.loop.wait(0.0)
-        assert len(cluster.door._strangers) <= MOST_STRANGERS
-        if time.monotonic() > began + 5.0:
-            break
-    cluster.until(lambda: len(cluster.head.values) == at + 1 == len(at_host.values))
-    cluster.until(lambda: not cluster.door._strangers)
-    cluster.until(lambda: len(at_host.beats) > beats)
-    assert (at_host.connections, at_host.losses) == (1, [])
-    assert cluster.head.events == [("connected", "b", 1)]
-    _, late = cluster.host("c")
-    cluster.until(lambda: late.incarnation)
-    for end in slow:
-        end.close()
-    cluster.close()
+    lobby.until(lambda: good.end)
+    assert not any(has_ended(end) for end in halfway)
+    monkeypatch.setattr(door, "HANDSHAKE", 0.0)
+    lobby.door._see_to_silence()
+    lobby.until(lambda: all(has_ended(end) for end in halfway))
+    good.end.close()
 
 
 # --- what a stream does with TLS

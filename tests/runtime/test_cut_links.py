@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 
 from support.cut_links import KINDS, LONG, WAYS, Kind, Link, Links, Way
 from support.events import said
+from support.floods import KINDS as KINDS_OF_FLOODS
+from support.floods import flood
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, replayed
@@ -107,6 +111,36 @@ def test_a_link_that_comes_back_in_time_goes_on_where_it_was(links: Links, link:
     link.mend()
     (launch.tmp_path / "mended").touch()
     went_on(ended(process))
+
+
+def memory(process: int) -> float:
+    """MiB that the process has in memory."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@pytest.mark.long  # tests/host/test_floods.py has what a door does, without a run
+@pytest.mark.parametrize("kind", sorted(KINDS_OF_FLOODS))
+def test_a_run_goes_on_beside_a_flood_and_a_host_that_is_cut_off_comes_back(
+    kind: str, links: Links, link: Link, launch: Launch, tmp_path: Path
+) -> None:
+    """The flood comes from the host's own address, and the host is 25 ms away."""
+    link.delay = 0.025
+    process = launch.start(script(MEETS), *HOSTS, "-p", "asp", first=links.first)
+    await_file(launch.tmp_path / "third")
+    before = memory(process.pid)
+    with flood(tuple(json.loads((tmp_path / "links" / "node-1").read_text())), kind, 200):
+        time.sleep(3.0)
+        for _ in range(2):
+            link.cut()
+            for each_kind in KINDS:
+                link.await_made(each_kind, 1)
+            time.sleep(1.0)
+        assert memory(process.pid) < before + 20
+        (launch.tmp_path / "mended").touch()
+        run = ended(process)
+    went_on(run)
 
 
 @pytest.mark.long  # that a host dials again after three beats is stated without a clock in tests/fabric/test_control.py

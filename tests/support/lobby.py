@@ -64,11 +64,17 @@ class Lobby:
     def serve(self, purpose: str) -> None:
         self.door.serves(purpose, lambda end: self.came.append((purpose, end)))
 
-    def dial(self, purpose: str = "control", keys: Keys | None = None, buffer: int | None = None) -> Dialler:
-        """Dial as another host does. `buffer`: bytes that wait there unread."""
+    def dial(
+        self,
+        purpose: str = "control",
+        keys: Keys | None = None,
+        buffer: int | None = None,
+        address: tcp.Address | None = None,
+    ) -> Dialler:
+        """Dial as another host does. `buffer`: bytes that wait there unread. `address`: what stands for the door's."""
         one = Dialler()
         if buffer is None:
-            to = self.door.address, keys or self.keys, purpose, self.loop
+            to = address or self.door.address, keys or self.keys, purpose, self.loop
             one.opening = dial(*to, opened=one.opened, failed=one.has_failed)
         else:
             end = self.loop.dial(self.door.address)
@@ -77,9 +83,9 @@ class Lobby:
             one.opening = Opening(side, self.loop, opened=lambda it: one.opened(it.end), failed=one.has_failed)
         return one
 
-    def stranger(self, said: bytes = b"") -> socket.socket:
-        """Somebody who dials and says this, and whom nothing holds up."""
-        end = socket.create_connection(self.door.address)
+    def stranger(self, said: bytes = b"", source: str = "") -> socket.socket:
+        """Somebody who dials from there and says this, and whom nothing holds up."""
+        end = socket.create_connection(self.door.address, source_address=(source, 0) if source else None)
         end.setblocking(False)
         if said:
             end.send(said)

@@ -82,7 +82,7 @@ class _Host:
     heard: float = 0.0
     """How long the head had listened when it last heard of this host."""
     lost: float | None = None
-    """How long the head had listened when its connection was lost, if it has not come back."""
+    """How long the head had listened when its connection was lost, if it has not come back. See `crowded`, too."""
 
     @property
     def here(self) -> bool:
@@ -154,6 +154,12 @@ class Hosts:
         self._listen(now)
         if (one := self._living(host, incarnation)) is not None and one.lost is None:
             one.lost = self._listened
+
+    def crowded(self, now: float) -> None:
+        """So many dial from where hosts are that one was turned away. It may be a lost host: their time begins anew."""
+        self._listen(now)
+        for one in self._hosts.values():
+            one.lost = None if one.lost is None else self._listened
 
     def heard(self, host: str, incarnation: int, now: float) -> None:
         """Something has come from the host."""

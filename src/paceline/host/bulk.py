@@ -38,7 +38,7 @@ from paceline.fabric.memory import Span
 from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
-from paceline.host.loop import Alarm, Loop
+from paceline.host.loop import Loop
 from paceline.host.names import Fields, fields_of, item_of
 from paceline.host.opening import Keys, Opened, Opening, dial
 from paceline.host.tcp import AT_ONCE, Address, Lines, Stream
@@ -302,7 +302,6 @@ class _Connection:
         show: Callable[[str], object],
     ) -> None:
         """`greeted` takes the first frame, and calls `open` or `close`. `lost` is not called after `close`."""
-        self.since = loop.now()
         self.sent = 0
         """Bytes of parts."""
         self._greeted = greeted
@@ -420,7 +419,6 @@ class Port:
         self._expected: dict[str, Bulk] = {}
         self._strangers: dict[_Connection, None] = {}
         self._lines = Lines(show, loop.now)
-        self._alarm = Alarm(loop, self._see_to_silence)
         door.serves(PURPOSE, self._opened)
 
     def expect(self, bulk: Bulk) -> None:
@@ -429,7 +427,6 @@ class Port:
 
     def close(self) -> None:
         """Take no more connections. Hosts that have dialled stay connected until their `Bulk` ends."""
-        self._alarm.turn_off()
         for stranger in list(self._strangers):
             stranger.close()
         self._strangers.clear()
@@ -439,7 +436,7 @@ class Port:
             end, self._loop, self._timeout, greeted=self._greeted, lost=self._lost, show=self._lines.show
         )
         self._strangers[stranger] = None
-        self._alarm.set(stranger.since + HANDSHAKE)
+        self._loop.after(HANDSHAKE, partial(self._overdue, stranger))
 
     def _greeted(self, stranger: _Connection, hello: Hello | Refused) -> None:
         if isinstance(hello, Refused):
@@ -465,11 +462,8 @@ class Port:
         del self._strangers[stranger]
         stranger.close(why and f"connection refused: {why}")
 
-    def _see_to_silence(self) -> None:
-        for stranger in list(self._strangers):
-            if self._loop.now() < stranger.since + HANDSHAKE:
-                self._alarm.set(stranger.since + HANDSHAKE)
-                return
+    def _overdue(self, stranger: _Connection) -> None:
+        if stranger in self._strangers:
             self._turn_away(stranger, f"it has said nothing for {HANDSHAKE:.0f} s")
 
 

@@ -29,7 +29,7 @@ from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Loop
 from paceline.host.messages import Message
 from paceline.host.names import Fields, fields_of, item_of
-from paceline.host.opening import Greeted, Keys
+from paceline.host.opening import Answered, Keys
 from paceline.host.tcp import Address
 
 NAME = "paceline-data"
@@ -49,12 +49,12 @@ class Listen(Message):
 
 
 class Took(Message):
-    """A connection that a host has opened up to its greeting comes along. Do the rest. See `opening.Greeted`."""
+    """A connection that a host has opened up to its answer comes along. Do the rest. See `opening.Answered`."""
 
     descriptors: ClassVar[int] = 1
     purpose: str
-    speaks_tls: bool
     theirs: bytes
+    ours: bytes
 
 
 class Expect(Message):
@@ -341,9 +341,9 @@ class _Process:
         match message:
             case Listen(hello=hello, timeout=timeout):
                 self._port = Port(self._door, self.loop, hello, self._show, timeout)
-            case Took(purpose=purpose, speaks_tls=speaks_tls, theirs=theirs):
+            case Took(purpose=purpose, theirs=theirs, ours=ours):
                 end = socket.socket(fileno=descriptors.pop())
-                self._door.takes(Greeted(end, purpose, speaks_tls, theirs))
+                self._door.takes(Answered(end, purpose, theirs, ours))
             case Expect(pipe=number, host=host, incarnation=incarnation):
                 assert self._port is not None
                 self._port.expect(self._meets(number, host, incarnation).bulk)

@@ -1,32 +1,51 @@
 """Where other hosts dial: one port, whatever a connection is for.
 
-A connection is opened (`host.opening`), and goes to who serves its purpose. Until then it is a stranger's. Strangers
-are bounded: a flood of them may keep newcomers out, and never disturbs a host that has come.
+A connection is opened (`host.opening`), and goes to who serves its purpose. Until its dialler has shown the token, it
+is a stranger's. Strangers have so many places, and get no TLS and no other process.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.fabric.control import HANDSHAKE
 from paceline.host.loop import Alarm, Loop
-from paceline.host.opening import Greeted, Keys, Opened, Opening, Side, Turns, greets, listens
-from paceline.host.tcp import Address, Lines, Listener, peer_of
+from paceline.host.opening import Answered, Keys, Opening, Side, challenges, welcomes
+from paceline.host.tcp import Address, Lines, Listener, peer_of, shown
 
-MOST_STRANGERS = 32
-"""Connections that are not opened. One more closes the oldest of them."""
-MOST_HANDSHAKES = 4
-"""TLS handshakes that go on at once: each takes some milliseconds of the loop."""
+MOST_STRANGERS = 128
+"""Places of strangers. If 1,000 dial in a second, each has 128 ms for the one round trip that an answer takes."""
+
+T = TypeVar("T")
 
 
-class _Stranger(NamedTuple):
+def network(host: str) -> str | bytes:
+    """Return the address; of IPv6 its first half: who has one address there has all."""
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] if ":" in host else host
+
+
+def goes(strangers: Mapping[T, str | bytes]) -> T:
+    """Return who has to go for another one: the oldest, who is first, of the network with the most places.
+
+    So a flood from a few networks displaces itself alone, and each stranger has as long as the places last. If the
+    newest had to go, a few silent ones would keep all others out.
+    """
+    counts = Counter(strangers.values())
+    return max(strangers, key=lambda one: counts[strangers[one]])
+
+
+class _Waiting(NamedTuple):
     """What is known of a connection that is not opened."""
 
     since: float
     peer: str
-    """Where it comes from."""
+    """Where it comes from, as it is shown."""
+    network: str | bytes
+    """Where a stranger comes from. Empty: it is no stranger's."""
 
 
 class Door:
@@ -34,14 +53,17 @@ class Door:
 
     def __init__(self, listener: socket.socket | None, loop: Loop, keys: Keys, show: Callable[[str], object]) -> None:
         """`listener`: see `tcp.listen`. The door closes it. None: another process listens. See `takes`."""
+        self.crowded: Callable[[], object] = lambda: None
+        """Told that a connection has to go that may be a host's."""
         self._loop = loop
         self._keys = keys
         self._lines = Lines(show, loop.now)
         self._serves: dict[str, Callable[[Any], object]] = {}
-        self._hands_over: dict[str, Callable[[Greeted], object]] = {}
-        self._strangers: dict[Opening[Opened | Greeted], _Stranger] = {}
+        self._hands_over: dict[str, Callable[[Answered], object]] = {}
+        self._waiting: dict[Opening[Any], _Waiting] = {}
         """Those that came first are the first."""
-        self._turns = Turns(MOST_HANDSHAKES, loop)
+        self._known: set[str | bytes] = set()
+        """Networks of hosts. Strangers from elsewhere don't take their places."""
         self._alarm = Alarm(loop, self._see_to_silence)
         self._listener = None if listener is None else Listener(listener, loop, self._accepted, show)
 
@@ -55,64 +77,67 @@ class Door:
         """Hand the socket of each connection for that purpose to this function, once it is opened."""
         self._serves[purpose] = call
 
-    def hands_over(self, purpose: str, call: Callable[[Greeted], object]) -> None:
+    def hands_over(self, purpose: str, call: Callable[[Answered], object]) -> None:
         """Hand each connection for that purpose to this function, which has the rest of its opening done elsewhere."""
         self._hands_over[purpose] = call
 
-    def takes(self, greeted: Greeted) -> None:
-        """Do the rest of an opening whose connection another process has handed over."""
-        self._lets_in(listens(greeted, self._keys, self._serves.__contains__), peer_of(greeted.end))
+    def takes(self, answered: Answered) -> None:
+        """Do the rest of an opening. Another process may have handed it over."""
+        side = welcomes(answered, self._keys, self._serves.__contains__)
+        self._opens(side, lambda one: self._serves[one.purpose](one.end), peer_of(answered.end), "")
 
     def close(self) -> None:
         """Let nobody in any more. Closing twice does no harm."""
         self._alarm.turn_off()
         if self._listener is not None:
             self._listener.close()
-        for stranger in self._strangers:
-            stranger.close()
-        self._strangers.clear()
+        for one in self._waiting:
+            one.close()
+        self._waiting.clear()
 
-    def _accepted(self, end: Any) -> None:
-        self._lets_in(self._answers(end), peer_of(end))
+    def _accepted(self, end: Any, address: Address) -> None:
+        where = network(address[0])
+        known = where in self._known
+        there = {one: it.network for one, it in self._waiting.items() if it.network}
+        rivals = {one: its for one, its in there.items() if (its in self._known) == known}
+        while len(rivals) >= MOST_STRANGERS:
+            one = goes(rivals)
+            del rivals[one]
+            self._close(one, "too many connections have said nothing")
+            if known:
+                self.crowded()
+        self._opens(challenges(end, self._keys), partial(self._answered, where), shown(address), where)
 
-    def _answers(self, end: Any) -> Side[Opened | Greeted]:
-        greeted = yield from greets(end)
-        if greeted.purpose in self._hands_over:
-            return greeted
-        return (yield from listens(greeted, self._keys, self._serves.__contains__))
+    def _answered(self, where: str | bytes, one: Answered) -> None:
+        self._known.add(where)
+        self._hands_over.get(one.purpose, self.takes)(one)
 
-    def _lets_in(self, side: Side[Any], peer: str) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
-            self._turn_away(next(iter(self._strangers)), "too many connections have said nothing")
-        stranger: Opening[Opened | Greeted] = Opening(
+    def _opens(self, side: Side[T], then: Callable[[T], object], peer: str, where: str | bytes) -> None:
+        def opened(one: T) -> None:
+            del self._waiting[opening]
+            then(one)
+
+        opening: Opening[T] = Opening(
             side,
             self._loop,
-            opened=lambda one: self._opened(stranger, one),
-            failed=lambda why, final: self._failed(stranger, why if final else ""),
-            turns=self._turns,
+            opened=opened,
+            failed=lambda why, final: self._failed(opening, why if final else ""),
         )
-        self._strangers[stranger] = _Stranger(self._loop.now(), peer)
+        self._waiting[opening] = _Waiting(self._loop.now(), peer, where)
         self._alarm.set(self._loop.now() + HANDSHAKE)
 
-    def _opened(self, stranger: Opening[Opened | Greeted], one: Opened | Greeted) -> None:
-        del self._strangers[stranger]
-        if isinstance(one, Greeted):
-            self._hands_over[one.purpose](one)
-        else:
-            self._serves[one.purpose](one.end)
-
-    def _failed(self, stranger: Opening[Opened | Greeted], why: str) -> None:
-        known = self._strangers.pop(stranger)
+    def _failed(self, one: Opening[Any], why: str) -> None:
+        known = self._waiting.pop(one)
         if why:
             self._lines.show(f"connection from {known.peer} refused: {why}")
 
-    def _turn_away(self, stranger: Opening[Opened | Greeted], why: str) -> None:
-        stranger.close()
-        self._failed(stranger, why)
+    def _close(self, one: Opening[Any], why: str) -> None:
+        one.close()
+        self._failed(one, why)
 
     def _see_to_silence(self) -> None:
-        for stranger, known in list(self._strangers.items()):
+        for one, known in list(self._waiting.items()):
             if self._loop.now() < known.since + HANDSHAKE:
                 self._alarm.set(known.since + HANDSHAKE)
                 return
-            self._turn_away(stranger, f"it has said nothing for {HANDSHAKE:.0f} s")
+            self._close(one, f"it has said nothing for {HANDSHAKE:.0f} s")

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.fabric.unix import Channel, pair
 
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
-BACKLOG = 128
+BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 
 

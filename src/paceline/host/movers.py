@@ -27,7 +27,7 @@ from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Loop
 from paceline.host.messages import Message
 from paceline.host.names import fields_of, item_of
-from paceline.host.opening import Greeted, Keys
+from paceline.host.opening import Answered, Keys
 from paceline.host.outbox import Outbox
 from paceline.host.processes import cpu_seconds, end_in_time, fork_child
 from paceline.host.tcp import Address
@@ -299,10 +299,9 @@ class InProcess:
                     except MessageUnreadable as error:
                         self.say(told.Break(message.connection, str(error)))
 
-    def _hand_over(self, greeted: Greeted) -> None:
-        took = told.Took(greeted.purpose, greeted.speaks_tls, greeted.theirs)
-        self.say(took, (greeted.end.fileno(),))
-        greeted.end.close()
+    def _hand_over(self, answered: Answered) -> None:
+        self.say(told.Took(answered.purpose, answered.theirs, answered.ours), (answered.end.fileno(),))
+        answered.end.close()
 
     def _has_to_answer(self, timeout: float) -> None:
         """See that the process does what it is told from now on: connections of one that is stopped look good."""

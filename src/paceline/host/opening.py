@@ -3,12 +3,14 @@
     dialler                                            listener
     greeting    what for, random bytes       ───►
                                              ◄───      challenge   random bytes
-    ─────────────── TLS 1.3, where there are certificates ───────────────
     answer      a proof over all of that     ───►
+    ─────────────── TLS 1.3, where there are certificates ───────────────
                                              ◄───      welcome     another proof over the same
 
 What comes before TLS holds no secret. It says what the connection is for, so that whoever serves that can do the rest,
 in a process of its own. And it says why two sides can't go on, in words of ours. Nobody relies on it before the proofs.
+
+The answer comes before TLS, so all that a stranger gets is a challenge, and no handshake, which takes milliseconds.
 
 A proof takes a key that follows from the token. Both sides draw random bytes for each connection, so nobody can use
 what they have heard once. The two proofs differ, so none can be thrown back. A side that can't go on says why in one
@@ -36,7 +38,7 @@ from paceline.fabric.token import Token
 from paceline.host.loop import Loop
 from paceline.host.tcp import ENDED, Address, leave, to_itself, told
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of what hosts say to each other, over connections of any purpose."""
 MAGIC = b"\xc1paceline"
 """What all frames begin with, in all versions. No text and no TLS begins so."""
@@ -111,8 +113,7 @@ class Wait(NamedTuple):
     """What an opening waits for."""
 
     end: Any
-    what: Literal["bytes", "room", "turn"]
-    """`turn`: so many handshakes may go on at once."""
+    what: Literal["bytes", "room"]
 
 
 class Opened(NamedTuple):
@@ -122,14 +123,14 @@ class Opened(NamedTuple):
     purpose: str
 
 
-class Greeted(NamedTuple):
-    """A connection whose dialler has said what it is for. Nothing shows yet that it has the token."""
+class Answered(NamedTuple):
+    """A connection whose dialler has shown that it has the token. Where there are certificates, TLS is next."""
 
     end: Any
     purpose: str
-    speaks_tls: bool
     theirs: bytes
     """The dialler's random bytes."""
+    ours: bytes
 
 
 Side = Generator[Wait, None, T]
@@ -148,13 +149,13 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
         ours = secrets.token_bytes(32)
         yield from _say(end, Kind.GREETING if keys.certificates is None else Kind.GREETING_BEFORE_TLS, purpose, ours)
         _, _, theirs = yield from _hear(end, Kind.CHALLENGE)
+        yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
         if keys.certificates is not None:
             end = keys.certificates.wrap(end, listens=False)
             yield from _shake_hands(end)
-        yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
         kind, _, proof = yield from _hear(end, Kind.WELCOME, Kind.NOT_SERVED)
         if kind == Kind.NOT_SERVED:
-            raise NotOpened(_not_served(purpose).there)
+            raise NotOpened(_not_served(purpose)[0])
         _prove(proof, _proof(keys, "listener", purpose, ours, theirs))
         return Opened(end, purpose)
     except BaseException:
@@ -162,8 +163,8 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
         raise
 
 
-def greets(end: Any) -> Side[Greeted]:
-    """The beginning of the listener's side, of a connection that was accepted. It takes no key."""
+def challenges(end: Any, keys: Keys) -> Side[Answered]:
+    """The beginning of the listener's side, of a connection that was accepted: all that strangers get."""
     try:
         end.setblocking(False)
         _send_at_once(end)
@@ -173,17 +174,7 @@ def greets(end: Any) -> Side[Greeted]:
         except _OtherVersion:
             yield from _say(end, Kind.CHALLENGE)  # which shows this one's version
             raise
-        return Greeted(end, purpose, kind == Kind.GREETING_BEFORE_TLS, theirs)
-    except BaseException:
-        leave(end)
-        raise
-
-
-def listens(greeted: Greeted, keys: Keys, serves: Callable[[str], bool]) -> Side[Opened]:
-    """The rest of the listener's side. `serves`: whether it is there for that purpose."""
-    end, purpose, speaks_tls, theirs = greeted
-    try:
-        yield Wait(end, "room")
+        speaks_tls = kind == Kind.GREETING_BEFORE_TLS
         if keys.certificates is not None and not speaks_tls:
             yield from _say(end, Kind.WANTS_TLS)
             raise NotOpened(f"it does not speak TLS: {ONE_SIDE}")
@@ -192,53 +183,36 @@ def listens(greeted: Greeted, keys: Keys, serves: Callable[[str], bool]) -> Side
             raise NotOpened(f"it speaks TLS: {ONE_SIDE}")
         ours = secrets.token_bytes(32)
         yield from _say(end, Kind.CHALLENGE, "", ours)
-        if keys.certificates is not None:
-            yield Wait(end, "bytes")
-            yield Wait(end, "turn")
-            end = keys.certificates.wrap(end, listens=True)
-            yield from _shake_hands(end)
         _, _, proof = yield from _hear(end, Kind.ANSWER)
         try:
             _prove(proof, _proof(keys, "dialler", purpose, theirs, ours))
         except NotOpened:
+            if speaks_tls:
+                yield Wait(end, "bytes")  # TLS begins: a dialler that is still sending would miss the refusal
             yield from _say(end, Kind.OTHER_TOKEN)
             raise
-        if not serves(purpose):
-            yield from _say(end, Kind.NOT_SERVED)
-            raise NotOpened(_not_served(purpose).here)
-        yield from _say(end, Kind.WELCOME, purpose, _proof(keys, "listener", purpose, theirs, ours))
-        return Opened(end, purpose)
+        return Answered(end, purpose, theirs, ours)
     except BaseException:
         leave(end)
         raise
 
 
-class Turns:
-    """Lets so many openings go on at once, and the others after them."""
-
-    def __init__(self, most: int, loop: Loop) -> None:
-        self._most = most
-        self._loop = loop
-        self._have: set[Opening[Any]] = set()
-        self._wait: dict[Opening[Any], None] = {}
-
-    def take(self, opening: Opening[Any]) -> None:
-        """Let it go on, now or later."""
-        self._wait[opening] = None
-        self._let()
-
-    def give_back(self, opening: Opening[Any]) -> None:
-        """It is over, whether it had a turn or not."""
-        self._wait.pop(opening, None)
-        self._have.discard(opening)
-        self._let()
-
-    def _let(self) -> None:
-        while self._wait and len(self._have) < self._most:
-            opening = next(iter(self._wait))
-            del self._wait[opening]
-            self._have.add(opening)
-            self._loop.after(0.0, opening.go_on)
+def welcomes(answered: Answered, keys: Keys, serves: Callable[[str], bool]) -> Side[Opened]:
+    """The rest of the listener's side. `serves`: whether it is there for that purpose."""
+    end, purpose, theirs, ours = answered
+    try:
+        yield Wait(end, "room")
+        if keys.certificates is not None:
+            end = keys.certificates.wrap(end, listens=True)
+            yield from _shake_hands(end)
+        if not serves(purpose):
+            yield from _say(end, Kind.NOT_SERVED)
+            raise NotOpened(_not_served(purpose)[1])
+        yield from _say(end, Kind.WELCOME, purpose, _proof(keys, "listener", purpose, theirs, ours))
+        return Opened(end, purpose)
+    except BaseException:
+        leave(end)
+        raise
 
 
 class Opening(Generic[T]):
@@ -251,14 +225,12 @@ class Opening(Generic[T]):
         *,
         opened: Callable[[T], object],
         failed: Callable[[str, bool], object],
-        turns: Turns | None = None,
     ) -> None:
         """`failed`: told why, and whether another try would fail as well."""
         self._side = side
         self._loop = loop
         self._opened = opened
         self._failed = failed
-        self._turns = turns
         self._watched: Any = None
         self._closed = False
         self._await(next(side))
@@ -288,14 +260,8 @@ class Opening(Generic[T]):
             self._closed = True
             self._unwatch()
             self._side.close()
-            if self._turns is not None:
-                self._turns.give_back(self)
 
     def _await(self, wait: Wait) -> None:
-        if wait.what == "turn":
-            assert self._turns is not None
-            self._turns.take(self)
-            return
         self._watched = wait.end
         if wait.what == "bytes":
             self._loop.watch(wait.end, self.go_on)
@@ -398,41 +364,31 @@ _REASONS = {
     "CERTIFICATE_VERIFY_FAILED": OTHER_TOKEN,
     "TLSV1_ALERT_UNKNOWN_CA": OTHER_TOKEN,
     "TLSV1_ALERT_DECRYPT_ERROR": OTHER_TOKEN,
-    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "WRONG_VERSION_NUMBER": OTHER_TOKEN,  # a listener says so in clear, in the place of TLS
     "UNSUPPORTED_PROTOCOL": "it speaks an older TLS than 1.3",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks an older TLS than 1.3",
 }
 """By OpenSSL's name for what is wrong: what that means here."""
 
 
-class _NotServed(NamedTuple):
-    """What it means that a listener does not serve a purpose."""
-
-    there: str
-    """Said to the dialler."""
-    here: str
-    """Said where it listens."""
-
-
-_OTHER_COMMANDS = {
-    "control": _NotServed(
-        "paceline doctor listens there, which only measures a link; begin the run there with paceline run --listen",
-        "it is paceline join, and paceline doctor listens here, which only measures a link",
-    ),
-    "measure": _NotServed(
+_BEGUN_OTHERWISE = (
+    "paceline doctor listens there, which only measures a link; begin the run there with paceline run --listen",
+    "it is paceline join, and paceline doctor listens here, which only measures a link",
+)
+_NOT_SERVED = {
+    "control": _BEGUN_OTHERWISE,
+    "hash-seed": _BEGUN_OTHERWISE,  # which `paceline join` asks for before
+    "measure": (
         "a run listens there, which measures no link; begin with paceline doctor --listen there, at another port",
         "it is paceline doctor, and a run listens here, which measures no link",
     ),
 }
-"""By purpose: the two commands that listen are told apart by what they serve."""
+"""By purpose: what is said to the dialler and where it listens. The two commands that listen are told apart so."""
 
 
-_OTHER_COMMANDS["hash-seed"] = _OTHER_COMMANDS["control"]  # which `paceline join` asks for before
-
-
-def _not_served(purpose: str) -> _NotServed:
-    nothing = _NotServed(f"nothing is served there for {purpose!r}", f"nothing is served here for {purpose!r}")
-    return _OTHER_COMMANDS.get(purpose, nothing)
+def _not_served(purpose: str) -> tuple[str, str]:
+    nothing = f"nothing is served there for {purpose!r}", f"nothing is served here for {purpose!r}"
+    return _NOT_SERVED.get(purpose, nothing)
 
 
 def _send_at_once(end: Any) -> None:

@@ -237,7 +237,11 @@ class Listener:
     """Accepts connections in the loop."""
 
     def __init__(
-        self, end: socket.socket, loop: Loop, came: Callable[[socket.socket], object], show: Callable[[str], object]
+        self,
+        end: socket.socket,
+        loop: Loop,
+        came: Callable[[socket.socket, Address], object],
+        show: Callable[[str], object],
     ) -> None:
         self.address: Address = end.getsockname()[:2]
         self._end = end
@@ -259,7 +263,7 @@ class Listener:
     def _accept(self) -> None:
         for _ in range(ACCEPTS):
             try:
-                end, _ = self._end.accept()
+                end, address = self._end.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -269,7 +273,7 @@ class Listener:
                     self._loop.after(1.0, self._again)
                     return
                 continue  # it has gone before it was accepted
-            self._came(end)
+            self._came(end, address[:2])
             if self._closed:
                 return
 

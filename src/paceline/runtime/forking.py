@@ -13,6 +13,7 @@ from paceline.fabric.memory import available_bytes
 from paceline.fabric.token import forget
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
+from paceline.host.door import MOST_STRANGERS
 from paceline.host.output import Output
 from paceline.host.processes import allow_descriptors
 from paceline.host.turns import Turns
@@ -25,8 +26,8 @@ from paceline.runtime.settings import Settings
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
-DESCRIPTORS_OF_HOSTS = 48
-"""How many more a head needs: for connections that have said nothing yet, of which its door keeps some."""
+DESCRIPTORS_OF_HOSTS = 16 + 2 * MOST_STRANGERS
+"""How many more a head needs: for strangers, from anywhere and from where hosts are."""
 
 
 def check_memory(workers: int) -> None:

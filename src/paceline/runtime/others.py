@@ -85,6 +85,7 @@ class Others:
         head, timeout = meeting.head, settings.host_timeout
         self._hosts = Hosts(head, wanted=settings.hosts - 1, names=tuple(meeting.agents), timeout=timeout)
         self._door = Door(meeting.listener, loop, meeting.keys, output.say)
+        self._door.crowded = lambda: self._hosts.crowded(self._link.now())
         seed_asked.tell(self._door)
         self._link = HeadLink(HeadEnd(head, meeting.run, between.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
