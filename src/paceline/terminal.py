@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 from typing import TextIO
+
+_MOVES = re.compile(r"\x1b\[(?:[0-9;]*[A-HJKm]|\?25[hl])|[^\n\r\t\b -~]")
+"""Colours and moves of the cursor as progress bars have them, or one sign that is no end of a line."""
 
 
 def redraws(*streams: TextIO) -> bool:
@@ -29,3 +33,8 @@ def is_read(stream: TextIO, within: float = 0.0) -> bool:
     except (OSError, ValueError):  # it is no file, or closed
         return True
     return bool(poll.poll(within * 1000))
+
+
+def tame(text: str) -> str:
+    """Return what another machine has printed, with colours and progress bars. Nothing else is sent to a terminal."""
+    return _MOVES.sub(lambda found: found[0] if found[0][1:] or found[0].isprintable() else ascii(found[0])[1:-1], text)

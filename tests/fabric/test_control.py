@@ -68,8 +68,9 @@ def values(outcome: Outcome) -> list[int]:
 class Two:
     """A host and the head, and one connection at a time, over which bytes pass at once."""
 
-    def __init__(self, host: HostEnd | None = None, head: HeadEnd | None = None, before: int = 0) -> None:
-        """`before`: connections that the head has had."""
+    def __init__(self, host: HostEnd | None = None, head: HeadEnd | None = None, before: int = 0, **given: int) -> None:
+        """`before`: connections that the head has had. `given`: with which hosts are admitted."""
+        self.given = given
         self.host, self.head = host or host_end(), head or head_end()
         self.before = before
         self.now = 0.0
@@ -110,7 +111,7 @@ class Two:
         self.at_head += events(outcome)
         for one in [one for one in outcome if isinstance(one, Came)]:
             self.incarnation += 1
-            outcome = outcome + self.head.admit(one.connection, self.incarnation, self.now)
+            outcome = outcome + self.head.admit(one.connection, self.incarnation, self.now, **self.given)
         self.at_head += [one for one in outcome if isinstance(one, Connected) and one not in self.at_head]
         data = data_of(outcome)
         if data and self.connection is not None:
@@ -192,12 +193,24 @@ def test_a_frame_in_parts_is_read_once_it_is_whole() -> None:
 def test_a_message_may_be_as_long_as_it_says_once_hosts_have_met() -> None:
     two = Two().connect()
     about = len(msgspec.msgpack.encode(Told(0, b"x" * 100_000))) - 100_000
-    two.on_host(two.host.send(Told(0, b"x" * (numbered.LONGEST - about)), 0.0))
+    two.on_host(two.host.send(Told(0, b"x" * (numbered.LONGEST_SAID - about)), 0.0))
     assert values(two.at_head) == [0]
-    with pytest.raises(ValueError, match="a Told has 16,777,217 bytes, and may have 16,777,216"):
-        two.host.send(Told(1, b"x" * (numbered.LONGEST - about + 1)), 0.0)
+    with pytest.raises(ValueError, match="a Told has 4,194,305 bytes, and may have 4,194,304"):
+        two.host.send(Told(1, b"x" * (numbered.LONGEST_SAID - about + 1)), 0.0)
     two.tell(2)
     assert values(two.at_head) == [0, 2]
+
+
+def test_a_host_that_takes_no_part_yet_may_say_little_and_more_once_it_does() -> None:
+    two = Two(most=numbered.LONGEST_OF_NEWCOMERS).connect()
+    long = Told(0, b"x" * 2 * numbered.LONGEST_OF_NEWCOMERS)
+    two.head.takes_part("b")
+    two.on_host(two.host.send(long, 0.0))
+    assert values(two.at_head) == [0]
+    two = Two(most=numbered.LONGEST_OF_NEWCOMERS).connect()
+    two.on_host(two.host.send(long, 0.0))
+    assert values(two.at_head) == []
+    assert any(isinstance(one, Close) and "and may have 65,600" in one.why for one in two.at_head)
 
 
 def test_acknowledgements_go_out_soon_if_nothing_else_does() -> None:

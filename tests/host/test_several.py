@@ -10,22 +10,30 @@ from unittest.mock import Mock, patch
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from paceline.core.items import Blob, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
-from paceline.errors import MessageUnreadable
+from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import between, messages
 from paceline.host.contract import NotHere
 from paceline.host.several import Other, SeveralHosts
 from paceline.records.times import Fetch
+from support.rooms import OFFER
+
+DECLINED = messages.Declined()
 
 
 class Several:
     """The head, and one other host with workers 2 and 3."""
 
     def __init__(self) -> None:
-        self.head, self.carrier, self.news = Mock(linked=False, shards=(), owns_replicas=False), Mock(), Mock()
+        self.head, self.carrier, self.news = (
+            Mock(linked=False, shards=(), owns_replicas=False, shards_on=()),
+            Mock(),
+            Mock(),
+        )
         self.head.name = "node-0"
         self.told: list[messages.Message] = []
         self.at = 0.0
@@ -36,6 +44,13 @@ class Several:
         self.head.hear = self._hear
         other = Other("node-1", range(2, 4), self.told.append)
         self.hosts = SeveralHosts(self.head, [other], self.carrier, self.news, lambda: self.at)
+        self.hosts.amiss = self._amiss
+        for snapshot in (1, 2):
+            other.turns_of(2).told(messages.Keep(snapshot, 4, 0))
+
+    def _amiss(self, host: str, why: str) -> None:
+        assert host == "node-1"
+        raise MessageUnreadable(why)
 
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         self.heard.append((worker, message, [os.pread(one, 1000, 0) for one in descriptors]))
@@ -46,6 +61,11 @@ class Several:
         """The other host says this."""
         for message in said:
             self.hosts.delivered("node-1", message)
+
+    def takes(self, worker: int, version: int) -> None:
+        """The worker is to have that version, and the other host says that it has."""
+        self.hosts.carry_out(StartPull(worker=worker, version=version), 0.0)
+        self.say(between.Taken(worker, version))
 
     def comes(self, name: str) -> Callable[..., object]:
         """Return what ends the fetch of that name: with its bytes, or with why it can't come."""
@@ -107,12 +127,15 @@ def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
     fetched, brought = between.Fetched("node-0", "version", None, 3, 40, 0.5), several.news.brought
-    for at, said in ((1.0, fetched), (1.5, between.Taken(2, 3)), (2.0, between.Taken(3, 3)), (4.0, fetched)):
+    for at, worker in ((1.0, None), (1.5, 2), (2.0, 3), (4.0, None)):
         several.at = at
-        several.hosts.delivered("node-1", said)
+        if worker is None:
+            several.say(fetched)
+        else:
+            several.takes(worker, 3)
     assert [call.args for call in brought.call_args_list] == [(2, 0.5, 1.0), (3, 0.5, 1.0)]
-    several.hosts.delivered("node-1", between.Taken(2, 3))
-    several.hosts.delivered("node-1", between.Taken(2, 7))
+    several.takes(2, 3)
+    several.takes(2, 7)
     assert [call.args for call in brought.call_args_list][2:] == [(2, 3.5, 4.0)]
 
 
@@ -156,7 +179,7 @@ def test_only_the_last_fetches_are_remembered() -> None:
     for version in range(100):
         several.hosts.delivered("node-1", between.Fetched("node-0", "version", None, version, 40, 0.5))
     for version in range(100):
-        several.hosts.delivered("node-1", between.Taken(2, version))
+        several.takes(2, version)
     assert several.news.brought.call_count == 8, "four for each worker"
 
 
@@ -191,7 +214,7 @@ def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     """Its host may say so while it is told that the worker has left."""
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
-    several.hosts.delivered("node-1", between.Taken(2, 0))
+    several.takes(2, 0)
     several.hosts.left(2, died=False)
     several.hosts.delivered("node-1", between.Taken(2, 1))
     assert [call.args[0].version for call in several.news.happened.call_args_list] == [0]
@@ -272,13 +295,16 @@ def test_a_host_is_not_told_of_a_version_that_no_order_to_it_is_about() -> None:
 
 
 PACKED = b"what the script keeps"
-KEPT = messages.Kept(snapshot=1, step=4, epoch=0, error=None)
-DECLINED = messages.Declined()
+
+
+def kept_of(name: str) -> messages.Kept:
+    """What worker 2 says as it has packed what its script keeps, for one snapshot or the next."""
+    return messages.Kept(snapshot=["one", "two"].index(name) + 1, step=4, epoch=0, error=None)
 
 
 def kept(name: str) -> between.Heard:
     """Worker 2 has packed something, which is to be fetched by that name."""
-    return between.Heard(2, KEPT, between.Attached(name, len(PACKED)))
+    return between.Heard(2, kept_of(name), between.Attached(name, len(PACKED)))
 
 
 def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> None:
@@ -302,10 +328,10 @@ def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetche
     several.say(kept("one"), between.Heard(2, DECLINED), kept("two"), between.Gone(2, 0), between.Heard(3, DECLINED))
     assert several.heard == [(3, DECLINED, [])]
     several.comes("one")(PACKED)
-    assert several.heard[1:] == [(2, KEPT, [PACKED]), (2, DECLINED, [])]
+    assert several.heard[1:] == [(2, kept_of("one"), [PACKED]), (2, DECLINED, [])]
     several.news.gone.assert_not_called()
     several.comes("two")(PACKED)
-    assert several.heard[3:] == [(2, KEPT, [PACKED])]
+    assert several.heard[3:] == [(2, kept_of("two"), [PACKED])]
     several.news.gone.assert_called_once_with(2, 0)
     assert several.told == [between.Has("one"), between.Has("two")]
 
@@ -337,7 +363,10 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
         (between.Heard(2, None), "a worker has said nothing"),
         (between.Gone(3, 127), "no process ends with status 127"),
         (between.Taken(2, 8), "version 8 is not there to be taken"),
-        (between.Taken(2, -1), "version -1 is not there to be taken"),
+        (between.Taken(2, 6), "worker 2 was not to pull version 6"),
+        (between.Heard(2, messages.Stepped(4, None)), "it sent Stepped out of turn"),
+        (between.Heard(2, messages.StoreNotForked("why")), "it was to have no store"),
+        (between.Heard(2, DECLINED, between.Attached("one", 4)), "nothing comes along with a Declined"),
     ],
 )
 def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: messages.Message, why: str) -> None:
@@ -511,3 +540,37 @@ def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:
     several.head.together.adding.return_value = True
     several.say(between.SumsLost("why"))
     several.head.together.ends.assert_called_once_with("node-1")
+
+
+def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head() -> None:
+    several, ended = Several(), list[tuple[str, str]]()
+    several.hosts.amiss = lambda host, why: ended.append((host, why))
+    several.news.gone.side_effect = KeyError(2)
+    several.say(between.Gone(2, 0))
+    ((host, why),) = ended
+    assert host == "node-1"
+    assert why.startswith("an error in Paceline that should not be: KeyError: 2 (")
+    several.news.gone.side_effect = RunFailed("it says by itself what is to end")
+    with pytest.raises(RunFailed):
+        several.say(between.Gone(3, 0))
+
+
+def test_a_step_is_finished_by_the_worker_that_was_released_for_it_and_once() -> None:
+    several = Several()
+    several.hosts.begin([0, 1, 2, 3])
+    offer = structs.replace(OFFER, loads=False)
+    several.say(between.Heard(2, offer))
+    finished = messages.StepFinished(0, 3, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    for _ in range(2):
+        with pytest.raises(MessageUnreadable, match="worker 2: it sent StepFinished out of turn"):
+            several.say(between.Heard(2, finished))
+        several.hosts.carry_out(Release(worker=2, step=0, version=3), 0.0)
+        several.say(between.Heard(2, finished))
+    assert [message for _, message, _ in several.heard] == [offer, finished, finished]
+
+
+def test_nothing_comes_along_twice_by_one_name() -> None:
+    several = Several()
+    several.say(kept("one"))
+    with pytest.raises(MessageUnreadable, match="one comes along already"):
+        several.say(between.Heard(3, None, between.Attached("one", 4)))

@@ -45,12 +45,12 @@ class Watch:
         self.clock = Clock(lambda: self.time)
 
 
-def step(number: int, waited: float = 0.0, pulled: float = 0.0) -> messages.StepFinished:
-    """It began half a second after training, computed for one, pushed for a quarter, did other things for an eighth.
+def step(number: int, waited: float = 0.0, pulled: float = 0.0, began: float = 0.0) -> messages.StepFinished:
+    """It began half a second after that, computed for one, pushed for a quarter, did other things for an eighth.
 
     `waited` and `pulled` are of the time before it.
     """
-    return messages.StepFinished(number, 0, None, [], None, 100.5, 1.0, 0.25, 0.125, waited, pulled)
+    return messages.StepFinished(number, 0, None, [], None, 100.5 + began, 1.0, 0.25, 0.125, waited, pulled)
 
 
 def accounts(measures: bool = True) -> tuple[Accounts, Books, Watch]:
@@ -65,8 +65,8 @@ def test_a_step_s_times_are_complete_when_the_next_one_says_how_long_the_worker_
     watch.time = 102.0
     found.step_finished(one, step(0))
     assert books.times == []
-    one.released_at, watch.time = 4.0, 105.0
-    found.step_finished(one, step(1, waited=2.0, pulled=0.5))
+    one.released_at, one.ordered_at, watch.time = 4.0, 4.0, 106.0
+    found.step_finished(one, step(1, waited=2.0, pulled=0.5, began=4.0))
     assert books.times == [(3, 0, StepTimes(0.5, 1.0, 0.25, 2.0, 0.5, 0.125))]
 
 
@@ -76,8 +76,8 @@ def test_what_a_worker_waited_for_its_transfers_is_no_wait_for_others() -> None:
     watch.time = 102.0
     found.step_finished(one, step(0))
     one.transfers = [("push", 1.0, 3.0), ("pull", 3.0, 3.5)]  # the first second beside the computation
-    one.released_at, watch.time = 4.0, 105.0
-    found.step_finished(one, step(1, waited=2.0))
+    one.released_at, one.ordered_at, watch.time = 4.0, 4.0, 106.0
+    found.step_finished(one, step(1, waited=2.0, began=4.0))
     assert books.times == [(0, 0, StepTimes(0.5, 1.0, 1.25, 0.5, 0.5, 0.125))]
     assert one.transfers == [], "each counts once"
 
@@ -92,8 +92,8 @@ def test_no_transfer_between_hosts_takes_longer_than_its_worker_has_waited(
     watch.time = 102.0
     found.step_finished(one, step(0))
     one.transfers = [("push", 2.0, 3.0), ("pull", 3.0, 3.5)]
-    one.released_at, watch.time = 4.0, 105.0
-    found.step_finished(one, step(1, waited=waited))
+    one.released_at, one.ordered_at, watch.time = 4.0, 4.0, 106.0
+    found.step_finished(one, step(1, waited=waited, began=4.0))
     assert books.times == [(0, 0, StepTimes(0.5, 1.0, push, wait, pull, 0.125))]
 
 
@@ -148,10 +148,35 @@ def test_copies_to_and_from_a_device_are_written_with_their_own_step_and_add_to_
     watch.time = 102.0
     copied = msgspec.structs.replace(step(0), to_device=0.75, from_device=0.5)
     found.step_finished(one, copied)
-    one.released_at, watch.time = 4.0, 105.0
-    found.step_finished(one, step(1, waited=2.0, pulled=0.5))
+    one.released_at, one.ordered_at, watch.time = 4.0, 4.0, 106.0
+    found.step_finished(one, step(1, waited=2.0, pulled=0.5, began=4.0))
     watch.time = 107.0
     found.left(one)
     assert books.times[0] == (3, 0, StepTimes(0.5, 1.0, 0.25, 2.0, 0.5, 0.125, to_device=0.75, from_device=0.5))
     _, _, without = books.times[1]
     assert (without.to_device, without.from_device) == (None, None)
+
+
+def test_no_time_that_a_worker_tells_is_longer_than_there_was_by_the_run_s_clock() -> None:
+    found, books, watch = accounts()
+    one = Member(worker=0, ordered_at=1.0)
+    watch.time = 103.0
+    found.step_finished(one, messages.StepFinished(0, 0, None, [], None, 1e9, 1e9, 0.0, 1e9, 1e9, 1e9))
+    one.released_at, watch.time = 4.0, 105.0
+    found.left(one)
+    ((_, _, times),) = books.times
+    assert (times.began, times.compute) == (1.0, 2.0)
+    assert min(times.push, times.wait, times.pull, times.other) >= 0
+    assert times.push > 0
+    assert times.compute + times.push + times.wait + times.pull + times.other <= 5.0 - 1.0 + 1e-6
+
+
+def test_a_step_whose_worker_has_another_clock_ended_as_it_was_told() -> None:
+    """Each machine's clock begins with the machine."""
+    found, books, watch = accounts()
+    one = Member(worker=0, ordered_at=1.0, released_at=4.0)
+    watch.time = 103.0
+    found.step_finished(one, step(0, began=-12345.0))
+    watch.time = 105.0
+    found.left(one)
+    assert books.times == [(0, 0, StepTimes(2.0, 1.0, 0.25, 1.0, 0.0, 0.125))]

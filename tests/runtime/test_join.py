@@ -850,10 +850,10 @@ def test_what_each_machine_has_is_recorded_and_a_replay_names_those_that_were_ot
 class Hostile:
     """A host that has the token. To each kind of message it says that, and nothing else."""
 
-    def __init__(self, head: Head, says: Mapping[type[object], Sequence[messages.Message]]) -> None:
+    def __init__(self, head: Head, says: Mapping[type[object], Sequence[messages.Message]], name: str = "evil") -> None:
         host, _, port = head.address.rpartition(":")
         self.loop, self.says, self.over, self.prepared = Loop(), says, "", False
-        self.end = HostEnd("evil", secrets.token_bytes(16), between.FromHead)
+        self.end = HostEnd(name, secrets.token_bytes(16), between.FromHead)
         self.address, self.keys = (host, int(port)), Keys.encrypted(read(Path(os.environ["PACELINE_TOKEN_FILE"])))
         self.link = HostLink(self.end, self.address, self.keys, self.loop, self)
 
@@ -949,6 +949,8 @@ def test_a_head_that_is_told_to_end_waits_for_a_silent_host_as_long_as_for_a_los
 
 def test_what_a_host_says_of_itself_is_one_line_that_a_terminal_can_show(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp")
+    name = "\x1b[2J" + 100 * "x"
+    assert Hostile(head, {}, name).why_over().startswith("its name is '\\x1b[2Jxxx")
     says = [between.Said("red\x1b[31m\nline"), between.Leaves("so\n\x1b[2J")]
     assert Hostile(head, {between.Introduce: says}).why_over()
     said(head.process, r"paceline: red\\x1b\[31m\\nline\npaceline: host evil takes no part: so\\n\\x1b\[2J\n")

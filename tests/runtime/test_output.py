@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from paceline.host.output import LONGEST
+from paceline.host import output
+from paceline.host.output import LONGEST, MOST_WORDS
 from paceline.runtime.progress import Screen
 from paceline.runtime.view import View
 from support.events import LONG
@@ -142,3 +144,49 @@ def test_a_run_whose_output_nobody_reads_ends_when_it_is_told_to(launch: Launch)
     run = ended(process)
     assert run.summary["outcome"] == "interrupted"
     assert "Traceback" not in run.out + run.err
+
+
+def test_what_another_machine_s_worker_prints_has_colours_and_progress_and_nothing_else_for_the_terminal(
+    tmp_path: Path,
+) -> None:
+    worker = Worker(tmp_path)
+    kept = "\x1b[31mred\x1b[0m 50 %\r\x1b[A\x1b[K\tdone é😀\n"
+    worker.output.printed(0, kept.encode() + b"\x1b]52;c;cm0=\x07\x1b[6n\x1b[?1049h\x00\n", elsewhere=True)
+    assert worker.shown.getvalue() == kept + "\\x1b]52;c;cm0=\\x07\\x1b[6n\\x1b[?1049h\\x00\n"
+    worker.prints(b"\x1b]8;;file\x1b\\\n")
+    assert worker.shown.getvalue().endswith("\x1b]8;;file\x1b\\\n"), "the user's own script has the terminal"
+
+
+def test_our_lines_are_lines_whatever_stands_in_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Worker(tmp_path).output.say("host b is lost: \x1b[2J\n" + "x" * 9000)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert len(line) < 5000
+
+
+def test_of_too_many_lines_of_one_host_or_worker_the_rest_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker, due = Worker(tmp_path), list[Callable[[], None]]()
+    worker.output.after = lambda seconds, call: due.append(call)
+    for number in range(1000):
+        worker.output.passes_on("host b", f"line {number}")
+    worker.output.passes_on("worker 3", "a line")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [*(f"paceline: line {number}" for number in range(MOST_WORDS)), "paceline: a line"]
+    (tell,) = due
+    tell()
+    worker.output.passes_on("host b", "once more")
+    assert capsys.readouterr().err == "paceline: 940 more lines of host b are left out\npaceline: once more\n"
+
+
+def test_a_worker_that_prints_without_end_fills_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "MOST_KEPT", 1000)
+    worker = Worker(tmp_path)
+    for _ in range(10):
+        worker.prints(b"x" * 300)
+    assert worker.log.stat().st_size == 900
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("it lacks the rest of what worker 0 prints")

@@ -27,6 +27,7 @@ from paceline.host.machine import machine
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shelf import Shelf
+from paceline.host.turns import Turns
 from paceline.protocols import registry
 from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime import agent as agents
@@ -259,6 +260,20 @@ def company(workers: int = 3, protocol: str = "asp", offer: messages.Offered = O
     return made
 
 
+class AnyTurn(Turns):
+    """A worker says what a test has it say."""
+
+    def heard(self, message: messages.Message) -> str:
+        return ""
+
+
+class Unjudged(Other):
+    """A host whose workers' turns are nobody's business here."""
+
+    def turns_of(self, worker: int) -> Turns:
+        return AnyTurn(stored=True)
+
+
 class Elsewhere(Company):
     """The workers are on another host than the store. What the two say arrives at once, as bytes and in order."""
 
@@ -445,7 +460,7 @@ def elsewhere(
         deaths_are_told=False,
         **given,
     )
-    others = [Other(OTHER, range(workers), heads_end.tell)]
+    others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
     several: Any = SeveralHosts(head, others, carrier, news, lambda: made.now)
     carrier.begins(0, several)
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)

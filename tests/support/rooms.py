@@ -165,6 +165,9 @@ class Said:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
+    def passes_on(self, who: str, line: str) -> None:
+        self.say(line)
+
 
 class Stage:
     """A coordinator with all its rooms, and stand-ins around them."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.again import RESUME, recorded
 from paceline.cli.values import seconds, shortened, whole
 from paceline.cluster.scenario import HostTable, Scenario
-from paceline.cluster.scenario_file import LONGEST_NAME
+from paceline.cluster.scenario_file import A_NAME, LONGEST_NAME, is_name
 from paceline.core.choice import Choice
 from paceline.core.placement import How, check_shards_on, hosts_with_shards, why_idle
 from paceline.errors import ConfigError
@@ -214,8 +214,8 @@ def named(options: argparse.Namespace) -> ThisMachine | Joining:
 
 def name_of_host(text: str) -> str:
     """Read a host's name. Raises ConfigError for one that a run's records can't have."""
-    if not text.isprintable() or "/" in text or not 0 < len(text) <= LONGEST_NAME:
-        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; write 1 to {LONGEST_NAME} printable characters, no /")
+    if not is_name(text):
+        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; {A_NAME}")
     return text
 
 

@@ -40,6 +40,12 @@ HEADERS = {
 NOT_BESIDE_HOSTS = ("bandwidth", "latency", "incast", "servers", "worker_bandwidth")
 """Keys of a network that say of the store's link, or of a worker's, what `[[host]]` says of hosts' links."""
 LONGEST_NAME = 64
+A_NAME = f"write 1 to {LONGEST_NAME} printable characters, no /"
+
+
+def is_name(text: str) -> bool:
+    """Whether a host may have that name: it stands in records, and in names of files."""
+    return text.isprintable() and "/" not in text and 0 < len(text) <= LONGEST_NAME
 
 
 def load(path: str | os.PathLike[str]) -> Scenario:
@@ -199,7 +205,7 @@ def _hosts(tables: list[_Table]) -> tuple[HostTable, ...]:
         if workers is None:
             raise table.missing("workers", "write how many it has, such as workers = 2")
         name = table.values.get("name", f"node-{number}")
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        if not isinstance(name, str) or not is_name(name.replace("/", "-")):  # that one only names it
             raise table.wrong("name", f'write 1 to {LONGEST_NAME} printable characters, such as "big"')
         if name in (names := [host.name for host in hosts]):
             raise ConfigError(

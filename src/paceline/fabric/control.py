@@ -42,6 +42,7 @@ from paceline.errors import MessageUnreadable
 from paceline.fabric.endpoint import Frames
 from paceline.fabric.numbered import (
     LONGEST,
+    LONGEST_SAID,
     Acknowledged,
     Beat,
     BeatHeard,
@@ -203,7 +204,7 @@ class HostEnd:
         """0 until the head has assigned one."""
         self._nonce = nonce
         self._every = timeout / 5
-        self._line = Line(kinds)
+        self._line = Line(kinds, LONGEST_SAID)
         self._frames = Frames(LONGEST_HELLO)
         self._connection = 0
         self._stage = "away"
@@ -335,7 +336,7 @@ class HostEnd:
             [] if self.incarnation else [BeatAcknowledged(self._since)]
         )  # it was heard as it was admitted
         self.incarnation, self.run = hello.incarnation, hello.nonce
-        self._stage, self._since, self._frames.most = "open", now, _longest()
+        self._stage, self._since, self._frames.most = "open", now, _longest(LONGEST)
         outcome += [Connected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
         return [*outcome, Write(self._connection, again)] if again else outcome
 
@@ -384,6 +385,8 @@ class _Seat:
     nonce: bytes
     incarnation: int
     line: Line
+    most: int
+    """Bytes of the longest message that is read."""
     connection: int | None = None
 
 
@@ -452,8 +455,11 @@ class HeadEnd:
         """The connection has gone."""
         return self._gone(connection, why)
 
-    def admit(self, connection: int, incarnation: int, now: float) -> Outcome:
-        """Let the host take part that has come over this connection, as this incarnation. It ends the one before."""
+    def admit(self, connection: int, incarnation: int, now: float, most: int = LONGEST_SAID) -> Outcome:
+        """Let the host in that has come over this connection, as this incarnation. It ends the one before.
+
+        `most`: bytes of the longest message that is read, until `takes_part`.
+        """
         one = self._connections.get(connection)
         if one is None:  # it said too much at once
             return []
@@ -462,8 +468,15 @@ class HeadEnd:
         before = self._seats.get(hello.host)
         assert incarnation > (before.incarnation if before else 0), f"incarnation {incarnation} is not new"
         outcome = self.end(before.host, before.incarnation, "it has come again") if before else []
-        self._seats[hello.host] = _Seat(hello.host, hello.nonce, incarnation, Line(self._kinds))
+        self._seats[hello.host] = _Seat(hello.host, hello.nonce, incarnation, Line(self._kinds), most)
         return outcome + self._greet(connection, self._seats[hello.host], hello)
+
+    def takes_part(self, host: str) -> None:
+        """The host takes part from now on, and may have more to say."""
+        if (seat := self._seats.get(host)) is not None:
+            seat.most = LONGEST_SAID
+            if seat.connection is not None:
+                self._connections[seat.connection].frames.most = _longest(seat.most)
 
     def refuse(self, connection: int, why: str) -> Outcome:
         """Tell the host that has come over this connection why it can't take part."""
@@ -549,7 +562,7 @@ class HeadEnd:
         if seat.connection is not None:
             outcome = [Close(seat.connection, ""), *self._gone(seat.connection, "a newer connection has replaced it")]
         one = self._connections[connection]
-        one.hello, one.seat, one.frames.most = None, seat, _longest()
+        one.hello, one.seat, one.frames.most = None, seat, _longest(seat.most)
         seat.connection = connection
         self._owes(seat)
         received = seat.line.received
@@ -615,9 +628,9 @@ def _read(body: bytes) -> Frame:
         raise MessageUnreadable(one_line(str(error))) from error
 
 
-def _longest() -> int:
-    """Bytes of the longest frame: a message, and what is around it."""
-    return LONGEST + 64
+def _longest(most: int) -> int:
+    """Bytes of the longest frame: a message of so many bytes, and what is around it."""
+    return most + 64
 
 
 def _refused(one: _Connection, why: str) -> str:

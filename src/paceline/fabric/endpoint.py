@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from paceline.core.listed import cut, printable
 from paceline.errors import MessageUnreadable
 
 MOST_BYTES = 4 << 30
@@ -71,7 +72,7 @@ class Coding:
         try:
             message = self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise MessageUnreadable(str(error)) from error
+            raise MessageUnreadable(printable(cut(str(error), 300))) from error
         if len(descriptors) > (most := getattr(message, "descriptors", 0)):
             kind = type(message).__name__
             raise MessageUnreadable(f"{kind} came with {len(descriptors)} descriptors, and may have {most}")

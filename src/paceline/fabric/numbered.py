@@ -21,12 +21,22 @@ MOST_KEPT = 64 << 20
 """Bytes of all messages that are kept."""
 LONGEST = 16 << 20
 """Bytes of one message. A long one delays the beats behind it, so what is large should have a connection of its own."""
+LONGEST_SAID = 4 << 20
+"""Bytes of one message to the head. It takes up to 70 times as much memory, and half a second for each MiB."""
+LONGEST_OF_NEWCOMERS = 64 << 10
+"""The same of a host that takes no part yet."""
 ACKNOWLEDGE_AFTER = 64
 """Messages that are acknowledged at once. Fewer wait for the next frame, or for `ACKNOWLEDGE_WITHIN`."""
 ACKNOWLEDGE_WITHIN = 0.05
 """Seconds that an acknowledgement waits for a frame that carries it."""
 
+# What others say is bounded by its types: a message with a value out of bounds can't be read.
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Counts from 0, as far as the ledger can write it."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A length of time. NaN is none."""
+Word = Annotated[str, msgspec.Meta(max_length=1 << 12, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*$")]
+"""What stands in tables and files as it is: it has no control characters."""
 
 
 class Frame(msgspec.Struct, tag=True, array_like=True):
@@ -81,9 +91,10 @@ def written(frame: Frame) -> bytes:
 class Line:
     """One end's numbers, and what it has sent and is not acknowledged. Each frame that is made acknowledges, too."""
 
-    def __init__(self, kinds: Any) -> None:
-        """`kinds`: the union of the message types that the other end may send."""
+    def __init__(self, kinds: Any, longest: int | None = None) -> None:
+        """`kinds`: the union of the message types that the other end may send. `longest`: of what is sent."""
         self._coding = Coding(kinds)
+        self._longest = LONGEST if longest is None else longest
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._sent = 0
@@ -113,8 +124,8 @@ class Line:
     def send(self, message: msgspec.Struct) -> bytes:
         """Number the message and keep it. Return its frame. Raises Full, and ValueError for a message too long."""
         body = self._coding.encode(message)
-        if len(body) > LONGEST:
-            raise ValueError(f"a {type(message).__name__} has {len(body):,} bytes, and may have {LONGEST:,}")
+        if len(body) > self._longest:
+            raise ValueError(f"a {type(message).__name__} has {len(body):,} bytes, and may have {self._longest:,}")
         if len(self._kept) >= MOST_MESSAGES or self._kept_bytes + len(body) > MOST_KEPT:
             raise Full(f"{len(self._kept):,} messages of {self._kept_bytes:,} bytes are not acknowledged")
         self._sent += 1

@@ -13,7 +13,7 @@ from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.orders import Order
 from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
-from paceline.fabric.numbered import Count
+from paceline.fabric.numbered import Count, Seconds, Word
 from paceline.host import messages
 from paceline.host.machine import Machine
 from paceline.host.messages import Message
@@ -33,7 +33,7 @@ the run goes on from its newest snapshot, once the host has come again."""
 class Attached(msgspec.Struct, frozen=True, array_like=True):
     """What comes along with a message. Whoever hears the message fetches that before, by its name."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(max_length=200)]
     size: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     """Its bytes."""
 
@@ -41,7 +41,7 @@ class Attached(msgspec.Struct, frozen=True, array_like=True):
 class Has(Message):
     """What came along with a message by that name is here, and need not be kept any more."""
 
-    attached: str
+    attached: Annotated[str, msgspec.Meta(max_length=200)]
 
 
 # the head to a host
@@ -481,7 +481,7 @@ FromHead = (
 class SendPart(Message):
     """Send the part of the folder that begins there."""
 
-    at: Annotated[int, msgspec.Meta(ge=0)]
+    at: Count
 
 
 class Here(Message):
@@ -490,7 +490,7 @@ class Here(Message):
     workers: Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)]
     """How many it brings. None, if it is only to make a range of each version."""
     machine: Machine
-    address: tuple[str, Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]] | None = None
+    address: tuple[Word, Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]] | None = None
     """Where it listens for other hosts' data, if it was to."""
 
 
@@ -513,7 +513,7 @@ class Drains(Message):
 class Heard(Message):
     """The worker has said this. What it says of items is done by now."""
 
-    worker: int
+    worker: Count
     message: messages.FromWorker | None
     """None: the message itself comes along, as it is long."""
     attached: Attached | None = None
@@ -522,14 +522,14 @@ class Heard(Message):
 class Gone(Message):
     """The worker's process has ended with this status. All that it had said is heard."""
 
-    worker: int
+    worker: Count
     status: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 
 
 class Printed(Message):
     """The worker has printed this. Empty: it will print no more. It is answered by `Kept`."""
 
-    worker: int
+    worker: Count
     data: bytes
 
 
@@ -546,7 +546,7 @@ class Begun(Message):
 class Lacks(Message):
     """The worker needs what will never come."""
 
-    worker: int
+    worker: Count
     why: str
 
 
@@ -554,31 +554,31 @@ class Taken(Message):
     """The worker has that version. If it was pulled for a step, the worker was told to compute that, unless a place
     is awaited: see `AwaitsPlace`."""
 
-    worker: int
-    version: int
+    worker: Count
+    version: Count
 
 
 class AwaitsPlace(Message):
     """The worker's step begins once one of its last updates is needed no more."""
 
-    worker: int
+    worker: Count
 
 
 class Computes(Message):
     """The worker was told to compute its step, and `Taken` does not say so."""
 
-    worker: int
+    worker: Count
 
 
 class Fetched(Message):
     """This host has fetched an item. The fields are those of `records.times.Fetch`."""
 
-    source: str
+    source: Word
     kind: Annotated[str, msgspec.Meta(pattern="^(version|update|sum|partial|mean|replica|other)$")]
-    worker: int | None
+    worker: Count | None
     number: Count | None
     bytes: Count
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    seconds: Seconds
     """How long that took, by this host's clock."""
 
     @classmethod
@@ -603,7 +603,7 @@ class Fetched(Message):
 class Moved(Message):
     """Moving bytes of items has taken this host so much time of processors, in this incarnation."""
 
-    cpu_seconds: float
+    cpu_seconds: Seconds
 
 
 class Stored(Message):
@@ -615,8 +615,8 @@ class Stored(Message):
 class NotFinite(Message):
     """A gradient that was added up here has a NaN or an infinity."""
 
-    parameter: str
-    worker: int
+    parameter: Word
+    worker: Count
 
 
 class RangeNorms(Message):
@@ -634,7 +634,7 @@ class RangeMade(Message):
 class Share(Message):
     """What the optimizer has for this host's range comes along. Nothing comes if it can't be packed."""
 
-    number: int
+    number: Count
     error: str | None
     attached: Attached | None
 
@@ -658,7 +658,7 @@ class SumsLost(Message):
 class Borrowed(Message):
     """What the host was told to bring is there."""
 
-    number: int
+    number: Count
 
 
 class Averaged(Message):
@@ -676,7 +676,7 @@ class GivenUp(Message):
 class Reaches(Message):
     """Whether data moves between this host and that one."""
 
-    host: str
+    host: Word
     reached: bool
 
 

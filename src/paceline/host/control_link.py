@@ -35,7 +35,7 @@ from paceline.fabric.control import (
     Outcome,
     Write,
 )
-from paceline.fabric.numbered import MOST_KEPT
+from paceline.fabric.numbered import LONGEST_SAID, MOST_KEPT
 from paceline.host.door import Door
 from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Keys, Opening, dial
@@ -225,9 +225,13 @@ class HeadLink(_Link):
         """See `_Link`: the loop's clock."""
         return self._loop.now()
 
-    def admit(self, connection: int, incarnation: int) -> None:
-        """Let the host take part that has come over this connection."""
-        self._carry_out(self._end.admit(connection, incarnation, self.now()))
+    def admit(self, connection: int, incarnation: int, most: int = LONGEST_SAID) -> None:
+        """Let the host in that has come over this connection. `most`: see `HeadEnd`."""
+        self._carry_out(self._end.admit(connection, incarnation, self.now(), most))
+
+    def takes_part(self, host: str) -> None:
+        """See `HeadEnd`."""
+        self._end.takes_part(host)
 
     def refuse(self, connection: int, why: str) -> None:
         """Tell the host that has come over this connection why it can't take part."""

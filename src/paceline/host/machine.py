@@ -7,11 +7,12 @@ import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from paceline.core.listed import workers_named
+from paceline.fabric.numbered import Count, Word
 from paceline.host import devices, hash_seed
 from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
 from paceline.version import __version__
@@ -24,27 +25,30 @@ BITS = ("torch", "cpu_capability", "vendor", "threads")
 """What a worker's bits depend on, and may differ between hosts that train together."""
 
 
+Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+
+
 class Machine(msgspec.Struct, frozen=True, array_like=True):
     """What one machine has, as a run uses it."""
 
-    paceline: str
-    python: str
-    torch: str
-    numpy: str
+    paceline: Word
+    python: Word
+    torch: Word
+    numpy: Word
     isa: Isa
     """See `host.processor`."""
-    cpu_capability: str
+    cpu_capability: Word
     """The instructions that torch uses."""
-    vendor: str
-    model: str
-    platform: str
-    cores: int
+    vendor: Word
+    model: Word
+    platform: Word
+    cores: Few
     """Those that the run may use."""
-    boot: str
+    boot: Word
     """Of the system on it. Hosts with the same one are on one machine, and share its cores."""
-    devices: int = 0
+    devices: Few = 0
     """Accelerators that workers may have. See `host.devices`."""
-    hash_seed: int | None = None
+    hash_seed: Count | None = None
     """See `host.hash_seed`."""
 
 

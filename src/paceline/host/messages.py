@@ -6,12 +6,25 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from paceline.core.agreements import How, Value
+from paceline.core.agreements import LONGEST, How, Value
 from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
+from paceline.fabric.numbered import Count, Seconds, Word
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Counts from 0, as far as the ledger can write it. A message with any other number can't be read."""
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Weight = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
+Given = (
+    bool
+    | Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+    | float
+    | Annotated[str, msgspec.Meta(max_length=LONGEST)]
+    | None
+)
+"""A value for `agree`."""
+Named = Annotated[dict[Word, float], msgspec.Meta(max_length=10_000)]
+"""What a script has measured, by name. It may be NaN."""
+Batches = list[tuple[Count, Count]]
+"""(epoch, index)"""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -39,7 +52,7 @@ class Offered(Message):
     """Where a version may be cut into ranges that several hosts make, in bytes. The last is where it ends."""
     state_bytes: Count
     model_bytes: Count
-    optimizer: str
+    optimizer: Word
     scalars: list[dict[str, Any]]
     loads: bool
     epoch_samples: Count | None
@@ -47,11 +60,11 @@ class Offered(Message):
     """Samples in the loader's data, if its batches are leased and the data has a length."""
     streams: bool
     epochs: Count | None
-    buffers: str | None
-    shards: str | None
+    buffers: Word | None
+    shards: Word | None
     evaluates: bool
     keeps: bool
-    metrics: list[str] | None
+    metrics: list[Word] | None
     """The names of what `evaluate` returns, if they were wanted and are known."""
     code: dict[str, str]
     """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
@@ -59,15 +72,15 @@ class Offered(Message):
     """See `training.link.Offer`."""
     chunks: list[Count] = []
     """Where what groups average may be cut, if that is not at `cuts`."""
-    device: str = ""
+    device: Word = ""
     """The name of the GPU that the worker computes on; empty: on the CPU."""
     deterministic: bool = True
     """Whether it would compute the same bits once more, as far as torch was told to."""
     shared_stream: str | None = None
     """The name of the loader's class if every worker iterates all of the same stream, and uses each n-th item."""
-    clip_grad_norm: float | None = None
+    clip_grad_norm: Finite | None = None
     """What mean gradients are clipped to. See `training.clipping.Clip`."""
-    clip_grad_value: float | None = None
+    clip_grad_value: Finite | None = None
     plateaus: Count = 0
     """How many ReduceLROnPlateau were prepared."""
 
@@ -126,20 +139,20 @@ class StepFinished(Message):
 
     step: Count
     version: Count
-    batches: list[tuple[int, int]] | None
-    skipped: list[tuple[int, int]]
+    batches: Batches | None
+    skipped: Batches
     scalars: list[dict[str, Any]] | None
-    began: float
-    compute: float
-    push: float
-    other: float
-    waited: float
-    pulled: float
-    again: list[tuple[int, int]] = []
-    weight: float | None = None
+    began: Finite
+    compute: Seconds
+    push: Seconds
+    other: Seconds
+    waited: Seconds
+    pulled: Seconds
+    again: Batches = []
+    weight: Weight | None = None
     gradient: str | None = None
-    to_device: float | None = None
-    from_device: float | None = None
+    to_device: Seconds | None = None
+    from_device: Seconds | None = None
     edits: list[StateEdit] = []
     """What the script has edited in the optimizer's state, which is with the store."""
 
@@ -148,13 +161,13 @@ class LeaseWanted(Message):
     """The loader wants its next batch."""
 
     epoch: Count
-    blocks: Annotated[int, msgspec.Meta(ge=1)]
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     """Blocks of the epoch's order that are drawn here so far."""
     digest: str
     """The digest of them all."""
     ahead: Count = 0
     """Batches that the worker has been leased and has not begun with."""
-    begins: tuple[int, int] | None = None
+    begins: tuple[Count, Count] | None = None
     """The batch that it begins with meanwhile, if it was leased that ahead of use."""
 
 
@@ -181,14 +194,14 @@ class OrderDrawn(Message):
 class GivenBack(Message):
     """These leases will not be used."""
 
-    batches: list[tuple[int, int]]
+    batches: Batches
 
 
 class LookedAt(Message):
     """The script only looked at these batches, in a loop of that epoch: they are as if never leased."""
 
     epoch: Count
-    batches: list[tuple[int, int]]
+    batches: Batches
     ran_out: bool
     """Whether the loop was left nothing in the end: its last question, which was in vain, is as if never asked."""
 
@@ -304,7 +317,7 @@ class Logged(Message):
 
     step: Count
     version: Count
-    scalars: dict[str, float]
+    scalars: Named
 
 
 class Handles(Message):
@@ -340,7 +353,7 @@ class Agrees(Message):
     nth: Count
     """How manieth call it is there, from 0."""
     how: How
-    value: Value
+    value: Given
 
 
 class ScriptEnded(Message):
@@ -351,7 +364,7 @@ class Evaluated(Message):
     """A recorded version's metrics."""
 
     version: Count
-    metrics: dict[str, float]
+    metrics: Named
 
 
 class EvaluationFailed(Message):
@@ -999,19 +1012,19 @@ class Summed(Message):
 class Norms(Message):
     """These are the norms of that version's mean gradients: of this range, or of all of them."""
 
-    version: int
-    norms: list[tuple[int, float]]
+    version: Count
+    norms: list[tuple[Count, float]]
     """By the parameter's number."""
 
 
 class Committed(Message):
     """That version is whole."""
 
-    version: int
-    seconds: float
+    version: Count
+    seconds: Seconds
     checksum: int
     """See `training.store.Committed`."""
-    not_finite: tuple[str, int | None] | None
+    not_finite: tuple[Word, Count | None] | None
     """A parameter with a NaN or an infinity, and the worker whose gradient has it, if one has."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import sys
 import time
@@ -11,13 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from paceline.core.listed import MOST, workers_named
-from paceline.terminal import is_read
+from paceline.core.listed import MOST, count, cut, printable, workers_named
+from paceline.terminal import is_read, tame
 
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is
 GATHERING = 1.0  # seconds in which what happens to many workers is gathered for one line
 PIECE = select.PIPE_BUF // 4  # characters that a pipe takes at once if it takes any, at four bytes each
+LONGEST_LINE = 4000  # characters of a line of our own
+MOST_KEPT = 1 << 30  # bytes of a worker's log
+MOST_WORDS = 60  # lines of one host or one worker in so many seconds
+WORDS_WITHIN = 60.0
 LINE_ENDS = b"\n", b"\r"  # the second is what a progress bar has
 
 
@@ -67,17 +72,27 @@ class Output:
         """Whether a signal is to raise `Unread`: nothing else ends a wait for a pager or a stopped terminal."""
         self._unread: set[TextIO] = set()
         """The output that took no more in time, or when a signal came. Nothing is printed there until it does again."""
+        self._words: Counter[str] = Counter()
+        """How many lines there were of each host and worker, for a while."""
         self._said: Counter[tuple[str, str]] = Counter()
         """How many lines there were of each kind. A kind is the text before and after the worker."""
         self._gathered: dict[tuple[str, str], list[int]] = {}
         """The workers that had no line of that kind by themselves."""
 
     def say(self, line: str) -> None:
-        """Print one line of our own."""
-        self._print(f"paceline: {line}\n", sys.stderr)
+        """Print one line of our own. What others have said is in some, and may be anything."""
+        self._print(f"paceline: {printable(cut(line, LONGEST_LINE))}\n", sys.stderr)
 
-    def printed(self, worker: int, data: bytes) -> None:
-        """The worker has printed this. Empty: it will print no more."""
+    def passes_on(self, who: str, line: str) -> None:
+        """Print a line that this host or this worker has said. Of too many the rest is only counted."""
+        if not self._words and self.after is not None:
+            self.after(WORDS_WITHIN, self._say_left_out)
+        self._words[who] += 1
+        if self._words[who] <= MOST_WORDS:
+            self.say(line)
+
+    def printed(self, worker: int, data: bytes, elsewhere: bool = False) -> None:
+        """The worker has printed this, perhaps on another machine. Empty: it will print no more."""
         self._keep(worker, data)
         if not self.shows(worker):
             return
@@ -88,7 +103,7 @@ class Output:
         lines, rest = printed[:whole], printed[whole:]
         if data and rest:
             self._partial[worker] = rest
-        self._show(worker, lines if data else rest + b"\n" if rest else b"")
+        self._show(worker, lines if data else rest + b"\n" if rest else b"", elsewhere)
 
     def died(self, worker: int, how: str, at: str) -> None:
         """A worker has died: tell how, and its last words unless they are on the screen already."""
@@ -107,7 +122,7 @@ class Output:
                 self._tails[tail] = worker
                 self.say(f"  its last lines, of {log}:")
                 for line in tail:
-                    self._print(f"  | {line}\n", sys.stderr)
+                    self._print(f"  | {tame(line)}\n", sys.stderr)
 
     def say_gathered(self) -> None:
         """Tell what happened to the workers that had no line of their own, in one line for all."""
@@ -117,9 +132,16 @@ class Output:
 
     def close(self) -> None:
         """Print what is still to be said, and close the logs."""
+        self._say_left_out()
         self.say_gathered()
         for log in self._logs.values():
             log.close()
+
+    def _say_left_out(self) -> None:
+        words, self._words = self._words, Counter()
+        for who, said in words.items():
+            if said > MOST_WORDS:
+                self.say(f"{count(said - MOST_WORDS, 'more line')} of {who} are left out")
 
     def _say_of(self, worker: int, line: str, kind: tuple[str, str]) -> bool:
         """Tell what happened to a worker, unless there were so many lines of this kind that the rest is gathered."""
@@ -139,6 +161,8 @@ class Output:
         try:
             if worker not in self._logs:
                 self._logs[worker] = log.open("ab", buffering=0)
+            if self._logs[worker].tell() + len(data) > MOST_KEPT:
+                raise OSError(errno.EFBIG, f"it has {MOST_KEPT >> 20:,} MiB")
             self._logs[worker].write(data)
         except OSError as error:
             self._unkept.add(worker)
@@ -146,8 +170,9 @@ class Output:
             line = f"{log} {why}it lacks the rest of what worker {worker} prints"
             self._say_of(worker, line, ("the logs of ", f" {why}they lack the rest of what these workers print"))
 
-    def _show(self, worker: int, data: bytes) -> None:
+    def _show(self, worker: int, data: bytes, elsewhere: bool) -> None:
         text = data.decode(errors="replace")
+        text = tame(text) if elsewhere else text
         if self._prefix:
             text = "".join(f"[worker {worker}] {line}" for line in text.splitlines(keepends=True))
         self._print(text, self._shown_on)

@@ -138,7 +138,7 @@ class ReplicasElsewhere:
             self._coming[item] = source
             self._copied.add(place)
             self._carrier.fetch(
-                item, _carries(number), lambda: self.brought(number), lambda why: self._lost(number, why)
+                item, _carries(number), lambda: self.brought(number, host), lambda why: self._lost(number, why)
             )
         else:
             self.binds_place(host, place)
@@ -152,10 +152,13 @@ class ReplicasElsewhere:
         else:
             then()
 
-    def brought(self, number: int) -> bool:
-        """What that request was about is there. Return whether it was to be brought."""
-        if (carried := self._carried.pop(number, None)) is None:
+    def brought(self, number: int, host: str) -> bool:
+        """What that request was about is at that host. Return whether it may have been brought there."""
+        if number not in self._carried:  # it is needed no more
+            return True
+        if self._carried[number].host != host:
             return False
+        carried = self._carried.pop(number)
         self._release(number, carried)
         carried.then()
         self._let_go()

@@ -6,15 +6,16 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import cast
 
-from paceline.core.facts import Fact, ParametersTaken
+from paceline.core.facts import Fact, ParametersTaken, WorkerResumed
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
-from paceline.errors import MessageUnreadable
+from paceline.errors import MessageUnreadable, PacelineError, unforeseen
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Span
 from paceline.host import between, messages
@@ -29,6 +30,7 @@ from paceline.host.replicas_elsewhere import ReplicasElsewhere
 from paceline.host.shelf import Owner
 from paceline.host.steps import shown
 from paceline.host.sums_of_hosts import SumsOfHosts
+from paceline.host.turns import Turns
 from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
 
@@ -50,11 +52,23 @@ class Other:
     them."""
     knows: int = 0
     """The last version that it was told is made."""
+    stored: bool = True
+    """See `Turns`."""
+    turns: dict[int, Turns] = field(default_factory=dict)
+    """By worker: what it may say. Its host judges that, too, and may be another one than ours."""
 
     def tell_of(self, worker: int, message: messages.Message) -> None:
         """Send it this about one of its workers, unless that is away."""
         if worker not in self.away:
+            if isinstance(message, between.Say):
+                self.turns_of(worker).told(message.message)
             self.tell(message)
+
+    def turns_of(self, worker: int) -> Turns:
+        """The turns of that worker's process."""
+        if worker not in self.turns:
+            self.turns[worker] = Turns(stored=self.stored, forks_store=True)
+        return self.turns[worker]
 
     def made(self, version: int) -> None:
         """That version is made, and all before it."""
@@ -87,6 +101,8 @@ class SeveralHosts:
         """`now()` is seconds since the run's start."""
         self._head = head
         self._others = {one.name: one for one in others}
+        for one in others:
+            one.stored = not head.owns_replicas
         self._by_worker = {worker: one for one in others for worker in one.workers}
         self._gone: set[int] = set()
         """Workers of other hosts whose processes have ended."""
@@ -109,6 +125,8 @@ class SeveralHosts:
         """By host and version: the last fetches."""
         self._pulled: dict[int, int] = {}
         """By worker of another host that computes once it has taken a version: which one. Only one is on its way."""
+        self._pulls: dict[int, StartPull | Release] = {}
+        """By worker of another host: the last order to pull, until it has that version."""
         self._released: dict[int, int] = {}
         """By worker of another host that is not known to compute yet: the step that it was released for."""
         self._made_at: dict[int, float] = {}
@@ -119,6 +137,8 @@ class SeveralHosts:
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self.gathered: Callable[[], None] = lambda: None
         """Called when what `gathers` returns may have changed."""
+        self.amiss: Callable[[str, str], None] = _amiss
+        """Told of a host that has said what it may not, and why. It is to be ended."""
         self.idles: Callable[[str], None] = lambda host: None
         """Told of a host without workers that makes no range, once that is known: it has nothing to do."""
         self._standing_in: dict[str, messages.Offered | None] = {}
@@ -145,12 +165,23 @@ class SeveralHosts:
     # --- what comes from other hosts ----------------------------------------------------------------
 
     def delivered(self, name: str, message: messages.Message) -> None:
-        """That host has said this. What it says of a worker is heard in its order, with all that came along before.
+        """That host has said this. What it says of a worker is heard in its order, with all that came along before."""
+        self._guarded(name, lambda: self._delivered(name, message))
 
-        Raises MessageUnreadable for what it may not say.
-        """
+    def _delivered(self, name: str, message: messages.Message) -> None:
         self._may_say(name, message)
         self._deliver(name, message)
+
+    def _guarded(self, name: str, hear: Callable[[], object]) -> None:
+        """Hear what that host has said. Whatever is wrong with that ends the host, and not the head."""
+        try:
+            hear()
+        except MessageUnreadable as error:
+            self.amiss(name, f"it has said what can't be: {error}")
+        except PacelineError:  # it says by itself what is to end
+            raise
+        except Exception as error:
+            self.amiss(name, unforeseen(error))
 
     def _may_say(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfShard) and name not in self._shards:
@@ -166,10 +197,18 @@ class SeveralHosts:
                 raise MessageUnreadable(f"worker {worker} has ended, and says more")
             case between.Heard(message=None, attached=None):
                 raise MessageUnreadable("a worker has said nothing")
+            case between.Heard(message=messages.Message() as said, attached=attached):
+                if said.descriptors == 0 and attached is not None:
+                    raise MessageUnreadable(f"nothing comes along with a {type(said).__name__}")
+                if isinstance(said, messages.StoreNotForked) and name not in self._head.shards_on:
+                    raise MessageUnreadable("it was to have no store")
             case between.Gone(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
                 raise MessageUnreadable(f"no process ends with status {status}")
-            case between.Taken(version=version) if name not in self._begun or not 0 <= version <= self._head.newest:
+            case between.Taken(version=version) if name not in self._begun or version > self._head.newest:
                 raise MessageUnreadable(f"version {version} is not there to be taken")
+            case between.Taken(worker=worker, version=version) if worker not in self._left:
+                if (order := self._pulls.pop(worker, None)) is None or order.version != version:
+                    raise MessageUnreadable(f"worker {worker} was not to pull version {version}")
 
     def _deliver(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfWorker) and message.worker in self._behind:
@@ -181,11 +220,12 @@ class SeveralHosts:
             case between.Heard(worker=worker, message=messages.Adopted()):
                 self._bring(name, message, self._written_by(name, worker))
             case between.Heard(worker=worker, message=messages.Message() as said, attached=None):
-                self._heard(worker, said, [])
+                self._heard(name, worker, said, [])
             case between.Heard():
                 self._bring(name, message, [])
             case between.Gone(worker=worker, status=status):
                 self._gone.add(worker)
+                self._others[name].turns.pop(worker, None)
                 self._news.gone(worker, status)
             case between.Has(attached=attached):
                 self._has(Blob(attached))
@@ -239,7 +279,8 @@ class SeveralHosts:
                 self._head.averages.has_made(group, name)
             case between.Borrowed(number=number):
                 assert self.replicas is not None
-                self.replicas.brought(number)
+                if not self.replicas.brought(number, name):
+                    raise MessageUnreadable(f"it was to bring nothing by the number {number}")
             case between.Computes(worker=worker):
                 self._computes(worker, took=False)
 
@@ -260,6 +301,7 @@ class SeveralHosts:
         self._attached = {item: one for item, one in self._attached.items() if one.host != name}
         self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
         other.away.update(other.workers)
+        other.turns.clear()
         for worker in other.workers:
             self._behind.pop(worker, None)  # what came before that never comes
             if worker not in self._gone:
@@ -287,6 +329,7 @@ class SeveralHosts:
 
     def adds(self, other: Other) -> None:
         """That host takes part from now on. Its workers are about to begin."""
+        other.stored = not self._head.owns_replicas
         self._by_worker |= dict.fromkeys(other.workers, other)
         self._head.expects(other.workers)
         if self.replicas is not None:
@@ -454,10 +497,13 @@ class SeveralHosts:
             case Release() | StartPull():
                 other = self._by_worker.get(order.worker)
                 if other is not None and order.worker not in other.away:
+                    if isinstance(order, StartPull) or order.parameters == "pull":
+                        self._pulls[order.worker] = order
                     if (
                         isinstance(order, Release) and order.worker not in self._left
                     ):  # else the machine is to hear of it
                         self._released[order.worker] = order.step
+                        other.turns_of(order.worker).released(order.step, order.version)
                         if order.parameters == "pull":
                             self._pulled[order.worker] = order.version
                     self._needs(other, order.version)
@@ -477,12 +523,14 @@ class SeveralHosts:
     def tell(self, fact: Fact) -> None:
         """See `contract.Host`."""
         self._head.tell(fact)
+        if isinstance(fact, WorkerResumed) and isinstance(self._pulls.get(fact.worker), Release):
+            del self._pulls[fact.worker]  # it had that version as it declined its step
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
         self._left.add(worker)
-        self._pulled.pop(worker, None)
-        self._released.pop(worker, None)
+        for of in (self._pulled, self._pulls, self._released):
+            of.pop(worker, None)
         self._head.left(worker, died)
         self._tell(worker, between.Left(worker, died))
 
@@ -501,6 +549,7 @@ class SeveralHosts:
             self.replicas.back(worker)
         if (other := self._by_worker.get(worker)) is not None:
             other.away.discard(worker)
+            other.turns.pop(worker, None)
         self._head.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
@@ -508,6 +557,7 @@ class SeveralHosts:
         self._head.admit(worker, epoch, at)
         if (other := self._by_worker.get(worker)) is None:
             return
+        other.turns_of(worker).begins()
         if other.name not in self._begun:
             self._begun.add(other.name)
             self._train(other, {}, late=True)
@@ -530,6 +580,8 @@ class SeveralHosts:
     def adopt(self, worker: int) -> None:
         """See `contract.Host`."""
         self._head.adopt(worker)
+        if (other := self._by_worker.get(worker)) is not None:
+            other.turns_of(worker).adopts()
         self._tell(worker, between.Adopt(worker))
 
     def edit(self, number: int, file: str) -> None:
@@ -679,7 +731,11 @@ class SeveralHosts:
             return between.GoesOn(epoch, None, kept, buffers)
         return between.GoesOn(epoch, self._attach(host, buffers), kept)
 
-    def _heard(self, worker: int, said: messages.FromWorker, descriptors: list[int]) -> None:
+    def _heard(self, name: str, worker: int, said: messages.FromWorker, descriptors: list[int]) -> None:
+        if strange := self._others[name].turns_of(worker).heard(said):
+            for one in descriptors:
+                os.close(one)
+            raise MessageUnreadable(f"worker {worker}: {strange}")
         self._head.hear(worker, said, descriptors)
         if isinstance(said, messages.SnapshotWanted):
             self._tell(worker, between.Look(worker, self._head.newest, said.hold))
@@ -696,6 +752,7 @@ class SeveralHosts:
         """Hear what the worker has said once these items are here, and what came along. Then hear what came after."""
         worker, attached, files = heard.worker, heard.attached, list[int]()
         if attached is not None:
+            self._is_new(attached)
             try:
                 file, span = empty_file(attached.size)
             except OSError as error:
@@ -717,10 +774,11 @@ class SeveralHosts:
                 except MessageUnreadable as error:
                     lost(f"what it has said can't be read: {error}")
                     return
-                self._heard(worker, said, [])
                 os.close(files[0])
+                self._guarded(name, lambda: self._heard(name, worker, said, []))
             else:
-                self._heard(worker, heard.message, files)
+                message = heard.message
+                self._guarded(name, lambda: self._heard(name, worker, message, files))
             if attached is not None:
                 self._tell(worker, between.Has(attached.name))
             self._go_on(name, worker)
@@ -737,7 +795,8 @@ class SeveralHosts:
     def _go_on(self, name: str, worker: int) -> None:
         """Hear what the host has said of that worker since."""
         for message in self._behind.pop(worker, ()):
-            self._deliver(name, message)
+            if name in self._others:  # else what it has said before has ended it
+                self._guarded(name, partial(self._deliver, name, message))
 
     def _never_comes(self, worker: int, why: str) -> None:
         """The worker can't go on, unless it takes no part any more. Its host may have said so before it heard that."""
@@ -773,6 +832,8 @@ class SeveralHosts:
 
         `late`: others train by now. A host that owns replicas dials them all then.
         """
+        for worker in workers:
+            other.turns_of(worker).begins()
         state = None
         if other.name in self._shards:
             assert self._head.state is not None
@@ -810,6 +871,7 @@ class SeveralHosts:
         no_room: Callable[[str], object],
     ) -> None:
         """Bring that host's share of the optimizer's state, and pass its file on, unless the share is lost."""
+        self._is_new(attached)
         try:
             file, span = empty_file(attached.size)
         except OSError as full:
@@ -823,6 +885,11 @@ class SeveralHosts:
             self._tell_host(host, between.Has(attached.name))
 
         self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lambda why: os.close(file))
+
+    def _is_new(self, attached: between.Attached) -> None:
+        """Raise MessageUnreadable for a name that something else has which comes along."""
+        if Blob(attached.name) in self._beside or Blob(attached.name) in self._attached:
+            raise MessageUnreadable(f"{attached.name} comes along already")
 
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make versions from now on, and that host has left. What is on its way from there is asked for anew."""
@@ -884,6 +951,10 @@ class SeveralHosts:
         """That host makes no versions any more. If it was to, nobody can."""
         if host in self._shards:
             self._head.loses(f"host {host} made a part of every version, and {why}")
+
+
+def _amiss(host: str, why: str) -> None:
+    raise AssertionError(f"host {host}: {why}")
 
 
 _: type[Host] = SeveralHosts

@@ -17,11 +17,11 @@ class Turns:
     them, as they may come late: from a script that an exception led out of a call, or from another of its threads.
     """
 
-    def __init__(self, *, stored: bool) -> None:
-        """`stored`: whether versions and the optimizer's state are with a store."""
+    def __init__(self, *, stored: bool, forks_store: bool = False) -> None:
+        """`stored`: whether versions and the optimizer's state are with a store. `forks_store`: it may be told to."""
         self._stored = stored
         self._offered: messages.Offered | None = None
-        self._forks_store = False
+        self._forks_store = forks_store
         self._begun = self._stopped = self._declined = False
         self._computes: tuple[int, int] | None = None
         """The step that it computes, and the version that it computes on."""
@@ -54,7 +54,7 @@ class Turns:
             case messages.Leased():
                 pass
             case messages.Compute(step=step, version=version):
-                self._computes = None if self._declined else (step, version)
+                self.released(step, version)
             case messages.Step(step=step):
                 self._steps.add(step)
             case messages.Keep(snapshot=snapshot):
@@ -66,9 +66,9 @@ class Turns:
             case messages.ForkStore():
                 self._forks_store = True
             case messages.Begin():
-                self._begun, self._forks_store = True, False
+                self.begins()
             case messages.AdoptInto():
-                self._adoption = messages.Adopted
+                self.adopts()
             case messages.TellEdit(number=number):
                 self._edits.add(number)
             case messages.OptimizerState():
@@ -79,6 +79,18 @@ class Turns:
                 self._pauses = True
             case messages.Stop():
                 self._stopped = True
+
+    def released(self, step: int, version: int) -> None:
+        """The worker is to compute that step on that version."""
+        self._computes = None if self._declined else (step, version)
+
+    def begins(self) -> None:
+        """The worker is told what training begins with."""
+        self._begun, self._forks_store = True, False
+
+    def adopts(self) -> None:
+        """The worker is to write what its script begins with."""
+        self._adoption = messages.Adopted
 
     def heard(self, message: messages.Message) -> str:
         """The worker has said this. Return why it may not, as the end of a sentence; empty if it may."""
@@ -91,7 +103,7 @@ class Turns:
     def _may(self, message: messages.Message) -> bool:
         match message:  # as in `told`
             case messages.LeaseWanted() | messages.BeginWanted():
-                return self._offered is not None and self._offered.loads
+                return self._begun and self._offered is not None and self._offered.loads
             case messages.StepFinished(step=step, version=version):
                 return self._finishes((step, version))
             case messages.OrderDrawn(epoch=epoch, block=block):
@@ -113,7 +125,7 @@ class Turns:
                 return self._begun and (how != "mean" or isinstance(value, int | float))
             case messages.Offered():
                 first, self._offered = self._offered is None, message
-                return first
+                return first and all(isinstance(group.get("lr", 0.0), int | float) for group in message.scalars)
             case messages.ParserEnded():
                 return self._offered is None
             case messages.StoreNotForked():

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.host import messages
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes, exposed
 from paceline.runtime.clock import Clock
 from paceline.runtime.member import Member
+
+LEAST = 1e-9  # seconds that a push takes, whoever says that it took none
+
+
+class _Finished(NamedTuple):
+    """A finished step. What its worker says of its times is cut to what there was, by the run's clock."""
+
+    said: messages.StepFinished
+    ordered: float
+    """When the worker was released for it."""
+    began: float
+    compute: float
+    at: float
+    """When it was told."""
+
+    @classmethod
+    def of(cls, said: messages.StepFinished, began: float, ordered: float, at: float) -> _Finished:
+        """`began` is by the worker's own clock: another machine's has another zero."""
+        compute = min(said.compute, at - ordered)
+        latest = at - compute
+        return cls(said, ordered, began if ordered <= began <= latest else latest, compute, at)
 
 
 class Accounts:
@@ -22,19 +43,20 @@ class Accounts:
         self._journal = journal
         self._clock = clock
         self._measures = measures
-        self._finished: dict[int, tuple[messages.StepFinished, float]] = {}
-        """By worker: its last finished step and when that was told, until the step's times are complete."""
+        self._finished: dict[int, _Finished] = {}
+        """By worker: its last finished step, until the step's times are complete."""
 
     def step_finished(self, member: Member, message: messages.StepFinished) -> None:
         """The worker has finished a step. Its message says how long it had waited after the step before."""
-        self._complete(member, message.waited, message.pulled)
-        self._finished[member.worker] = message, self._clock.at()
+        done = _Finished.of(message, self._clock.of(message.began), member.ordered_at, self._clock.at())
+        self._complete(member, message.waited, message.pulled, done.began)
+        self._finished[member.worker] = done
 
     def left(self, member: Member) -> None:
         """The worker takes no part any more: it has waited until now, or until its last release."""
         if member.worker in self._finished:
-            _, at = self._finished[member.worker]
-            self._complete(member, self._waited_until(member, at) - at, 0.0)
+            at = self._finished[member.worker].at
+            self._complete(member, self._waited_until(member, at) - at, 0.0, self._clock.at())
 
     def pushed(self, worker: int, step: int, scalars: list[dict[str, Any]], samples: int | None) -> None:
         """The worker has pushed that step, with these hyperparameters of its optimizer."""
@@ -54,20 +76,26 @@ class Accounts:
         if self._measures:
             self._journal.ledger.committed(version, at)
 
-    def _complete(self, member: Member, wait: float, pull: float) -> None:
+    def _complete(self, member: Member, wait: float, pull: float, until: float) -> None:
+        """The worker's last step and its waits are over. `until`: when its next step began, or now."""
         if member.worker not in self._finished:
             return
-        done, at = self._finished.pop(member.worker)
-        pushing, pulling = exposed(member.transfers, at, self._waited_until(member, at))
+        done = self._finished.pop(member.worker)
+        pushing, pulling = exposed(member.transfers, done.at, self._waited_until(member, done.at))
         member.transfers.clear()
         pushing = min(pushing, wait)  # another host's moments are late by as long as its messages take
         pulling = min(pulling, wait - pushing)
         wait -= pushing + pulling
-        began = self._clock.of(done.began)
-        push, pull = done.push + pushing, pull + pulling
-        times = StepTimes(began, done.compute, push, wait, pull, done.other, done.to_device, done.from_device)
+        said, left = done.said, until - done.ordered - done.compute
+        fitted = []
+        for part in (max(said.push, LEAST) + pushing, wait, pull + pulling, said.other):
+            fitted.append(max(0.0, min(part, left)))
+            left -= fitted[-1]
+        push, wait, pull, other = fitted
+        parts = done.compute, max(push, LEAST), wait, pull, other
         if self._measures:
-            self._journal.step_times(member.worker, done.step, times)
+            times = StepTimes(done.began, *parts, said.to_device, said.from_device)
+            self._journal.step_times(member.worker, said.step, times)
 
     def _waited_until(self, member: Member, finished: float) -> float:
         """When the worker's wait after its last finished step was over: at the next release, or now."""

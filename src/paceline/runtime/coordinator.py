@@ -107,7 +107,8 @@ class Coordinator:
                 if order.parameters == "own":
                     rooms.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
                 member = rooms.members[worker]
-                member.step = step if member.trains else member.step
+                if member.trains:
+                    member.step, member.ordered_at = step, rooms.clock.moment()
                 rooms.host.carry_out(replace(order, progress=rooms.applied.batches), rooms.clock.moment())
             case StartPull() | StartPush() | AdjustTraining():
                 rooms.host.carry_out(order, rooms.clock.moment())
@@ -259,7 +260,7 @@ class Coordinator:
             case messages.Handles(signals=signals):
                 member.handles = frozenset(signals)
             case messages.Remarked(line=line):
-                rooms.output.say(f"worker {worker} {line}")
+                rooms.output.passes_on(f"worker {worker}", f"worker {worker} {line}")
             case messages.Decided(scheduler=scheduler, metric=metric):
                 rooms.plateaus.heard(worker, scheduler, metric)
             case messages.Offered():
@@ -338,6 +339,7 @@ class Coordinator:
         if done.gradient is not None and (line := self._alike.warning(worker, done.gradient)):
             rooms.output.say(line)
         if not rooms.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
+            rooms.drop(worker, done.step)
             return
         rooms.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
         samples = rooms.data.used(worker, done)

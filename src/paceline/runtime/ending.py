@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.core.listed import workers_named
+from paceline.core.listed import printable, workers_named
 from paceline.core.membership import Membership
 from paceline.host.loop import Loop
 from paceline.records.summary import Outcome
@@ -64,7 +64,7 @@ class Ending:
     def failed(self, message: str) -> None:
         """The run has failed, unless it came to something else before. What is under way goes on."""
         if self.outcome == "completed":
-            self.outcome, self.error = "failed", message
+            self.outcome, self.error = "failed", printable(message)
 
     def fail(self, message: str, grace: float = GRACE) -> None:
         """End the run: it can't go on."""
@@ -73,17 +73,17 @@ class Ending:
 
     def break_off(self, error: str) -> None:
         """The run has failed, whatever it came to before, and nothing of it goes on."""
-        self.outcome, self.error = "failed", error
+        self.outcome, self.error = "failed", printable(error)
 
     def refuse(self, message: str) -> None:
         """End the run: its script asks for what can't be done."""
-        self.usage_error = self.usage_error or message
+        self.usage_error = self.usage_error or printable(message)
         self.fail(message)
 
     def diverge(self, what: str) -> None:
         """End the run: a number is NaN or infinite."""
         if self.outcome == "completed":
-            self.outcome, self.error = "diverged", what
+            self.outcome, self.error = "diverged", printable(what)
             self.stop(GRACE)
 
     def stop(

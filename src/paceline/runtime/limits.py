@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
+from paceline.core.listed import printable
 from paceline.core.membership import Membership
 from paceline.host.loop import Loop
 from paceline.runtime.ending import GRACE, Ending
@@ -71,7 +72,7 @@ class Limits:
     def stop_asked(self, worker: int, reason: str) -> None:
         """That worker's script has the run end."""
         if not self._ending.stopping:
-            self.asked = reason
+            self.asked = printable(reason)
             self._say(f"worker {worker} stops the run: {reason}")
             self.stop()
 

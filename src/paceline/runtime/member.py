@@ -24,6 +24,8 @@ class Member(Standing):
     since: float = field(init=False)
     step: int | None = None
     """The step that it was last released for, until its gradient is ready."""
+    ordered_at: float = 0.0
+    """When it was released for that, in seconds since the run's start."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """(direction, began, ended) of transfers that have ended since its last step's times were told."""
     handles: frozenset[int] = frozenset()

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.host_traffic import HostTraffic
+from paceline.cluster.scenario_file import A_NAME, LONGEST_NAME, is_name
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
-from paceline.core.listed import count, listed, printable
+from paceline.core.listed import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
 from paceline.core.placement import How, hosts_with_shards, usual, why_idle
-from paceline.errors import MessageUnreadable, NotGathered
+from paceline.errors import NotGathered
 from paceline.fabric.control import HeadEnd, Hello
+from paceline.fabric.numbered import LONGEST_OF_NEWCOMERS
 from paceline.fabric.token import FILE_VARIABLE
 from paceline.host import between, hash_seed, messages, seed_asked
 from paceline.host.carrier import Carrier
@@ -41,6 +43,7 @@ from paceline.runtime.settings import Settings
 
 IN_GOOD_ORDER = "it has left in good order"
 AT_ONCE = "the run is ended at once"
+LONGEST_WHY = 1000  # characters
 IDLE = "it has no workers, and the model has too few pieces for it to have a part of the store"
 ANY = "0.0.0.0", "::"
 """Addresses that mean all of a machine's own."""
@@ -192,6 +195,7 @@ class Others:
                 f"host {host} adds up its workers' updates no more, and they come one by one: {why}"
             )
         self._delivered, self.lost = hosts.delivered, hosts.lost
+        hosts.amiss = lambda host, why: self.ended(host, self._incarnations.get(host, 0), why)
         hosts.gathered = lambda: self.gathered()
         self._back = hosts.back
         hosts.makes, hosts.neighbours, hosts.idles = self._makes, self._neighbours_of, self._idles
@@ -334,6 +338,9 @@ class Others:
 
     def came(self, connection: int, host: str) -> None:
         """See `HeadNews`."""
+        if not is_name(host):
+            self._link.refuse(connection, f"its name is {host[:LONGEST_NAME]!a}; {A_NAME}")
+            return
         for order in self._hosts.came(host, self._link.now()):
             match order:
                 case Admit(incarnation=incarnation) if why := self._too_late(host):
@@ -341,7 +348,7 @@ class Others:
                     self._link.refuse(connection, why)
                 case Admit(incarnation=incarnation):
                     self._incarnations[host] = incarnation
-                    self._link.admit(connection, incarnation)
+                    self._link.admit(connection, incarnation, LONGEST_OF_NEWCOMERS)
                     self._link.send(host, incarnation, self._introduce)
                 case Refuse(why=why):
                     self._link.refuse(connection, why)
@@ -365,10 +372,10 @@ class Others:
             case _ if why := self._amiss(host, message):
                 self.ended(host, incarnation, f"it has said what can't be: {why}")
             case between.Printed(worker=worker, data=data):
-                self._output.printed(worker, data)
+                self._output.printed(worker, data, elsewhere=True)
                 self._link.send(host, incarnation, between.Kept())
             case between.Said(line=line):
-                self._say(printable(line))
+                self._output.passes_on(f"host {host}", line)
             case between.SendPart(at=at):
                 if (sent := self._meeting.sent) is not None:
                     self._link.send(host, incarnation, sent.part(at))
@@ -380,15 +387,12 @@ class Others:
                 self._reach(host, other, reached)
             case between.Leaves(why=why):
                 self._leaving.discard(host)
-                self.ended(host, incarnation, printable(why))
+                self.ended(host, incarnation, cut(printable(why), LONGEST_WHY))
             case between.Drains():
                 self._leaving.add(host)
                 self.drains(host)
             case _:
-                try:
-                    self._delivered(host, message)
-                except MessageUnreadable as error:
-                    self.ended(host, incarnation, f"it has said what can't be: {error}")
+                self._delivered(host, message)
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
         """See `HeadNews`."""
@@ -464,6 +468,7 @@ class Others:
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""
         incarnation = self._prepared[host] = self._incarnations[host]
+        self._link.takes_part(host)
         self._mover.expect(self.carrier.meet(host, incarnation))
         # the host has no folder of the run
         settings = replace(self.settings, threads=self._threads(host), folder=Path())

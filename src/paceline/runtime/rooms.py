@@ -154,7 +154,7 @@ class Rooms:
             terms,
             self.clock,
             send=self.send,
-            drop=self._drop,
+            drop=self.drop,
             happened=self.happened.append,
             refuse=self.ending.refuse,
             say=say,
@@ -340,7 +340,7 @@ class Rooms:
             return Means(self.host, self.applied, averages_gradients, self.recordings, self.journal, self.clock.at)
         return StoredVersions(self.host, self.applied, range(self.settings.workers), self.recordings)
 
-    def _drop(self, worker: int, step: int) -> None:
+    def drop(self, worker: int, step: int) -> None:
         self.host.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self.clock.moment())
 
     def _apart(self) -> None:

@@ -100,6 +100,9 @@ class Said:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
 
+    def passes_on(self, who: str, line: str) -> None:
+        self.say(line)
+
     def died(self, worker: int, how: str, at: str) -> None:
         self.say(f"worker {worker} died ({how}){at}")
 
