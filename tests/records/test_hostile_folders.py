@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.errors import ConfigError
+from paceline.records.broken import Broken
+from paceline.records.check.segments import _files
+from paceline.records.segments import Stretch
 from support.recorded import edited, leased, said, summarized
 
 PATIENCE = 20
@@ -117,16 +121,6 @@ def state(run: Path, outside: Path) -> None:
     nested(run / "snapshots" / "00000005" / "state.json", outside)
 
 
-def undone(run: Path, outside: Path) -> None:
-    """Ledgers elsewhere, with transactions that were half written."""
-    elsewhere = outside.with_name("elsewhere")
-    elsewhere.mkdir()
-    (elsewhere / "ledger.sqlite").write_bytes((run / "ledger.sqlite").read_bytes())
-    journal(elsewhere, outside)
-    row = "UPDATE segments SET snapshot = 1, undone_facts = 1, undone_files = '[\"../elsewhere/ledger.sqlite\"]'"
-    ledger(row)(run, outside)
-
-
 MAKERS = {"a device": device, "a pipe": fifo, "a folder": folder, "a link": link, "sparse": sparse}
 HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     **{
@@ -143,7 +137,6 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     ),
     "a version is a pickle": version(lambda file, _: file.write_bytes(pickle.dumps({"a": 1}))),
     "a journal names a file elsewhere": journal,
-    "the ledger's past is elsewhere": undone,
     "a snapshot is nested": state,
     "a view in the place of the facts has no end": forever("facts", "i, 1.0, 'TrainingBegan', 0, 0, 0, '{}'"),
     "a view in the place of run has no end": forever("run", "'k' || i, '1'"),
@@ -231,7 +224,6 @@ def test_no_command_fails_on_a_hostile_folder_or_touches_what_is_outside(
         assert "SECRET" not in shown.out + shown.err, told
         assert outside.read_text() == "SECRET\n", told
         remove(run)
-        remove(alone / "elsewhere")
         for made in alone.glob("simulated*"):
             remove(made)
 
@@ -271,6 +263,15 @@ def test_no_model_is_loaded_from_what_is_no_file_of_the_run(
     signal.alarm(PATIENCE)
     with pytest.raises(ConfigError, match="recorded no final version"):
         paceline.Run(alone / "run").state_dict()
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/ledger.sqlite", "/ledger.sqlite", "a/../../b"])
+def test_what_was_undone_is_in_the_folder_itself(name: str, alone: Path) -> None:
+    segment, checking = SimpleNamespace(undone=Stretch(facts=1, files=(name,))), SimpleNamespace()
+    checking.run = SimpleNamespace(folder=alone / "run")
+    with pytest.raises(Broken) as broken:
+        _files(checking, segment)  # type: ignore[arg-type]
+    assert broken.value.expected == "ledgers in the run's folder"
 
 
 def remove(path: Path) -> None:
