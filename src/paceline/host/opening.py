@@ -7,10 +7,8 @@
     ─────────────── TLS 1.3, where there are certificates ───────────────
                                              ◄───      welcome     another proof over the same
 
-What comes before TLS holds no secret. It says what the connection is for, so that whoever serves that can do the rest,
-in a process of its own. And it says why two sides can't go on, in words of ours. Nobody relies on it before the proofs.
-
-The answer comes before TLS, so all that a stranger gets is a challenge, and no handshake, which takes milliseconds.
+What comes before TLS holds no secret. It says what the connection is for, so that another process can do the rest, and
+why two sides can't go on. The answer comes before TLS, so a stranger gets no handshake, which takes milliseconds.
 
 A proof takes a key that follows from the token. Both sides draw random bytes for each connection, so nobody can use
 what they have heard once. The two proofs differ, so none can be thrown back. A side that can't go on says why in one
@@ -152,7 +150,7 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
         yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
         if keys.certificates is not None:
             end = keys.certificates.wrap(end, listens=False)
-            yield from _shake_hands(end)
+            yield from _trying(end.do_handshake, Wait(end, "bytes"))
         kind, _, proof = yield from _hear(end, Kind.WELCOME, Kind.NOT_SERVED)
         if kind == Kind.NOT_SERVED:
             raise NotOpened(_not_served(purpose)[0])
@@ -174,13 +172,10 @@ def challenges(end: Any, keys: Keys) -> Side[Answered]:
         except _OtherVersion:
             yield from _say(end, Kind.CHALLENGE)  # which shows this one's version
             raise
-        speaks_tls = kind == Kind.GREETING_BEFORE_TLS
-        if keys.certificates is not None and not speaks_tls:
-            yield from _say(end, Kind.WANTS_TLS)
-            raise NotOpened(f"it does not speak TLS: {ONE_SIDE}")
-        if keys.certificates is None and speaks_tls:
-            yield from _say(end, Kind.SPEAKS_NO_TLS)
-            raise NotOpened(f"it speaks TLS: {ONE_SIDE}")
+        speaks_tls, wants_tls = kind == Kind.GREETING_BEFORE_TLS, keys.certificates is not None
+        if speaks_tls != wants_tls:
+            yield from _say(end, Kind.WANTS_TLS if wants_tls else Kind.SPEAKS_NO_TLS)
+            raise NotOpened(f"it {'does not speak' if wants_tls else 'speaks'} TLS: {ONE_SIDE}")
         ours = secrets.token_bytes(32)
         yield from _say(end, Kind.CHALLENGE, "", ours)
         _, _, proof = yield from _hear(end, Kind.ANSWER)
@@ -204,7 +199,7 @@ def welcomes(answered: Answered, keys: Keys, serves: Callable[[str], bool]) -> S
         yield Wait(end, "room")
         if keys.certificates is not None:
             end = keys.certificates.wrap(end, listens=True)
-            yield from _shake_hands(end)
+            yield from _trying(end.do_handshake, Wait(end, "bytes"))
         if not serves(purpose):
             yield from _say(end, Kind.NOT_SERVED)
             raise NotOpened(_not_served(purpose)[1])
@@ -263,10 +258,8 @@ class Opening(Generic[T]):
 
     def _await(self, wait: Wait) -> None:
         self._watched = wait.end
-        if wait.what == "bytes":
-            self._loop.watch(wait.end, self.go_on)
-        else:
-            self._loop.watch(wait.end, _nothing)  # a connection that has failed has room, too
+        self._loop.watch(wait.end, self.go_on if wait.what == "bytes" else _nothing)
+        if wait.what == "room":  # which a connection that has failed has, too
             self._loop.await_room(wait.end, self.go_on)
 
     def _unwatch(self) -> None:
@@ -347,10 +340,6 @@ def _trying(call: Callable[[], T], blocked: Wait) -> Generator[Wait, None, T]:
             raise
         except ssl.SSLError as error:
             raise NotOpened(_REASONS.get(error.reason or "", told(error))) from error
-
-
-def _shake_hands(end: ssl.SSLSocket) -> Generator[Wait, None, None]:
-    yield from _trying(end.do_handshake, Wait(end, "bytes"))
 
 
 _REFUSALS: dict[int, str] = {

@@ -27,7 +27,7 @@ from paceline.runtime.settings import Settings
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
 DESCRIPTORS_OF_HOSTS = 16 + 2 * MOST_STRANGERS
-"""How many more a head needs: for strangers, from anywhere and from where hosts are."""
+"""How many more a head needs: most are for strangers."""
 
 
 def check_memory(workers: int) -> None:
