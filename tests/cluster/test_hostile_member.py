@@ -84,6 +84,11 @@ def test_the_head_goes_on_whatever_a_host_says_that_has_joined() -> None:
     assert sum(len(lies(seed).said) for seed in range(WORLDS)) > WORLDS
 
 
+@pytest.mark.parametrize("seed", [404])
+def test_a_version_that_can_not_be_made_any_more_is_not_served_as_it_was(seed: int) -> None:
+    lies(seed)
+
+
 @pytest.mark.long
 def test_the_head_goes_on_whatever_many_hosts_say_that_have_joined() -> None:
     assert sum(lies(seed).changed for seed in range(WORLDS, MANY)) > 5000

@@ -642,7 +642,8 @@ class LocalHost:
     def look(self, item: Item, begin: int, end: int) -> Where:
         """Where an item is that another host asks for: a version, an update for its range, or what never moves."""
         if isinstance(item, Version) and item.version > self.commits.newest:
-            return "here" if self.commits.maker.has(item.version, begin, end) else "coming"
+            made = self.commits.maker.has(item.version, begin, end)
+            return "here" if made and self.shelf.has(item) else "coming"  # its place is free if it can't be made
         if isinstance(item, Sum):
             return self.summer.look(item, begin, end)
         there = item in (FIXED, ADOPTED)
