@@ -21,11 +21,10 @@ from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.commits import Commits
-from paceline.host.computing import Computing
-from paceline.host.early import Early
 from paceline.host.host import LocalHost
 from paceline.host.maker import Maker
 from paceline.host.moves import Moves, Taking
+from paceline.host.overlap import Computing, Early
 from paceline.host.pushes import Pushes
 from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, step_of

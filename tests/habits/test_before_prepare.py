@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from paceline.training.unprepared import Unprepared
+from paceline.training.misuse import Unprepared
 from support.launch import Launch
 from support.scripts import training
 

@@ -13,13 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.leases import Batch
-from paceline.runtime.alike import Alike
 from paceline.runtime.offers import epochs_over
-from paceline.runtime.unused import unused
+from paceline.runtime.remarks import Alike, unused
 from paceline.training import prepare
-from paceline.training.alone import unjoined
 from paceline.training.batches import Batches, Stands
 from paceline.training.loader import PacedLoader, PacedStream
+from paceline.training.misuse import unjoined
 from paceline.training.session import Session, never_iterated
 from support.launch import Launch
 from support.scripts import training

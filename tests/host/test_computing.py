@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.items import Update
-from paceline.host.computing import Computing
+from paceline.host.overlap import Computing
 
 LAST, NEXT = Update(2, 4), Update(2, 5)
 

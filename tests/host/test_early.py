@@ -15,7 +15,7 @@ from paceline.core.items import Update
 from paceline.core.orders import ApplyUpdate, DropUpdate, Release, StartPush
 from paceline.core.shards import Shard
 from paceline.host import messages
-from paceline.host.early import Early
+from paceline.host.overlap import Early
 from paceline.host.shelf import Shelf
 from paceline.protocols import registry
 from support import companies

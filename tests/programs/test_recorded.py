@@ -15,8 +15,8 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.errors import ConfigError
-from paceline.programs import comparison, frames, launching, recorded
-from paceline.programs.frames import as_frame
+from paceline.programs import comparison, launching, recorded, tables
+from paceline.programs.tables import as_frame
 from support.recorded import crashed, edited, leased, simulated
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-@pytest.mark.parametrize("module", [recorded, comparison, launching, frames])
+@pytest.mark.parametrize("module", [recorded, comparison, launching, tables])
 def test_the_examples_are_true(module: ModuleType, folder: Path) -> None:
     found = doctest.testmod(module, extraglobs={"folder": folder, "paceline": paceline})
     assert found.failed == 0

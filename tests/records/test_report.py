@@ -27,8 +27,7 @@ from paceline.protocols import registry
 from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module
 from paceline.records.report import figures
-from paceline.records.report.contents import Curves, Waited, _blocks, _Clock, contents, differences, drawn, labels
-from paceline.records.report.page import page
+from paceline.records.report.contents import Curves, Waited, _blocks, _Clock, contents, differences, drawn, labels, page
 from paceline.records.report.trace import trace
 from paceline.records.timeline import Computing, Lane, Stay, Step, Timeline, Transfer
 from paceline.records.waits import Wait, waits

@@ -33,8 +33,7 @@ from paceline.records.explain import numbers, past, sentences
 from paceline.records.fates import Fates, Undone
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
 from paceline.records.reading import open_run, tally_of
-from paceline.records.report.contents import contents
-from paceline.records.report.page import page
+from paceline.records.report.contents import contents, page
 from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.sim.calibration import read

@@ -194,7 +194,7 @@ def test_who_never_answers_is_given_up(doctors: Doctors) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = refused(
             doctors.start(
-                "--join", at(silent.getsockname()), first="from paceline.runs import dialled; dialled.DIALLING = 0.2"
+                "--join", at(silent.getsockname()), first="from paceline.runs import join; join.DIALLING = 0.2"
             )
         )
     assert "no answer within 0 s" in said

@@ -10,7 +10,7 @@ import paceline
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.runtime.early import EarlyLeavers
+from paceline.runtime.remarks import EarlyLeavers
 from support.launch import Launch
 from support.suites import each
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from paceline.errors import ConfigError
 from paceline.training import prepare as preparing
-from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loader import checked
+from paceline.training.misuse import where_prepare_goes
 from paceline.training.prepare import prepare
 
 TYPED = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.training.prepared_again import prepared_again
+from paceline.training.misuse import prepared_again
 
 CASES = {
     "a notebook's cell, or a function called twice": (

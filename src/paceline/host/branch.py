@@ -22,13 +22,13 @@ from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
 from paceline.host.carrier import Carrier
-from paceline.host.computing import Computing
 from paceline.host.contract import STORE, SUMS, WorkersNews
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
 from paceline.host.linked import Told
 from paceline.host.loop import Loop
 from paceline.host.names import summand_of
+from paceline.host.overlap import Computing
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes

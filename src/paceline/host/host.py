@@ -61,10 +61,9 @@ from paceline.host.workers import Workers
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.cluster.host_traffic import HostTraffic
     from paceline.host.carrier import Carrier
-    from paceline.host.computing import Computing
-    from paceline.host.early import Early
     from paceline.host.fetches import Where
     from paceline.host.linked import Linked
+    from paceline.host.overlap import Computing, Early
     from paceline.host.shards import OtherShards
     from paceline.host.together import Together
 
@@ -229,8 +228,10 @@ class LocalHost:
         self._computing: Computing | None = None
         self._early: Early | None = None
         if wire is not None:
-            from paceline.host.computing import Computing  # which a run on one host does without
-            from paceline.host.early import Early
+            from paceline.host.overlap import (
+                Computing,  # which a run on one host does without
+                Early,
+            )
 
             self._computing = Computing()
             if spec.brings_early and traffic is None:

@@ -604,22 +604,23 @@ def connect(path: Path) -> sqlite3.Connection:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads only schema {SCHEMA}")
     for name, sql, kind in said:  # a view in the place of a table might never end
-        if kind == "trigger" or _made().get(name, _without_comments(sql)) != _without_comments(sql):
+        if kind == "trigger" or made().get(name, without_comments(sql)) != without_comments(sql):
             database.close()
             raise ConfigError(f"{path}: no run has written that {kind} {name}")
     return database
 
 
 @cache
-def _made() -> dict[str, str]:
-    """By name, what a run makes."""
+def made() -> dict[str, str]:
+    """By name, how a run makes its tables and views, without comments."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(TABLES)
-        made = database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
-        return {name: _without_comments(sql) for name, sql in made}
+        rows = database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+        return {name: without_comments(sql) for name, sql in rows}
 
 
-def _without_comments(sql: str) -> str:
+def without_comments(sql: str) -> str:
+    """How a table is made. What its comments say of its columns may be put better later."""
     return " ".join(re.sub("--.*", "", sql).split())
 
 

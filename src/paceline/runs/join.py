@@ -6,14 +6,15 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.host import opening, tcp
 from paceline.host.between import Close
 from paceline.host.loop import Loop
 from paceline.host.opening import Keys
 from paceline.host.seed_asked import PURPOSE, heard
 from paceline.host.tcp import Address, shown
-from paceline.runs.dialled import dialled
 
 TRIES_FOR = 5.0
 """Seconds in which somebody has to listen, unless the user says otherwise."""
@@ -23,6 +24,8 @@ PAUSE = 0.5
 BEGIN = "begin the run there with paceline run --listen, or wait for it with --wait"
 REACH = "let this host reach that port, or give --on a --listen with an address that it reaches"
 """What to do if nobody listens: for who has typed `paceline join`, and for who has had it started."""
+DIALLING = 5.0
+"""Seconds in which a connection has to be opened."""
 
 
 def await_listener(address: Address, seconds: float, say: Callable[[str], None], way_out: str = BEGIN) -> None:
@@ -84,3 +87,22 @@ def join(
     return agent(
         name, workers, address, keys, forks_mover=True, interrupts=interrupts, say=say, may_drain=may_drain, named=named
     )
+
+
+def dialled(address: Address, keys: Keys, purpose: str, loop: Loop) -> tuple[Any, str, bool]:
+    """Return an opened connection, or None, why there is none, and whether somebody has answered."""
+    ends: list[Any] = []
+    whys: list[tuple[str, bool]] = []
+    try:
+        attempt = opening.dial(
+            address, keys, purpose, loop, opened=ends.append, failed=lambda why, final: whys.append((why, final))
+        )
+    except OSError as error:
+        return None, tcp.told(error), False
+    until = loop.now() + DIALLING
+    while not ends and not whys and (left := until - loop.now()) > 0:
+        loop.wait(left)
+    attempt.close()
+    if ends:
+        return ends[0], "", True
+    return None, *(whys[0] if whys else (f"no answer within {DIALLING:.0f} s", False))

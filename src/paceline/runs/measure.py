@@ -21,7 +21,7 @@ from paceline.host.loop import Loop
 from paceline.host.machine import machine
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
-from paceline.runs.dialled import dialled
+from paceline.runs.join import dialled
 from paceline.runs.link import Link, Side, clock, round_trip
 from paceline.runs.talk import (
     FLOWING,

@@ -11,8 +11,7 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import RecordedRun, open_run, reading
-from paceline.records.report.contents import contents, in_detail, labels
-from paceline.records.report.page import page
+from paceline.records.report.contents import contents, in_detail, labels, page
 from paceline.records.report.trace import trace
 from paceline.records.whole import write_whole
 

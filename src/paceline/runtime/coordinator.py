@@ -27,15 +27,13 @@ from paceline.core.orders import (
 from paceline.host import messages
 from paceline.host.contract import called
 from paceline.host.processes import exit_phrase
-from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
-from paceline.runtime.early import EarlyLeavers
 from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
 from paceline.runtime.member import Member
 from paceline.runtime.offers import epochs_over, unmeasured
+from paceline.runtime.remarks import Alike, EarlyLeavers, unused
 from paceline.runtime.rooms import Rooms
-from paceline.runtime.unused import unused
 
 GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: only worker 0's is shown
 

@@ -55,3 +55,11 @@ def sorted_out(given: Sequence[Any]) -> Arguments:
         )
     model, optimizer, loader = found
     return Arguments(tuple(given), model, optimizer, loader, schedulers)
+
+
+def check_name(said: str, name: str) -> None:
+    """Raise ValueError, which begins as `said` says, for a name that is empty or has control characters."""
+    if not name or not name.isprintable():
+        raise ValueError(
+            f"{said} {name!r}; a name must have a character or more, and no line breaks or control characters"
+        )

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from paceline.training.arguments import check_name
 from paceline.training.link import Evaluate
-from paceline.training.names import check_name
 from paceline.training.seeding import randomness_kept
 
 TAKEN = ("version", "at_seconds", "samples")

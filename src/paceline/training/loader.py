@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loop import Loop
+from paceline.training.misuse import where_prepare_goes
 from paceline.training.one_ahead import Last, OneAhead, is_last
 from paceline.training.orders import Orders
 from paceline.training.probe import passes_of, slots_of

@@ -23,14 +23,12 @@ from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import path_of
 from paceline.training import accelerator
-from paceline.training.alone import unjoined
-from paceline.training.arguments import sorted_out
+from paceline.training.arguments import check_name, sorted_out
 from paceline.training.batches import Batches
 from paceline.training.buffers import POLICIES
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.final import install_final, tell_of_structure
-from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.in_use import in_variables
 from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
@@ -46,12 +44,11 @@ from paceline.training.loader import (
     leased_passes,
     length,
 )
-from paceline.training.names import check_name
+from paceline.training.misuse import TRAINERS_OPTIMIZER, Unprepared, prepared_again, unjoined, where_prepare_goes
 from paceline.training.one_ahead import with_last
 from paceline.training.optimizer import is_replaced, pace
 from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.parts import chunks_at, cuts_of
-from paceline.training.prepared_again import prepared_again
 from paceline.training.probe import ENDLESS
 from paceline.training.schedules import check_schedulers, plateaus_of, schedule_of, watch_plateau, with_schedules
 from paceline.training.seeding import mixed, seed_all
@@ -61,7 +58,6 @@ from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.store import Store, scalars_of, unfit_rate
 from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
-from paceline.training.unprepared import Unprepared
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741

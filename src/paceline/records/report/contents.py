@@ -13,6 +13,8 @@ import sqlite3
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
 from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -508,3 +510,13 @@ class _Moving:
 def _differences(values: Sequence[int]) -> list[int]:
     """The first value, and then each one's difference from the one before."""
     return [value - before for value, before in zip(values, [0, *values], strict=False)]
+
+
+def page(contents: Contents) -> str:
+    """Return the page that shows these contents, which it has as JSON."""
+    names = [run["label"] for run in contents["runs"]]
+    title = "Training with " + (", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and others")
+    data = json.dumps(contents, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    template = files("paceline.records.report").joinpath("page.html").read_text(encoding="utf-8")
+    parts = {"__TITLE__": escape(title), "__DATA__": data}
+    return re.sub("|".join(parts), lambda found: parts[found.group()], template)

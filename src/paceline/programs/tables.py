@@ -1,9 +1,10 @@
-"""Tables as data frames, of whichever library is there."""
+"""Tables as a notebook shows them, and as data frames of whichever library is there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -33,3 +34,11 @@ def as_frame(columns: Mapping[str, Sequence[Any]], kind: Frame | None = None) ->
 
 def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], remarks: Iterable[str] = ()) -> str:
+    """Return HTML: a title, one row for each, and remarks below. All of it is text, and is escaped."""
+    head = "".join(f"<th>{escape(one)}</th>" for one in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    below = "".join(f"<div>{escape(one)}</div>" for one in remarks)
+    return f"<div><b>{escape(title)}</b></div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
