@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 
@@ -165,3 +166,20 @@ def test_a_list_that_is_too_long_for_its_message_is_refused_unread() -> None:
     names = msgspec.msgpack.encode(between.Heard(2, messages.Logged(1, 1, {str(n): 0.0 for n in range(10_001)})))
     with pytest.raises(MessageUnreadable, match="length <= 10000"):
         Coding(between.ToHead).decode(names, ())
+
+
+@pytest.mark.parametrize("strange", ["\n", "\x1b", "\x9b", "\u2028", "\u202e", "\u2066"])
+def test_no_name_has_a_character_that_moves_what_stands_beside_it(strange: str) -> None:
+    for name in (f"a{strange}b", f"{strange}a", f"a{strange}"):
+        with pytest.raises(MessageUnreadable, match="matching regex"):
+            CODING.decode(CODING.encode(between.Heard(2, messages.Logged(1, 1, {name: 0.5}))), ())
+
+
+def test_garbage_is_collected_after_a_long_message_as_it_was_before() -> None:
+    long = CODING.encode(between.Heard(2, messages.Logged(1, 1, {f"loss {n}": 0.5 for n in range(9_000)})))
+    collected = gc.get_stats()[0]["collections"]
+    assert isinstance(CODING.decode(long, ()), between.Heard)
+    with pytest.raises(MessageUnreadable):
+        CODING.decode(long[:-1], ())
+    assert gc.isenabled()
+    assert gc.get_stats()[0]["collections"] == collected

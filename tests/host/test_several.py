@@ -361,6 +361,10 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     ("said", "why"),
     [
         (between.Heard(2, None), "a worker has said nothing"),
+        (
+            between.Heard(2, None, between.Attached("one", (16 << 20) + 1)),
+            "it would have 16,777,217 bytes, and may have",
+        ),
         (between.Gone(3, 127), "no process ends with status 127"),
         (between.Taken(2, 8), "version 8 is not there to be taken"),
         (between.Taken(2, 6), "worker 2 was not to pull version 6"),
@@ -407,7 +411,7 @@ def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> N
 
 def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
     several = Several()
-    several.say(between.Heard(2, None, between.Attached("one", 1 << 62)))
+    several.say(between.Heard(2, messages.Kept(1, 4, 0, None), between.Attached("one", 1 << 62)))
     (told,) = several.told
     assert isinstance(told, between.EndWorker)
     assert told.why is not None

@@ -6,8 +6,10 @@ pickle).
 
 from __future__ import annotations
 
+import gc
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +20,8 @@ from paceline.errors import MessageUnreadable
 MOST_BYTES = 4 << 30
 """Bytes of the longest message. Tensors travel in shared memory and in files, so a longer one can only be an error."""
 LENGTH = struct.Struct("<Q")
+LONG = 1 << 16
+"""Bytes from which on a message may have so many lists that collecting garbage takes longer than reading it."""
 
 
 class Endpoint(Protocol):
@@ -70,7 +74,8 @@ class Coding:
     def decode(self, body: bytes | memoryview, descriptors: Sequence[int]) -> Any:
         """Return the message that came as these bytes, with these descriptors. Raises MessageUnreadable."""
         try:
-            message = self._decoder.decode(body)
+            with _uncollected() if len(body) >= LONG else nullcontext():
+                message = self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MessageUnreadable(printable(cut(str(error), 300))) from error
         if len(descriptors) > (most := getattr(message, "descriptors", 0)):
@@ -117,6 +122,19 @@ class Frames:
 def too_long(length: int, most: int = MOST_BYTES) -> str:
     """Why a message of so many bytes isn't read."""
     return f"it would have {length:,} bytes, and may have {most:,}"
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage meanwhile: it would look at all lists of a message again and again, as they become more."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _refuse(code: int, data: memoryview) -> Any:

@@ -16,7 +16,7 @@ from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError, unforeseen
-from paceline.fabric.endpoint import Coding
+from paceline.fabric.endpoint import Coding, too_long
 from paceline.fabric.memory import Span
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
@@ -34,6 +34,8 @@ from paceline.host.turns import Turns
 from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
 
+MOST_SAID = 128 << 20
+"""Bytes of what a worker says at once. The longest is an epoch's order, of some 5 bytes for each sample."""
 KEPT = 4
 """For each worker: how many fetches of versions are remembered. A worker needs three versions at most."""
 
@@ -197,6 +199,8 @@ class SeveralHosts:
                 raise MessageUnreadable(f"worker {worker} has ended, and says more")
             case between.Heard(message=None, attached=None):
                 raise MessageUnreadable("a worker has said nothing")
+            case between.Heard(message=None, attached=between.Attached(size=size)) if size > MOST_SAID:
+                raise MessageUnreadable(f"a message of worker {message.worker}: {too_long(size, MOST_SAID)}")
             case between.Heard(message=messages.Message() as said, attached=attached):
                 if said.descriptors == 0 and attached is not None:
                     raise MessageUnreadable(f"nothing comes along with a {type(said).__name__}")
