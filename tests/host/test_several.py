@@ -362,8 +362,8 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     [
         (between.Heard(2, None), "a worker has said nothing"),
         (
-            between.Heard(2, None, between.Attached("one", (16 << 20) + 1)),
-            "it would have 16,777,217 bytes, and may have",
+            between.Heard(2, None, between.Attached("one", (128 << 20) + 1)),
+            "it would have 134,217,729 bytes",
         ),
         (between.Gone(3, 127), "no process ends with status 127"),
         (between.Taken(2, 8), "version 8 is not there to be taken"),
