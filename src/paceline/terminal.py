@@ -7,8 +7,10 @@ import re
 import select
 from typing import TextIO
 
-_MOVES = re.compile(r"\x1b\[(?:[0-9;]*[A-HJKm]|\?25[hl])|[^\n\r\t\b -~]")
-"""Colours and moves of the cursor as progress bars have them, or one sign that is no end of a line."""
+from paceline.core.listed import printable
+
+_MOVES = re.compile(r"\x1b\[(?:[0-9;]*[A-GKm]|0?J|\?25[hl])|\x1b|[^\n\r\t\b\x1b -~]+")
+"""Colours and moves of the cursor as progress bars have them, or signs that are neither ASCII nor ends of lines."""
 
 
 def redraws(*streams: TextIO) -> bool:
@@ -37,4 +39,4 @@ def is_read(stream: TextIO, within: float = 0.0) -> bool:
 
 def tame(text: str) -> str:
     """Return what another machine has printed, with colours and progress bars. Nothing else is sent to a terminal."""
-    return _MOVES.sub(lambda found: found[0] if found[0][1:] or found[0].isprintable() else ascii(found[0])[1:-1], text)
+    return _MOVES.sub(lambda found: found[0] if found[0][:2] == "\x1b[" else printable(found[0]), text)

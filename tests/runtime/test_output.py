@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from paceline.cli import doctor, join
 from paceline.host import output
 from paceline.host.output import LONGEST, MOST_WORDS
 from paceline.runtime.progress import Screen
@@ -151,8 +153,8 @@ def test_what_another_machine_s_worker_prints_has_colours_and_progress_and_nothi
 ) -> None:
     worker = Worker(tmp_path)
     kept = "\x1b[31mred\x1b[0m 50 %\r\x1b[A\x1b[K\tdone é😀\n"
-    worker.output.printed(0, kept.encode() + b"\x1b]52;c;cm0=\x07\x1b[6n\x1b[?1049h\x00\n", elsewhere=True)
-    assert worker.shown.getvalue() == kept + "\\x1b]52;c;cm0=\\x07\\x1b[6n\\x1b[?1049h\\x00\n"
+    worker.output.printed(0, kept.encode() + b"\x1b]52;c;cm0=\x07\x1b[6n\x1b[?1049h\x1b[2J\x1b[H\x00\n", elsewhere=True)
+    assert worker.shown.getvalue() == kept + "\\x1b]52;c;cm0=\\x07\\x1b[6n\\x1b[?1049h\\x1b[2J\\x1b[H\\x00\n"
     worker.prints(b"\x1b]8;;file\x1b\\\n")
     assert worker.shown.getvalue().endswith("\x1b]8;;file\x1b\\\n"), "the user's own script has the terminal"
 
@@ -190,3 +192,11 @@ def test_a_worker_that_prints_without_end_fills_no_disk(
     assert worker.log.stat().st_size == 900
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("it lacks the rest of what worker 0 prints")
+
+
+@pytest.mark.parametrize("command", [doctor, join])
+def test_a_command_that_talks_to_another_machine_shows_its_words_escaped(
+    command: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command._say("the head says \x1b[2J")
+    assert capsys.readouterr().err == "paceline: the head says \\x1b[2J\n"

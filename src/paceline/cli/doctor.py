@@ -124,4 +124,4 @@ def _as_json(findings: Mapping[str, doctor.Finding]) -> dict[str, Any]:
 
 
 def _say(line: str) -> None:
-    print(f"paceline: {line}", file=sys.stderr, flush=True)
+    print(f"paceline: {printable(line)}", file=sys.stderr, flush=True)  # some lines are the other side's words

@@ -13,6 +13,7 @@ from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
 from paceline.cli.run import add_isa
 from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS
+from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token
 from paceline.host import hash_seed
@@ -116,4 +117,4 @@ def _nobody_reads(line: str) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"paceline: {line}", file=sys.stderr, flush=True)
+    print(f"paceline: {printable(line)}", file=sys.stderr, flush=True)  # some lines are the head's words
