@@ -418,6 +418,37 @@ def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
     assert told.why.startswith("what comes along with its message has no room here: ")
 
 
+def test_what_comes_along_has_no_room_if_it_is_more_than_the_memory_that_is_left() -> None:
+    several = Several()
+    several.say(
+        between.Heard(2, kept_of("one"), between.Attached("one", 1 << 44))
+    )  # of which an empty file takes nothing
+    assert [type(one) for one in several.told] == [between.EndWorker]
+
+
+def test_a_host_whose_worker_says_without_end_while_something_is_to_come_along_is_ended() -> None:
+    several = Several()
+    several.say(kept("one"))
+    with pytest.raises(MessageUnreadable, match="worker 2 said 16,777,216 bytes after what"):
+        several.say(*20 * [between.Heard(2, messages.Remarked((1 << 20) * "x"))])
+    assert several.heard == []
+
+
+def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
+    several = Several()
+    several.hosts.adds(Other("node-2", range(4, 6), several.told.append))
+    several.told.clear()
+    file = os.memfd_create("attached")
+    os.write(file, b"abcd")
+    several.hosts._hands(4, messages.TakeUp(), file)
+    os.close(file)
+    said = several.told[-1]
+    assert isinstance(said, between.Say)
+    assert said.attached is not None
+    several.say(between.Has(said.attached.name))
+    assert several.hosts.view(Blob(said.attached.name)).nbytes == 4
+
+
 def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:
     several = Several()
     several.say(kept("one"), between.Gone(2, 0))

@@ -31,7 +31,7 @@ READERS = {
     "check": ["check", "RUN"],
     "explain": ["explain", "RUN"],
     "report": ["report", "RUN"],
-    "runs": ["runs", "ls", "."],
+    "runs": ["runs", "list", "."],
     "du": ["runs", "du", "RUN"],
     "rm": ["runs", "rm", "RUN"],
     "simulate": ["simulate", "-p", "asp", "--steps", "20", "--from", "RUN"],
@@ -153,6 +153,12 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     "a trigger waits for a run that goes on": ledger(
         "CREATE TRIGGER t AFTER INSERT ON facts BEGIN DELETE FROM facts; END"
     ),
+    **{
+        f"{column} of {table} moves the cursor": ledger(
+            f"UPDATE {table} SET {column} = char(27) || '[2J' WHERE rowid = 1"
+        )
+        for table, column in (("run", "key"), ("pushes", "samples"), ("epochs", "digest"))
+    },
     "a script is a device": lambda run, _: void(said(run, script="/dev/zero")),
     "a script is no text": lambda run, _: void(said(run, script=7)),
     "names move the cursor": lambda run, _: void(
@@ -220,12 +226,22 @@ def test_no_command_fails_on_a_hostile_folder_or_touches_what_is_outside(
         assert code in ((0, 3) if reader == "check" else (0,)) or (code == 2 and shown.err.count("\n") == 1), told
         assert "Traceback" not in shown.err, told
         assert "should not be" not in shown.err, told
+        assert "--help" not in shown.err, told
         assert "\x1b" not in shown.out + shown.err, told
         assert "SECRET" not in shown.out + shown.err, told
         assert outside.read_text() == "SECRET\n", told
         remove(run)
         for made in alone.glob("simulated*"):
             remove(made)
+
+
+def test_a_report_reads_a_run_whose_hosts_have_said_that_they_fetched_more_bytes_than_there_are(
+    honest: Path, alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(honest, alone / "run")
+    row = "INSERT INTO fetches VALUES (3, 'a', 'b', 'update', 0, 5, 0x7fffffffffffffff, 1, 2)"
+    ledger(row, row)(alone / "run", alone)
+    assert main(["report", "run"]) == 0, capsys.readouterr().err
 
 
 COMPARISONS: dict[str, Callable[[Path, Path], None]] = {

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.records.whole import write_whole
 
@@ -15,8 +16,8 @@ Rows = Sequence[Sequence[str]]
 
 
 def as_text(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> str:
-    """A line each, in columns; the columns in `right` are flush right. Much faster than rich for thousands of rows."""
-    lines = [heads, *rows]
+    """A line each, in columns; those in `right` are flush right. Much faster than rich for thousands of rows."""
+    lines = [[word if word.isprintable() else printable(word) for word in line] for line in (heads, *rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
     sides = [str.rjust if head in right else str.ljust for head in heads]
     return "\n".join(
@@ -40,10 +41,7 @@ def as_csv(heads: Sequence[str], rows: Rows) -> str:
 
 
 def check_exports(exports: Mapping[str, Path | None]) -> None:
-    """Raises ConfigError, in one line, if one of these files can't be written, by the flag that names it.
-
-    It is found before hours of training, rather than after them.
-    """
+    """Raises ConfigError, in one line, if one of these files can't be written, by the flag that names it."""
     for flag, path in exports.items():
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
             why = "it is a folder" if path.is_dir() else "its folder is not there, or can't be written to"

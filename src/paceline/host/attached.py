@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item
 from paceline.errors import RunFailed
-from paceline.fabric.memory import OpenFile, Span
+from paceline.fabric.memory import OpenFile, Span, available_bytes
 from paceline.fabric.unix import attachment
 from paceline.files import to_disk
 
@@ -61,6 +61,8 @@ def empty_file(size: int) -> tuple[int, Span]:
 
     Raises OSError if there is no room for it.
     """
+    if size > available_bytes():  # the file takes none before another host sends it
+        raise OSError(0, "it is more than there is memory")
     file = os.memfd_create("paceline-attached", os.MFD_CLOEXEC)
     try:
         os.ftruncate(file, size)

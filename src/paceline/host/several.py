@@ -16,8 +16,9 @@ from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError, unforeseen
-from paceline.fabric.endpoint import Coding, too_long
+from paceline.fabric.endpoint import Coding, Frames, framed, too_long
 from paceline.fabric.memory import Span
+from paceline.fabric.numbered import LONGEST
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
 from paceline.host.carrier import Carrier
@@ -36,6 +37,7 @@ from paceline.records.times import Fetch
 
 MOST_SAID = 128 << 20
 """Bytes of what a worker says at once. The longest is an epoch's order, of some 5 bytes for each sample."""
+_OF_WORKER = Coding(between.OfWorker)
 KEPT = 4
 """For each worker: how many fetches of versions are remembered. A worker needs three versions at most."""
 
@@ -119,8 +121,8 @@ class SeveralHosts:
         """What comes along with messages to other hosts, until those have it."""
         self._beside: dict[Item, tuple[str, Span]] = {}
         """What is brought to no place of the region's pool: the host that has it, and where it goes."""
-        self._behind: dict[int, list[between.OfWorker]] = {}
-        """By worker that has said something which is being fetched: what its host has said of it since."""
+        self._behind: dict[int, bytearray] = {}
+        """By worker whose message is being fetched: what its host has said of it since, as bytes."""
         self._awaited: dict[int, dict[str, Other]] = {}
         """By version that is not made: the hosts that were told an order about it."""
         self._fetched: dict[tuple[str, int], Fetch] = {}
@@ -142,7 +144,7 @@ class SeveralHosts:
         self.amiss: Callable[[str, str], None] = _amiss
         """Told of a host that has said what it may not, and why. It is to be ended."""
         self.idles: Callable[[str], None] = lambda host: None
-        """Told of a host without workers that makes no range, once that is known: it has nothing to do."""
+        """Told of a host without workers that makes no range, once that is known."""
         self._standing_in: dict[str, messages.Offered | None] = {}
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._numbers = count()
@@ -167,7 +169,7 @@ class SeveralHosts:
     # --- what comes from other hosts ----------------------------------------------------------------
 
     def delivered(self, name: str, message: messages.Message) -> None:
-        """That host has said this. What it says of a worker is heard in its order, with all that came along before."""
+        """That host has said this. What it says of a worker is heard in its order."""
         self._guarded(name, lambda: self._delivered(name, message))
 
     def _delivered(self, name: str, message: messages.Message) -> None:
@@ -216,7 +218,10 @@ class SeveralHosts:
 
     def _deliver(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfWorker) and message.worker in self._behind:
-            self._behind[message.worker].append(message)
+            behind = self._behind[message.worker]
+            behind += framed(self._coding.encode(message))
+            if len(behind) > LONGEST:
+                raise MessageUnreadable(f"worker {message.worker} said {LONGEST:,} bytes after what is not here yet")
             return
         if isinstance(message, between.OfStep) and message.worker in self._left:  # its host had not heard of that
             return
@@ -232,7 +237,7 @@ class SeveralHosts:
                 self._others[name].turns.pop(worker, None)
                 self._news.gone(worker, status)
             case between.Has(attached=attached):
-                self._has(Blob(attached))
+                self._has(name, Blob(attached))
             case between.Lacks(worker=worker, why=why):
                 self._never_comes(worker, why)
             case between.Taken(worker=worker, version=version):
@@ -320,11 +325,11 @@ class SeveralHosts:
         return worker in self._gone
 
     def moves_no_more(self, why: str) -> None:
-        """No bytes are moved between this host and the others any more: no version can be made, nor an average."""
+        """No bytes move between hosts any more: no version can be made, nor an average."""
         self._head.arithmetic.lose(why)
 
     def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
-        """That host is about to leave in good order. Bring what its workers have come to here, then go on."""
+        """That host leaves in good order. Bring what its workers have come to here, then go on."""
         other = self._others.get(host)
         if self.replicas is None or other is None:  # None: it is lost meanwhile
             then()
@@ -374,7 +379,7 @@ class SeveralHosts:
         return None if self.moves is None or not isinstance(item, Update | Sum) else self.moves.ranges(item)
 
     def lay(self, item: Item) -> Span:
-        """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
+        """See `Items`. The update's place was laid out as its push began."""
         if isinstance(item, Sum):
             self._head.shelf.claim(_arriving(item), item)
         return self._beside[item][1] if item in self._beside else self.view(item)
@@ -643,7 +648,7 @@ class SeveralHosts:
 
     def ends(self, worker: int) -> None:
         """See `contract.Host`."""
-        for message in self._behind.pop(worker, ()):
+        for message in self._said_behind(worker):
             if isinstance(message, between.Gone):
                 self._deliver(self._by_worker[worker].name, message)
 
@@ -684,7 +689,7 @@ class SeveralHosts:
             self._head.begins_step(worker, step)
 
     def _needs(self, other: Other, version: int) -> None:
-        """That host is about to be told an order about that version. It hears that it is made, now or once it is."""
+        """That host is about to be told an order about that version. It hears once that is made."""
         if version <= self._head.newest:
             other.made(version)
         else:
@@ -713,9 +718,9 @@ class SeveralHosts:
         self._attached[Blob(name)] = _Attached(host, span)
         return between.Attached(name, span.nbytes)
 
-    def _has(self, item: Item) -> None:
-        """The other host has what came along with one message."""
-        if (one := self._attached.get(item)) is not None:
+    def _has(self, name: str, item: Item) -> None:
+        """That host has what came along with one message."""
+        if (one := self._attached.get(item)) is not None and one.host == name:
             one.messages -= 1
             if one.messages == 0:
                 del self._attached[item]
@@ -753,7 +758,7 @@ class SeveralHosts:
         return [Beginning(worker), ADOPTED]
 
     def _bring(self, name: str, heard: between.Heard, items: list[Item]) -> None:
-        """Hear what the worker has said once these items are here, and what came along. Then hear what came after."""
+        """Hear what the worker has said once these items are here, and what came along."""
         worker, attached, files = heard.worker, heard.attached, list[int]()
         if attached is not None:
             self._is_new(attached)
@@ -765,7 +770,7 @@ class SeveralHosts:
             files.append(file)
             items.append(Blob(attached.name))
             self._beside[Blob(attached.name)] = name, span
-        behind = self._behind[worker] = []
+        behind = self._behind[worker] = bytearray()
 
         def there() -> None:
             if self._behind.get(worker) is not behind:  # it was ended meanwhile
@@ -798,12 +803,16 @@ class SeveralHosts:
 
     def _go_on(self, name: str, worker: int) -> None:
         """Hear what the host has said of that worker since."""
-        for message in self._behind.pop(worker, ()):
+        for message in self._said_behind(worker):
             if name in self._others:  # else what it has said before has ended it
                 self._guarded(name, partial(self._deliver, name, message))
 
+    def _said_behind(self, worker: int) -> list[between.OfWorker]:
+        bodies = Frames(LONGEST).receive(bytes(self._behind.pop(worker, b"")))
+        return [_OF_WORKER.decode(body, ()) for body in bodies]
+
     def _never_comes(self, worker: int, why: str) -> None:
-        """The worker can't go on, unless it takes no part any more. Its host may have said so before it heard that."""
+        """The worker can't go on, unless it takes no part any more."""
         if worker not in self._left and worker not in self._gone:
             self._tell(worker, between.EndWorker(worker, why))
 
@@ -874,7 +883,7 @@ class SeveralHosts:
         there: Callable[[int], object],
         no_room: Callable[[str], object],
     ) -> None:
-        """Bring that host's share of the optimizer's state, and pass its file on, unless the share is lost."""
+        """Bring that host's share of the optimizer's state, and pass its file on."""
         self._is_new(attached)
         try:
             file, span = empty_file(attached.size)
@@ -896,7 +905,7 @@ class SeveralHosts:
             raise MessageUnreadable(f"{attached.name} comes along already")
 
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
-        """These make versions from now on, and that host has left. What is on its way from there is asked for anew."""
+        """These make versions from now on, and that host has left. What it sends is asked for anew."""
         for other in self._others.values():
             if other.name != left and other.name in self._begun:  # else none of its workers trains, and it knows nobody
                 other.tell(between.Shards(tuple(shards), left))
@@ -909,7 +918,7 @@ class SeveralHosts:
         return self._by_worker[worker].name if worker in self._by_worker else self._head.name
 
     def _met(self, near: Sequence[between.Neighbour], late: str) -> tuple[between.Neighbour, ...]:
-        """Have these hosts expect that one, which comes late. Return them in the order in which it dials: all."""
+        """Have these hosts expect that one, which comes late. Return them in the order in which it dials."""
         own = [one for one in near if one.host == late]
         others = [one for one in near if one.host != late]
         for one in others:
@@ -936,7 +945,7 @@ class SeveralHosts:
         replicas.show(replica, other.name, admit)
 
     def _lose_replicas(self, other: Other, why: str) -> None:
-        """That host is lost, with the replicas that lie there. Those of workers that have finished were to count."""
+        """That host is lost, with its replicas. Those of workers that have finished were to count."""
         assert self.replicas is not None
         for one in self._others.values():
             if one.name in self._begun:

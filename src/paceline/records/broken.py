@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.listed import cut
+from paceline.core.listed import cut, printable
 
 AT_LENGTH = 160
 """The most characters of an order or a value in a message."""
@@ -95,7 +95,8 @@ class Wrong:
 
     def __str__(self) -> str:
         where = self.table if self.row is None else f"{self.table}, row {self.row}"
-        return f"{where}: {self.rule}\nexpected: {self.expected}\nfound:    {self.found}"
+        lines = f"{where}: {self.rule}", f"expected: {self.expected}", f"found:    {self.found}"
+        return "\n".join(map(printable, lines))
 
 
 class Broken(Exception):

@@ -40,13 +40,11 @@ class Computing:
     version: int
     """The version that it was computed on."""
     made: int | None
-    """The version that its update went into, of the store or of the worker's replica; None if it was never applied,
-    or was lost with the replica."""
+    """The version, of store or replica, that its update went into; None if it was never applied, or lost."""
     to_device: float | None = None
-    """Seconds of copies to the device, of the version that it was computed on; None where parameters are in memory."""
+    """Seconds of copies of its version to the device; None where parameters are in memory."""
     from_device: float | None = None
-    """Seconds of copies from the device. When they went on is not known: they overlap the step and what is around it.
-    """
+    """The same from the device. They overlap the step and what is around it."""
 
     @property
     def copies(self) -> dict[str, float]:
@@ -62,10 +60,7 @@ class Computing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A push or a pull that took time: over a scenario's network, or from one host to another.
-
-    A pull from another host is that host's fetch, which several workers may have waited for.
-    """
+    """A push or a pull that took time. A pull from another host is that host's fetch, for several workers."""
 
     began: float
     ended: float
@@ -333,13 +328,13 @@ def read_transfers(ledger: sqlite3.Connection) -> Iterator[tuple[int, Transfer]]
         moved = f"{moved} UNION ALL {_FETCHED}"
     rows = ledger.execute(f"{moved} ORDER BY 1, 5, 6")
     for worker, direction, number, size, began, ended in rows:
-        yield worker, Transfer(began=began, ended=ended, direction=direction, number=number, size=size)
+        yield worker, Transfer(began=began, ended=ended, direction=direction, number=number, size=int(size))
 
 
 _FETCHED = """
-    SELECT worker, 'push', number, sum(bytes), min(began), max(ended) FROM fetches WHERE kind = 'update'
+    SELECT worker, 'push', number, total(bytes), min(began), max(ended) FROM fetches WHERE kind = 'update'
     GROUP BY worker, number
-    UNION ALL SELECT worker, 'pull', number, sum(bytes), min(began), max(ended) FROM (
+    UNION ALL SELECT worker, 'pull', number, total(bytes), min(began), max(ended) FROM (
         SELECT taken.id AS taken, taken.worker, fetches.number, fetches.bytes, fetches.began, fetches.ended,
             max(fetches.rowid)
         FROM facts AS taken
@@ -355,8 +350,7 @@ _FETCHED = """
         GROUP BY taken.id, fetches.source
     ) GROUP BY taken
 """
-"""Updates that were fetched, by one host or by several, and for each version that a worker took, its host's last fetch
-of that before, from each host that has a part of it."""
+"""Updates that were fetched, and for each version that a worker took, its host's last fetch of each part before."""
 
 
 def fetched(ledger: sqlite3.Connection) -> bool:
@@ -365,7 +359,7 @@ def fetched(ledger: sqlite3.Connection) -> bool:
 
 
 def of_each(workers: Iterable[int], rows: Iterator[tuple[int, T]]) -> Iterator[Iterator[T]]:
-    """Yield the rows of each of these workers, in turn. Both ascend, and the rows of one are read before the next."""
+    """Yield the rows of each of these workers, in turn. Both ascend."""
     groups = groupby(rows, key=itemgetter(0))
     of, group = next(groups, (None, iter(())))
     for worker in workers:

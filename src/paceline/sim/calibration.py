@@ -1,19 +1,16 @@
 """What a real run cost, read from its ledger: the costs that predict that run, and what others would have given.
 
 A worker's k-th step takes as long as its k-th step in the run. When there are no more, the steps go round, without the
-first one, as much in it happens only once. So bursts stay bursts, whatever caused them, and the order of steps stays as
-it was. Drawing steps at random would keep neither. A slow-down of the scenario is taken off where it was, and put on
-where it would be. Versions and averages are replayed in the same manner. An average that ended as its bytes had moved,
-at the network's pace, took no other time that is known.
+first one, as much in it happens only once. So bursts and the order of steps stay as they were. A slow-down of the
+scenario is taken off where it was, and put on where it would be. Versions and averages go likewise. An average that
+ended as its bytes had moved, at the network's pace, took no other time.
 
-A step's time in the run is measured between the facts at its two ends, on one clock: from when it could begin until its
-update was there. The worker notes when it computed and how much went into its own copies. The rest is messages.
-The coordinator tells one worker after another to begin. Without a network, the fact of a step's pull says when it had.
-None of this time is a wait for others, and none is a transfer at the network's pace.
+A step's time is measured on one clock: from when it could begin until its update was there. The worker notes when it
+computed and how much went into its own copies. The rest is messages. The coordinator tells one worker after another to
+begin. Without a network, the fact of a step's pull says when it had.
 
-All of it is work, except sleeping, and so are versions and averages. A real run notes how many cores it had. While more
-jobs were at work than there were cores, each is taken to have had an equal part of them. So the ledger's times tell how
-much work each job was. In virtual time the same work shares the cores again, with whatever else is at work then.
+All of it is work, except sleeping, and so are versions and averages. If more jobs were at work than there were cores,
+each is taken to have had an equal part. In virtual time the same work shares the cores again.
 """
 
 from __future__ import annotations
@@ -52,8 +49,7 @@ from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit
 
 DIGITS = 12
-"""After the point, of a difference of two moments in seconds: what took as long is then the same to the last bit, and
-what came at the same moment does so again."""
+"""After the point, of a difference of two moments in seconds: what took as long is then the same to the last bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +100,8 @@ class RecordedCosts:
         """`model`: what versions cost where the run has none; None: what averages cost.
 
         `moved`: where the optimizer runs now, if it ran in the store in that run: in each worker, on what it pushes, or
-        in each worker's replica. A replica's step is ordered and told of by messages, as a version is, so each takes
-        what a version took, averages included. A worker's own step needs no messages, and takes what a version took
-        without them.
+        in each worker's replica. A replica's step is told of by messages, and takes what a version took. A worker's own
+        step takes that without messages.
         """
         self.cores = recorded.cores
         self._recorded = recorded
@@ -325,7 +320,7 @@ def _read(run: RecordedRun) -> Run:
         scenario=scenario,
         workers=workers,
         seed=seed,
-        batch=config.get("batch") or (batch[0] if batch else None),
+        batch=config.get("batch") or (batch and batch[0] and int(batch[0])),
         message=message,
         limit=limit,
         data=data,
