@@ -91,3 +91,8 @@ def test_a_snapshot_that_does_not_fit_is_passed_over(tmp_path: Path) -> None:
 
 def test_a_run_without_snapshots_has_none(tmp_path: Path) -> None:
     assert newest(tmp_path) == (None, [])
+
+
+def test_a_folder_whose_name_is_a_digit_and_no_number_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / SNAPSHOTS / "²").mkdir(parents=True)
+    assert newest(tmp_path) == (None, [])

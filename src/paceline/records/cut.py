@@ -239,7 +239,7 @@ def _move_versions(folder: Path, version: int, number: int) -> None:
     versions = folder / "versions"
     (versions / "final.safetensors").unlink(missing_ok=True)
     for file in sorted(versions.glob("*.safetensors")):
-        if file.stem.isdigit() and int(file.stem) > version:
+        if file.stem.isdecimal() and int(file.stem) > version:
             _move(file, folder / f"undone-{number}")
 
 

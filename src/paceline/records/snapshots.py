@@ -126,7 +126,7 @@ def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[
 def whole(run: Path) -> Iterator[Path]:
     """The folders of that run's snapshots that were written to their end, the newest first."""
     try:
-        folders = [path for path in (run / SNAPSHOTS).iterdir() if path.name.isdigit()]
+        folders = [path for path in (run / SNAPSHOTS).iterdir() if path.name.isdecimal()]
     except OSError:
         return
     yield from sorted(folders, key=lambda path: int(path.name), reverse=True)  # a name may have more than 8 digits
