@@ -947,6 +947,13 @@ def test_a_head_that_is_told_to_end_waits_for_a_silent_host_as_long_as_for_a_los
         assert (run.code, lost) == (130, signals == 1), run.err
 
 
+def test_a_host_that_only_beats_keeps_no_place_from_others(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp", "--host-timeout", "1")
+    assert Hostile(head, {}).why_over().endswith("it has not said what it has for the run")
+    assert ended(joined(launch, head, "b")).code == 0
+    head.ended().completed()
+
+
 def test_what_a_host_says_of_itself_is_one_line_that_a_terminal_can_show(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp")
     name = "\x1b[2J" + 100 * "x"

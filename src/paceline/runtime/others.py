@@ -81,6 +81,8 @@ class Others:
         """Told of a host that takes part for the first time, as others train."""
         self._delivered: Callable[[str, messages.Message], None] = _unheard
         self._incarnations: dict[str, int] = {}
+        self._heard_at: dict[str, float] = {}
+        """By host: when it was let in, or asked for more of the folder."""
         self._loop = loop
         self._output, self._say = output, output.say
         self._head_workers = settings.workers
@@ -137,7 +139,7 @@ class Others:
         return {self._meeting.head: (machine(), self.settings.threads), **others}
 
     def workers_here(self) -> list[int]:
-        """Return the workers whose hosts are on the head's machine, whose memory they share."""
+        """Return the workers whose hosts are on the head's machine."""
         machines = self.machines
         boot = machines[self._meeting.head][0].boot
         return [worker for worker, host in self.names.items() if machines[host][0].boot == boot]
@@ -148,7 +150,7 @@ class Others:
 
     @property
     def cpu_seconds(self) -> dict[str, float]:
-        """By host, the head included: the time of processors that moving bytes has taken there, if that is known."""
+        """By host, the head included: seconds of processors that moving bytes has taken there, if that is known."""
         own = self._mover.cpu_seconds()
         found = {} if own is None else {self._meeting.head: own}
         for (host, _), seconds in self._moved.items():
@@ -255,7 +257,7 @@ class Others:
         return settings
 
     def take_in(self) -> list[Other]:
-        """Have the hosts take part that have come since the run has begun. Its workers train. Return these hosts."""
+        """Have the hosts take part that have come since the run has begun. Return them."""
         taken = []
         while self._waiting:
             host = self._waiting.pop(0)
@@ -324,7 +326,7 @@ class Others:
         self._mover.wake()
 
     def close(self) -> None:
-        """Tell all hosts how the run has ended, and leave no socket. What was said before goes out."""
+        """Tell all hosts how the run has ended, and leave no socket."""
         self._alarm.turn_off()
         for host, incarnation in self._hosts.here().items():
             self._link.send(host, incarnation, self._close)
@@ -350,6 +352,7 @@ class Others:
                     self._incarnations[host] = incarnation
                     self._link.admit(connection, incarnation, LONGEST_OF_NEWCOMERS)
                     self._link.send(host, incarnation, self._introduce)
+                    self._awaits_word(host, incarnation)
                 case Refuse(why=why):
                     self._link.refuse(connection, why)
                 case _:
@@ -377,6 +380,7 @@ class Others:
             case between.Said(line=line):
                 self._output.passes_on(f"host {host}", line)
             case between.SendPart(at=at):
+                self._awaits_word(host, incarnation)
                 if (sent := self._meeting.sent) is not None:
                     self._link.send(host, incarnation, sent.part(at))
             case between.Here():
@@ -475,7 +479,7 @@ class Others:
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
 
     def _neighbours_of(self, host: str, hosts: Sequence[str]) -> tuple[between.Neighbour, ...]:
-        """With which of these that host exchanges bytes, itself included. They aren't connected until they say so."""
+        """With which of these that host exchanges bytes, itself included."""
         near = []
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
             address = self._came[name].address
@@ -486,6 +490,16 @@ class Others:
             if name != host:
                 self._reach(host, name, reached=False)
         return tuple(near)
+
+    def _awaits_word(self, host: str, incarnation: int) -> None:
+        """Beats alone keep no place."""
+        at = self._heard_at[host] = self._loop.now()
+
+        def overdue() -> None:
+            if self._heard_at[host] == at and host not in self._came:
+                self.ended(host, incarnation, "it has not said what it has for the run")
+
+        self._loop.after(2 * self.settings.host_timeout, overdue)
 
     def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
         """The host has said what it has: let it take part if that fits, now or once all have come."""
@@ -569,7 +583,7 @@ class Others:
         return tell
 
     def _has_not_ended(self, host: str, incarnation: int, worker: int, at: float) -> None:
-        """That host was told to end that worker at that moment. Wait no longer for it to say that it has."""
+        """That host was told to end that worker at that moment. Wait no longer for that."""
         if self._to_end.get(worker) == at and self._all is not None and not self._all.has_gone(worker):
             self.ended(host, incarnation, f"it has not ended worker {worker} for {self.settings.host_timeout:g} s")
 
@@ -580,7 +594,7 @@ class Others:
         self._loop.after(0.0, lambda: self.ended(host, self._incarnations.get(host, 0), why))
 
     def _reach(self, host: str, other: str, reached: bool) -> None:
-        """Data moves between these two hosts, or doesn't. The head sees to its own connections itself."""
+        """Data moves between these two hosts, or doesn't."""
         if other not in self._prepared:
             return
         if reached:
