@@ -40,6 +40,7 @@ OUT_OF_TURN = "it sent StepFinished out of turn"
 SAYS = {
     "twice": ("(message, message)", OUT_OF_TURN),
     "another step": ("(structs.replace(message, step=9),)", OUT_OF_TURN),
+    "batches that it was not leased": ("(structs.replace(message, batches=[(0, 0), (1 << 62, 1)]),)", None),
     "no number": (
         "(structs.replace(message, compute=math.nan),)",
         "has sent what can't be read: Expected `float` >= 0",

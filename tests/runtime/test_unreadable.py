@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.launch import Launch
+from support.recorded import checked
 from support.scripts import training
 
 
@@ -37,6 +38,7 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
     assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished"] + ["died"] * 4
     assert run.summary["samples"] + run.summary["samples_missed"] == 128
     assert "Traceback" not in run.err
+    assert (result := checked(run.folder)).ok, result.wrong
 
 
 OUT_OF_TURN = {

@@ -327,7 +327,6 @@ class Coordinator:
 
     def _step_finished(self, member: Member, done: messages.StepFinished) -> None:
         rooms, worker = self.rooms, member.worker
-        rooms.accounts.step_finished(member, done)
         if done.scalars is not None:
             member.scalars = done.scalars
         if not member.trains:
@@ -339,6 +338,7 @@ class Coordinator:
         if not rooms.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
             rooms.drop(worker, done.step)
             return
+        rooms.accounts.step_finished(member, done)
         rooms.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
         samples = rooms.data.used(worker, done)
         rooms.accounts.pushed(worker, done.step, member.scalars, samples)

@@ -57,14 +57,14 @@ class Others:
 
     def __init__(self, settings: Settings, meeting: Meeting, loop: Loop, output: Output) -> None:
         self.settings = settings
-        """The run's. Once it has begun, their scenario has the hosts that have come."""
+        """The run's. Once begun, their scenario has the hosts that have come."""
         self._meeting = meeting
         self.others: list[Other] = []
         """The hosts that take part, or have, once the run has begun."""
         self._came: dict[str, between.Here] = {}
         """By host: what it has for the run."""
         self._waiting: list[str] = []
-        """Hosts that have come since the run has begun, and take part once its workers train."""
+        """Hosts that have come since the run has begun, and take part once it trains."""
         self._prepared: dict[str, int] = {}
         """By host that takes part: its incarnation."""
         self.names: dict[int, str] = {}
@@ -206,7 +206,7 @@ class Others:
         return hosts
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
-        """Wait until enough hosts have come, and tell them the run. Return its settings; None: the run is `to_end`.
+        """Wait until enough hosts have come, and tell them the run. Return its settings; None: it is `to_end`.
 
         Raises NotGathered if they don't come, and ConfigError if they can't make the run.
         """
@@ -617,7 +617,7 @@ class Others:
             self.ended(host, incarnation, IDLE)
 
     def _judge(self) -> None:
-        """Judge who is lost, after all that came was heard: timers come after that."""
+        """Judge who is lost, after all that came was heard."""
         head = self._hosts.head
         for host, incarnation in self._prepared.items():
             if self.carrier.reaches(host):
