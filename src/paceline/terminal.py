@@ -9,8 +9,10 @@ from typing import TextIO
 
 from paceline.core.listed import printable
 
-_MOVES = re.compile(r"\x1b\[(?:[0-9;]*[A-GKm]|0?J|\?25[hl])|\x1b|[^\n\r\t\b\x1b -~]+")
-"""Colours and moves of the cursor as progress bars have them, or signs that are neither ASCII nor ends of lines."""
+_MOVES = re.compile(
+    r"\x1b\[(?:[0-9;]*[A-GKm]|0?J|\?25[hl])|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+"
+)
+"""Colours and moves of the cursor as progress bars have them, or what else would move it, or turn text around."""
 
 
 def redraws(*streams: TextIO) -> bool:

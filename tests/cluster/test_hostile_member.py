@@ -172,7 +172,7 @@ def test_a_list_that_is_too_long_for_its_message_is_refused_unread() -> None:
 def test_no_name_has_a_character_that_moves_what_stands_beside_it(strange: str) -> None:
     for name in (f"a{strange}b", f"{strange}a", f"a{strange}"):
         with pytest.raises(MessageUnreadable, match="matching regex"):
-            CODING.decode(CODING.encode(between.Heard(2, messages.Logged(1, 1, {name: 0.5}))), ())
+            CODING.decode(CODING.encode(between.Reaches(name, True)), ())
 
 
 def test_garbage_is_collected_after_a_long_message_as_it_was_before() -> None:

@@ -152,7 +152,7 @@ def test_what_another_machine_s_worker_prints_has_colours_and_progress_and_nothi
     tmp_path: Path,
 ) -> None:
     worker = Worker(tmp_path)
-    kept = "\x1b[31mred\x1b[0m 50 %\r\x1b[A\x1b[K\tdone é😀\n"
+    kept = "\x1b[31mred\x1b[0m 50 %\r\x1b[A\x1b[K\tdone é😀👩\u200d🚀\u3000\n"
     worker.output.printed(0, kept.encode() + b"\x1b]52;c;cm0=\x07\x1b[6n\x1b[?1049h\x1b[2J\x1b[H\x00\n", elsewhere=True)
     assert worker.shown.getvalue() == kept + "\\x1b]52;c;cm0=\\x07\\x1b[6n\\x1b[?1049h\\x1b[2J\\x1b[H\\x00\n"
     worker.prints(b"\x1b]8;;file\x1b\\\n")
@@ -182,16 +182,20 @@ def test_of_too_many_lines_of_one_host_or_worker_the_rest_is_counted(
     assert capsys.readouterr().err == "paceline: 940 more lines of host b are left out\npaceline: once more\n"
 
 
-def test_a_worker_that_prints_without_end_fills_no_disk(
+def test_a_worker_elsewhere_that_prints_without_end_fills_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "MOST_KEPT", 1000)
     worker = Worker(tmp_path)
     for _ in range(10):
-        worker.prints(b"x" * 300)
+        worker.output.printed(0, b"x" * 300, elsewhere=True)
     assert worker.log.stat().st_size == 900
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("it lacks the rest of what worker 0 prints")
+    (tmp_path / "here").mkdir()
+    here = Worker(tmp_path / "here")
+    here.prints(b"x" * 3000)
+    assert here.log.stat().st_size == 3000
 
 
 @pytest.mark.parametrize("command", [doctor, join])

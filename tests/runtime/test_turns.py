@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -194,6 +195,17 @@ def test_a_worker_may_not_say(course: tuple[str, list[str | Message]]) -> None:
     name, messages = course
     turns = Turns(stored=registry()[name].versions == "stored")
     assert said(turns, messages) == f"it sent {type(messages[-1]).__name__} out of turn"
+
+
+@pytest.mark.parametrize("name", ["", "loss\n", "\x1b[2J"])
+@pytest.mark.parametrize("measured", [lambda names: m.Logged(1, 1, names), lambda names: m.Evaluated(7, names)])
+def test_what_a_worker_measures_has_names_that_a_table_can_have(
+    name: str, measured: Callable[[dict[str, float]], Message]
+) -> None:
+    course: list[str | Message] = [*STARTED, m.Evaluate(7), "heard"]
+    assert said(Turns(stored=True), [*course, measured({"loss": 0.1, "véi 損失": 0.2})]) == ""
+    found = said(Turns(stored=True), [*course, measured({"loss": 0.1, name: 0.2})])
+    assert found == f"it measured {name!r}, which is no name"
 
 
 @pytest.mark.parametrize("message", UNLIKE.values(), ids=UNLIKE)

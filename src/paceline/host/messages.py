@@ -21,8 +21,8 @@ Given = (
     | None
 )
 """A value for `agree`."""
-Named = Annotated[dict[Word, float], msgspec.Meta(max_length=10_000)]
-"""What a script has measured, by name. It may be NaN."""
+Named = Annotated[dict[Annotated[str, msgspec.Meta(max_length=1 << 12)], float], msgspec.Meta(max_length=10_000)]
+"""What a script has measured, by name. It may be NaN. `Turns` looks at each name once, as a step may log hundreds."""
 Batches = list[tuple[Count, Count]]
 """(epoch, index)"""
 

@@ -20,7 +20,7 @@ LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until 
 GATHERING = 1.0  # seconds in which what happens to many workers is gathered for one line
 PIECE = select.PIPE_BUF // 4  # characters that a pipe takes at once if it takes any, at four bytes each
 LONGEST_LINE = 4000  # characters of a line of our own
-MOST_KEPT = 1 << 30  # bytes of a worker's log
+MOST_KEPT = 1 << 30  # bytes of the log of a worker elsewhere, whose host may lie
 MOST_WORDS = 60  # lines of one host or one worker in so many seconds
 WORDS_WITHIN = 60.0
 LINE_ENDS = b"\n", b"\r"  # the second is what a progress bar has
@@ -93,7 +93,7 @@ class Output:
 
     def printed(self, worker: int, data: bytes, elsewhere: bool = False) -> None:
         """The worker has printed this, perhaps on another machine. Empty: it will print no more."""
-        self._keep(worker, data)
+        self._keep(worker, data, MOST_KEPT if elsewhere else None)
         if not self.shows(worker):
             return
         printed = self._partial.pop(worker, b"") + data
@@ -154,15 +154,15 @@ class Output:
         self._gathered.setdefault(kind, []).append(worker)
         return False
 
-    def _keep(self, worker: int, data: bytes) -> None:
+    def _keep(self, worker: int, data: bytes, most: int | None) -> None:
         if worker in self._unkept:
             return
         log = self.log(worker)
         try:
             if worker not in self._logs:
                 self._logs[worker] = log.open("ab", buffering=0)
-            if self._logs[worker].tell() + len(data) > MOST_KEPT:
-                raise OSError(errno.EFBIG, f"it has {MOST_KEPT >> 20:,} MiB")
+            if most is not None and self._logs[worker].tell() + len(data) > most:
+                raise OSError(errno.EFBIG, f"it has {most >> 20:,} MiB")
             self._logs[worker].write(data)
         except OSError as error:
             self._unkept.add(worker)

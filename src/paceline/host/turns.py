@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.host import messages
@@ -45,6 +46,8 @@ class Turns:
         """The version that it evaluates."""
         self._pauses = False
         """Whether it is to decline its step for now."""
+        self._names: set[str] = set()
+        """Of what its script measures."""
         self._questions = 0
         """For the optimizer's state, and not answered."""
 
@@ -98,6 +101,16 @@ class Turns:
             return f"it sent {type(message).__name__} out of turn"
         if isinstance(message, messages.StepFinished) and not self._as_offered(message):
             return "it finished a step with other parameter groups or batches than it offered"
+        if isinstance(message, messages.Logged | messages.Evaluated):
+            return self._names_of(message.scalars if isinstance(message, messages.Logged) else message.metrics)
+        return ""
+
+    def _names_of(self, measured: Mapping[str, float]) -> str:
+        if not self._names.issuperset(measured):
+            for name in measured:
+                if not name or not name.isprintable():
+                    return f"it measured {name!r}, which is no name"
+            self._names.update(measured)
         return ""
 
     def _may(self, message: messages.Message) -> bool:
