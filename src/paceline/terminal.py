@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 from typing import TextIO
-
-from paceline.core.listed import printable
-
-_MOVES = re.compile(
-    r"\x1b\[(?:[0-9;]*[A-GKm]|0?J|\?25[hl])|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+"
-)
-"""Colours and moves of the cursor as progress bars have them, or what else would move it, or turn text around."""
 
 
 def redraws(*streams: TextIO) -> bool:
@@ -37,8 +29,3 @@ def is_read(stream: TextIO, within: float = 0.0) -> bool:
     except (OSError, ValueError):  # it is no file, or closed
         return True
     return bool(poll.poll(within * 1000))
-
-
-def tame(text: str) -> str:
-    """Return what another machine has printed, with colours and progress bars. Nothing else is sent to a terminal."""
-    return _MOVES.sub(lambda found: found[0] if found[0][:2] == "\x1b[" else printable(found[0]), text)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+
+_MOVES = re.compile(
+    r"\x1b\[(?:[0-9;]*[A-GKm]|0?J|\?25[hl])|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+"
+)
+"""Colours and moves of the cursor as progress bars have them, or what else would move it, or turn text around."""
 
 MOST = 8
 """The most entries that are written in full. More workers become ranges. Further ranges are only counted."""
@@ -45,6 +51,11 @@ def cut(text: str, most: int) -> str:
 def printable(text: str) -> str:
     """Return the text on one line: what no terminal shows is escaped, as in `\\n`."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def tame(text: str) -> str:
+    """Return what another machine has printed, with colours and progress bars. Nothing else is sent to a terminal."""
+    return _MOVES.sub(lambda found: found[0] if found[0][:2] == "\x1b[" else printable(found[0]), text)
 
 
 def _joined(shown: Sequence[str], others: int) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from paceline.core.listed import MOST, count, cut, printable, workers_named
-from paceline.terminal import is_read, tame
+from paceline.core.listed import MOST, count, cut, printable, tame, workers_named
+from paceline.terminal import is_read
 
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import profiler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from paceline.training.plain import plain_optimizer
+from paceline.training.parts import user_class
 from paceline.training.uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
         """What the mixin is mixed into."""
 else:
     _Base = object
+
+
+OURS = ("paceline_session", "_step_supports_amp_scaling")
+"""Attributes that a paced optimizer has in addition to the script's own."""
 
 
 class PacedOptimizer(_Base):
@@ -119,3 +123,13 @@ def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:
     optimizer.paceline_session = session  # type: ignore[attr-defined]
     # Otherwise GradScaler leaves it to a fused `step` to unscale and to look for infinities.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def plain_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> torch.optim.Optimizer:
+    """Return an optimizer of the script's own class with the same parameters, groups and attributes, and that state."""
+    twin = object.__new__(user_class(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    for name in OURS:
+        twin.__dict__.pop(name, None)
+    twin.state = state
+    return twin

@@ -32,6 +32,7 @@ from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, Limit
 from paceline.training.keeping import Keeping
 from paceline.training.layout import Layout, Places, parameters_sha256
+from paceline.training.optimizer import OURS
 from paceline.training.optimizer_state import by_parameter
 from paceline.training.packing import Tree, packs
 from paceline.training.parts import (
@@ -51,7 +52,6 @@ from paceline.training.parts import (
     state_of,
     user_class,
 )
-from paceline.training.plain import OURS
 from paceline.training.pushed import Pushed, add_up
 from paceline.training.shares import Share, Whole
 from paceline.training.snapshots import OfReplica, OfStore, put, read, write

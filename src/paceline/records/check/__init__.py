@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from paceline.records.broken import READABLE, Broken, Wrong, count
 from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
-from paceline.records.check.configuration import configuration
+from paceline.records.check.configuration import configuration, scalars, tables
 from paceline.records.check.data import data
 from paceline.records.check.fetches import fetches
 from paceline.records.check.files import files
@@ -19,7 +19,6 @@ from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
 from paceline.records.check.segments import segments
 from paceline.records.check.summed_up import summary
-from paceline.records.check.tables import scalars, tables
 from paceline.records.check.times import times
 from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun

@@ -1,4 +1,4 @@
-"""Whether config.toml and the ledger say the same of a run, and whether that fits its kind."""
+"""Whether config.toml and the ledger say the same of a run, whether that fits its kind, and what tables there are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import tomllib
 from typing import Any
 
 from paceline.files import read_record
-from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
+from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, SCALARS, SCHEMA_KEPT, Broken, brief
 from paceline.records.check.checking import Checking
+from paceline.records.ledger import made, without_comments
 from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
 from paceline.records.summary import MOVED
 
@@ -92,3 +93,25 @@ def _of_its_kind(checking: Checking) -> None:
     if cluster is not None and cluster != checking.run.workers:
         found = f"{cluster} in its scenario"
         raise Broken(SAYS_OF_ITSELF, f"{checking.run.workers} workers", found, "run", "scenario")
+
+
+def tables(checking: Checking) -> None:
+    """Programs read a ledger through its views. A view with another definition would tell them something else."""
+    checking.table, checking.row = "sqlite_schema", None
+    rows = checking.run.ledger.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+    expected, found = made(), {name: without_comments(sql) for name, sql in rows}
+    for name in expected:
+        if found.get(name) != expected[name]:
+            there = "another one of that name" if name in found else "none"
+            raise Broken(SCHEMA_KEPT, f"{name} as this version of Paceline makes it", there, "sqlite_schema", name)
+    if strange := sorted(found.keys() - expected.keys()):
+        raise Broken(SCHEMA_KEPT, "nothing else", strange[0], "sqlite_schema", strange[0])
+
+
+def scalars(checking: Checking) -> None:
+    """Only the run's workers log."""
+    checking.table = "scalars"
+    workers = max(segment.workers for segment in checking.run.segments)
+    for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):
+        if worker not in range(workers):
+            raise Broken(SCALARS, f"worker 0 to {workers - 1}", f"worker {worker}", "scalars", row)
