@@ -31,6 +31,7 @@ STOP = m.Stop(at_once=False)
 DRAWN = m.OrderDrawn(epoch=1, block=2, digest="", order=[[1]], last=True, samples=1)
 WANTS_TO_ADOPT = m.AdoptionWanted("digest")
 FORK = m.ForkStore(9, 2, 0, steps=True, begin=0, end=0)
+EDITS = m.EditWanted(1, {}, {}, ties=True)
 STARTED: list[str | Message] = ["told", FORK, "heard", OFFERED, "told", BEGIN, COMPUTE]
 
 
@@ -120,6 +121,14 @@ PROPER: dict[str, tuple[str, list[str | Message]]] = {
     "that it waits for the end, twice": ("ripples", [*STARTED, "heard", m.FinishWanted(), m.FinishWanted()]),
     "the metrics that it was asked for": ("asp", [*STARTED, m.Evaluate(7), "heard", m.Evaluated(7, {})]),
     "why it could not evaluate": ("asp", [*STARTED, m.Evaluate(7), "heard", m.EvaluationFailed(7, "")]),
+    "a step after it has told what it changed": (
+        "asp",
+        [*STARTED, "heard", EDITS, "told", m.TellEdit(1), "heard", m.Edited(1), FINISHED],
+    ),
+    "a step after it was told what all have changed": (
+        "asp",
+        [*STARTED, "heard", EDITS, "told", m.TakeEdit(1), "heard", FINISHED],
+    ),
     "what harms nobody": (
         "asp",
         [m.Remarked(""), m.EpochsOver(), m.GivenBack([]), m.ScriptEnded(), m.SnapshotTaken()],
@@ -127,6 +136,7 @@ PROPER: dict[str, tuple[str, list[str | Message]]] = {
 }
 STRANGE: dict[str, tuple[str, list[str | Message]]] = {
     "a step that was never released": ("asp", [*STARTED, "heard", finished(step=6)]),
+    "a step on a structure that nobody has told": ("asp", [*STARTED, "heard", EDITS, FINISHED]),
     "a step on another version": ("asp", [*STARTED, "heard", finished(version=2)]),
     "a step twice": ("asp", [*STARTED, "heard", FINISHED, FINISHED]),
     "a step before the start": ("asp", [OFFERED, FINISHED]),

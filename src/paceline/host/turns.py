@@ -14,8 +14,8 @@ MOST_QUESTIONS = 100
 class Turns:
     """One worker's turns to speak. Pure: `told` what it is sent, and asked about what is `heard` from it.
 
-    Only messages are judged that would do harm to the run out of turn. The others are passed over by whoever handles
-    them, as they may come late: from a script that an exception led out of a call, or from another of its threads.
+    Only messages are judged that would do harm to the run out of turn. The others may come late: from a script that an
+    exception led out of a call, or from another of its threads.
     """
 
     def __init__(self, *, stored: bool, forks_store: bool = False) -> None:
@@ -38,6 +38,8 @@ class Turns:
         """Changes of the model's structure that it is to tell."""
         self._edited = 0
         """How many it has made."""
+        self._edits_now = False
+        """Whether the last one's values are not there: a step would be of none that the store knows."""
         self._draws: set[tuple[int, int]] = set()
         """(epoch, block) whose order it is to tell."""
         self._adoption: type[messages.Message] | None = messages.AdoptionWanted
@@ -74,6 +76,8 @@ class Turns:
                 self.adopts()
             case messages.TellEdit(number=number):
                 self._edits.add(number)
+            case messages.TakeEdit():
+                self._edits_now = False
             case messages.OptimizerState():
                 self._questions -= 1
             case messages.Evaluate(version=version):
@@ -146,9 +150,10 @@ class Turns:
             case messages.AdoptionWanted() | messages.Adopted():
                 return self._adopts(type(message))
             case messages.Edited(number=number):
+                self._edits_now = False
                 return _taken(self._edits, number)
             case messages.EditWanted(number=number):
-                self._edited += 1
+                self._edited, self._edits_now = self._edited + 1, True
                 return self._begun and number == self._edited
             case messages.OwnValues():
                 return self._begun
@@ -167,17 +172,17 @@ class Turns:
     def _finishes(self, step: tuple[int, int]) -> bool:
         """Whether it was told to compute that step on that version, and has not said so before."""
         told, self._computes, self._finished = self._computes, None, True
-        return step == told
+        return step == told and not self._edits_now
 
     def _as_offered(self, finished: messages.StepFinished) -> bool:
-        """Whether it has batches if they are leased, and hyperparameters that the run can go on with."""
+        """Whether it has batches if they are leased, and hyperparameters to go on with."""
         offer = self._offered
         if offer is None or (finished.batches is not None) != offer.loads:
             return False
         return finished.scalars is None or _alike(offer.scalars, finished.scalars)
 
     def _adopts(self, kind: type[messages.Message]) -> bool:
-        """Whether it may say this of what it began with: before its first step, and once."""
+        """Whether it may say this of what it began with: once."""
         if kind is messages.AdoptionWanted and self._stopped:  # an exception may have led its script out of the first
             return True
         due, self._adoption = self._adoption, None
