@@ -32,6 +32,7 @@ from paceline.host import tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
 from paceline.host.opening import Keys, dial
+from paceline.runs.join import answers
 from support.floods import ELSEWHERE, HERE, KINDS, far_from, flood
 
 TOKEN = Token(bytes(32))
@@ -133,9 +134,10 @@ def run(kind: str, rate: float, sources: tuple[str, ...], epochs: int) -> str:
             **common,
             stderr=(there / "err").open("w"),
         )
+        while answers(("127.0.0.1", port)):
+            assert head.poll() is None, (there / "err").read_text()
+            time.sleep(0.2)
         if rate:
-            while subprocess.run(["ss", "-Hltn", f"sport = :{port}"], capture_output=True).stdout == b"":
-                time.sleep(0.1)
             stack.enter_context(flood(("127.0.0.1", port), kind, rate, sources))
         other = subprocess.Popen(
             [*paceline, "join", where, "-n", "1", "--name", "b"], **common, stderr=subprocess.DEVNULL
