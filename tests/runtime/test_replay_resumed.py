@@ -152,6 +152,6 @@ def test_a_replay_without_the_snapshot_that_a_segment_began_from_is_refused_in_o
     shutil.rmtree(without.folder / "snapshots" / f"{fact:08d}")
     again = replayed(without, name="without-again")
     assert again.code == 2
-    assert len(again.err.splitlines()) == 1
-    assert "the run went on from this snapshot" in again.err
+    _, refused = again.err.splitlines()  # before that, which script the run names
+    assert "the run went on from this snapshot" in refused
     assert not again.folder.exists()

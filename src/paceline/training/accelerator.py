@@ -155,7 +155,7 @@ class _Mark:
 
     def since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Mark)
-        return float(earlier._event.elapsed_time(self._event)) / 1000.0
+        return max(0.0, float(earlier._event.elapsed_time(self._event)) / 1000.0)  # below 0 if a stream was ahead
 
 
 class _Stream:
