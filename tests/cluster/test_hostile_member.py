@@ -85,8 +85,8 @@ def test_the_head_goes_on_whatever_a_host_says_that_has_joined() -> None:
     assert sum(len(lies(seed).said) for seed in range(WORLDS)) > WORLDS
 
 
-@pytest.mark.parametrize("seed", [404])
-def test_a_version_that_can_not_be_made_any_more_is_not_served_as_it_was(seed: int) -> None:
+@pytest.mark.parametrize("seed", [404, 1056])
+def test_neither_a_version_that_is_not_made_any_more_nor_a_share_without_content_ends_the_head(seed: int) -> None:
     lies(seed)
 
 

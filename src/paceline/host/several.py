@@ -203,6 +203,8 @@ class SeveralHosts:
                 raise MessageUnreadable("a worker has said nothing")
             case between.Heard(message=None, attached=between.Attached(size=size)) if size > MOST_SAID:
                 raise MessageUnreadable(f"a message of worker {message.worker}: {too_long(size, MOST_SAID)}")
+            case between.Share(error=None, attached=None):
+                raise MessageUnreadable("its share has nothing in it")
             case between.Heard(message=messages.Message() as said, attached=attached):
                 if said.descriptors == 0 and attached is not None:
                     raise MessageUnreadable(f"nothing comes along with a {type(said).__name__}")
