@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 MOST_OF_A_RECORD = 64 << 20
 """Bytes of a configuration or a summary that are read at most: parsing takes many times their size."""
@@ -43,6 +45,14 @@ def read_record(path: Path) -> bytes:
         if os.fstat(file.fileno()).st_size > MOST_OF_A_RECORD:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return file.read()
+
+
+def read_json(path: Path) -> Any:
+    """Read such a file that is JSON. Raises OSError and ValueError, the latter also for what is nested too deeply."""
+    try:
+        return json.loads(read_record(path))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def to_disk(path: Path) -> None:

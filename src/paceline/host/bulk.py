@@ -441,13 +441,13 @@ class Port:
     def _greeted(self, stranger: _Connection, hello: Hello | Refused) -> None:
         if isinstance(hello, Refused):
             raise MessageUnreadable("a Refused may not come now")
-        bulk = self._expected.get(hello.host)
         same_run = hello.nonce == self._hello.nonce
-        if bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation or not same_run:
+        bulk = self._expected.get(hello.host) if same_run else None
+        if bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation:
             which = f"incarnation {hello.incarnation} of host {hello.host}"
             why = f"{which} is not expected here" if same_run else f"host {hello.host} has another run than this one"
             stranger.stream.write(written(Refused(why)))
-            over = same_run and bulk is not None and bulk.ended and hello.incarnation == bulk.peer.incarnation
+            over = bulk is not None and bulk.ended and hello.incarnation == bulk.peer.incarnation
             self._turn_away(stranger, "" if over else one_line(why))
             return
         del self._strangers[stranger]

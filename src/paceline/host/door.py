@@ -98,8 +98,9 @@ class Door:
     def _accepted(self, end: Any, address: Address) -> None:
         where = network(address[0])
         known = where in self._known
-        there = {one: it.network for one, it in self._waiting.items() if it.network}
-        rivals = {one: its for one, its in there.items() if (its in self._known) == known}
+        rivals = {
+            one: it.network for one, it in self._waiting.items() if it.network and (it.network in self._known) == known
+        }
         while len(rivals) >= MOST_STRANGERS:
             one = goes(rivals)
             del rivals[one]

@@ -228,10 +228,7 @@ class LocalHost:
         self._computing: Computing | None = None
         self._early: Early | None = None
         if wire is not None:
-            from paceline.host.overlap import (
-                Computing,  # which a run on one host does without
-                Early,
-            )
+            from paceline.host.overlap import Computing, Early  # which a run on one host does without
 
             self._computing = Computing()
             if spec.brings_early and traffic is None:

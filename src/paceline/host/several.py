@@ -221,7 +221,7 @@ class SeveralHosts:
     def _deliver(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfWorker) and message.worker in self._behind:
             behind = self._behind[message.worker]
-            behind += framed(self._coding.encode(message))
+            behind += framed(_OF_WORKER.encode(message))
             if len(behind) > LONGEST:
                 raise MessageUnreadable(f"worker {message.worker} said {LONGEST:,} bytes after what is not here yet")
             return

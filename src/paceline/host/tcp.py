@@ -22,6 +22,8 @@ T = TypeVar("T")
 Address = tuple[str, int]
 """A numeric address and a port. Looking a name up would hold up the loop."""
 
+ANY = "0.0.0.0", "::"
+"""Addresses that mean all of a machine's own."""
 LOOPBACK: Address = ("127.0.0.1", 0)
 """Where hosts listen unless they are told otherwise. The kernel chooses the port."""
 AT_ONCE = 1 << 20

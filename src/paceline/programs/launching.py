@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ import tomli_w
 from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, RunFailed
-from paceline.files import read_record
+from paceline.files import read_json
 from paceline.programs.child import Ended, carry_out
 from paceline.programs.comparison import Comparison
 from paceline.programs.flags import parsed, words
@@ -259,8 +258,8 @@ def _is_of_function(folder: Path) -> bool:
     if (folder / LEDGER).exists():
         return True
     try:
-        script = json.loads(read_record(folder / COMPARISON))["settings"]["script"]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        script = read_json(folder / COMPARISON)["settings"]["script"]
+    except (OSError, ValueError, TypeError, LookupError):
         return False
     return bool(script == str(folder.absolute() / kept.SCRIPT))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.files import read_record
+from paceline.files import read_json
 from paceline.records.summary import Summary, Target, first_logged, metrics_of
 
 COMPARISON = "compare.json"
@@ -138,11 +137,11 @@ def runs_of(folder: Path) -> list[Path]:
     """
     file = folder / COMPARISON
     try:
-        names = [str(run["folder"]) for run in json.loads(read_record(file)).get("runs", ())]
+        names = [str(run["folder"]) for run in read_json(file).get("runs", ())]
         if strange := [name for name in names if Path(name).name != name]:
             raise ValueError(f"{strange[0]} is no folder in it")
         found = [folder / name for name in names]
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigError(f"{file}: no comparison can be read there ({error!r})") from None
     if not found:
         raise ConfigError(f"{folder} is a comparison's folder, and none of its runs has ended yet")

@@ -5,7 +5,6 @@ A listing may be of thousands of runs, so that it reads `config.toml` and `summa
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import tomllib
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.files import opened_record, read_record
+from paceline.files import opened_record, read_json, read_record
 from paceline.records.reading import HEAD, LEDGER, MALFORMED, SUMMARY, is_written
 from paceline.records.summary import Target, metrics_of, values_of
 
@@ -134,7 +133,7 @@ def _listed(folder: Path) -> Listed:
     if not (folder / SUMMARY).exists():
         return Listed(**known, status="running" if is_written(folder) else "crashed")
     try:
-        return Listed(**known, **_came_to(json.loads(read_record(folder / SUMMARY))))
+        return Listed(**known, **_came_to(read_json(folder / SUMMARY)))
     except UNREADABLE as error:
         raise ValueError(f"{SUMMARY} can't be read: {error}") from error
 

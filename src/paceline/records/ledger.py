@@ -604,7 +604,8 @@ def connect(path: Path) -> sqlite3.Connection:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads only schema {SCHEMA}")
     for name, sql, kind in said:  # a view in the place of a table might never end
-        if kind == "trigger" or made().get(name, without_comments(sql)) != without_comments(sql):
+        found = without_comments(sql)
+        if kind == "trigger" or made().get(name, found) != found:
             database.close()
             raise ConfigError(f"{path}: no run has written that {kind} {name}")
     return database

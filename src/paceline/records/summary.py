@@ -33,7 +33,7 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
-from paceline.files import read_record
+from paceline.files import read_json
 from paceline.records.fates import Applied, Fates
 from paceline.records.segments import Stretch
 from paceline.records.times import Busy, Fetch, StepTimes
@@ -572,10 +572,10 @@ def write(path: Path, summary: Summary) -> None:
 def read(path: Path) -> Summary:
     """Read what `write` wrote. Raises ConfigError if it is not there."""
     try:
-        summary: Summary = json.loads(read_record(path))
+        summary: Summary = read_json(path)
         if not isinstance(summary, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no summary can be read there ({error}); name a run's summary.json") from error
     return summary
 

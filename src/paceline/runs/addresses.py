@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-from ipaddress import ip_address
 
 from paceline.errors import ConfigError
-from paceline.host.tcp import Address, shown
+from paceline.host.tcp import ANY, Address, shown
 
 
 def parsed(text: str, name: str, least: int = 1) -> Address:
@@ -39,7 +38,7 @@ def resolved(address: Address, name: str) -> Address:
 
 def everywhere(address: Address) -> str:
     """Return a note for the user who listens there; empty if that is one address."""
-    if not ip_address(address[0]).is_unspecified:
+    if address[0] not in ANY:
         return ""
     return (
         f"--listen {shown(address)} listens on all networks of this machine: anyone there can connect, and only hosts "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from paceline.core.choice import Choice
 from paceline.core.listed import listed
 from paceline.errors import ConfigError
-from paceline.files import read_file, read_record
+from paceline.files import read_file, read_json
 from paceline.records.cut import why_not
 from paceline.records.folders import is_run
 from paceline.records.reading import SUMMARY, is_written
@@ -106,8 +105,8 @@ def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
 def outcome(run: Path) -> str | None:
     """Return how that run ended; None if it has not, or its summary can't be read."""
     try:
-        found = json.loads(read_record(run / SUMMARY))["outcome"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = read_json(run / SUMMARY)["outcome"]
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     return str(found)
 

@@ -20,7 +20,7 @@ from typing import Any
 from paceline.cluster.scenario import Scenario
 from paceline.cluster.scenario_file import to_plain
 from paceline.errors import ConfigError, RunFailed
-from paceline.files import read_record
+from paceline.files import read_json
 from paceline.records import summary as summaries
 from paceline.records.kept import FILES
 from paceline.records.summary import Summary
@@ -173,10 +173,10 @@ def opened(
             raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
         return new
     try:
-        state: dict[str, Any] = json.loads(read_record(file))
+        state: dict[str, Any] = read_json(file)
         dict(state["settings"])
         check(state)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise ConfigError(f"{file}: no {noun} can be read there ({error!r}); name another --out") from None
     return state
 

@@ -33,7 +33,7 @@ from paceline.host.moves import Moved
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
-from paceline.host.tcp import shown
+from paceline.host.tcp import ANY, shown
 from paceline.runtime.agent import HEAD
 from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There
@@ -45,8 +45,6 @@ IN_GOOD_ORDER = "it has left in good order"
 AT_ONCE = "the run is ended at once"
 LONGEST_WHY = 1000  # characters
 IDLE = "it has no workers, and the model has too few pieces for it to have a part of the store"
-ANY = "0.0.0.0", "::"
-"""Addresses that mean all of a machine's own."""
 
 
 class Others:
