@@ -72,6 +72,50 @@ def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 
     return launch.run(SCRIPT, "--threads", "1", "--seed", "4", *flags, args=args).completed()
 
 
+WHILE_ANOTHER_LOOKS = """
+import pathlib
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+loader = DataLoader(data, batch_size=8)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+
+
+def meet(name):
+    pathlib.Path(sys.argv[1], f"{name}-{paceline.worker()}").touch()
+    while not pathlib.Path(sys.argv[1], f"{name}-{1 - paceline.worker()}").exists():
+        time.sleep(0.01)
+
+
+for epoch in range(2):
+    for number, (x, y) in enumerate(loader):
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch == number == 0:
+            meet("stepped")
+            if paceline.worker() == 0:
+                for x, y in loader:
+                    pass
+                pathlib.Path(sys.argv[1], "all").touch()
+            while not pathlib.Path(sys.argv[1], "all").exists():
+                time.sleep(0.01)
+            if paceline.worker() == 1:
+                x, y = next(iter(loader))
+                assert len(x) == 8
+            meet("looked")
+"""
+
+
 @pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
 def test_two_workers_that_look_at_the_loader_train_every_sample_once(protocol: str, launch: Launch) -> None:
     looks = "inside" if protocol in INSIDE else "one"
@@ -81,6 +125,15 @@ def test_two_workers_that_look_at_the_loader_train_every_sample_once(protocol: s
     assert ended.rows("SELECT DISTINCT epoch FROM epochs ORDER BY epoch") == opened
     assert ended.rows("SELECT count(*) FROM batches") == [(64,)], "none is skipped"
     assert main(["check", str(ended.folder)]) == 0
+
+
+def test_a_worker_can_look_while_another_one_looks_at_all_that_is_left_of_the_epoch(
+    launch: Launch, tmp_path: Path
+) -> None:
+    ended = launch.run(WHILE_ANOTHER_LOOKS, "-n", "2", "-p", "asp", "--threads", "1", args=(str(tmp_path),)).completed()
+    assert (ended.summary["samples"], ended.summary["samples_missed"]) == (128, 0)
+    assert main(["check", str(ended.folder)]) == 0
+    assert main(["replay", str(ended.folder), "--out", str(tmp_path / "again")]) == 0
 
 
 def test_a_run_is_the_same_to_the_bit_with_a_look_and_without(launch: Launch) -> None:

@@ -7,7 +7,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from types import new_class
@@ -37,6 +37,11 @@ PROCESSES_HAVE = frozenset(
     )
 )
 """Attributes of a loader that its processes have from their start."""
+NOTHING_LEFT = (
+    "no batch is left here: other workers have this epoch's, or the training is over; look at the data before "
+    "paceline.prepare, or in a DataLoader of its own"
+)
+"""What a StopIteration says if a loop gets nothing, for `next(iter(loader))`."""
 STREAM_BEGINS_ANEW = "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
 
 
@@ -199,7 +204,7 @@ class PacedLoader(_Paced, SharedOut):
         self._iterates = type(loader).__iter__ is not DataLoader.__iter__
         """Whether the user's class makes the script's items of batches in a way of its own."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any, None, str | None]:
         session = self._session
         self._tell_if_over()
         session.come_by()
@@ -222,6 +227,7 @@ class PacedLoader(_Paced, SharedOut):
             looked = self._leave(iteration.loop)
         self._end(iteration, looked)
         self._count(iteration)
+        return None if iteration.loop.handed_out else NOTHING_LEFT
 
     @property
     def last(self) -> bool:
@@ -439,6 +445,10 @@ class _Asking:
         got = link.lease(loop.epoch, self._orders, len(loop.leased) - (begins is not None), begins)
         if begins is not None:
             loop.begun = got.begun
+        while got.batch is None and self._may_look_further():
+            link.looked_at(loop.epoch, (), True)
+            loop.epoch += 1
+            got = link.lease(loop.epoch, self._orders)
         if got.batch is None:
             if not got.for_now:
                 loop.ran_out = True
@@ -452,6 +462,12 @@ class _Asking:
         if session.joins and session.here:
             session.join()  # before the batch is fetched, as what draws randomness does so by its step
         return [_Tag(link.seed, got.batch.epoch, got.batch.index), *self._orders.ids(got.batch)]
+
+    def _may_look_further(self) -> bool:
+        """Whether this is a look from inside a loop, at an epoch of which other workers have all batches."""
+        loop = self._loop
+        inside = loop.within is not None and not loop.within.over
+        return inside and not loop.batches and bool(self._orders.block(loop.epoch, 0).order)
 
 
 class PacedStream(_Paced):
