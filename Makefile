@@ -3,6 +3,7 @@
 # make check   types and style
 # make numeric the tests of what is computed, as another processor computes it
 # make long    the longer suites
+# make gates   what must stay the same while the code is rebuilt (tests/gates); GATES="world runs" for some of it
 # make docs    the documentation's site, into build/site; make docs-serve shows it while it is edited
 # make prose   how long the sentences of README and the guides are
 # make papers  published claims beside ours, in virtual time: the tables of docs/papers.md
@@ -18,7 +19,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Many containers set it. Each process of the suite would compile all modules anew, and pytest all of its tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test numeric long check bench docs docs-serve prose papers clean
+.PHONY: demo test numeric long gates check bench docs docs-serve prose papers clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -51,6 +52,12 @@ AVX2 := $(shell grep -qw avx2 /proc/cpuinfo && echo avx2 || echo default)
 long: $(VENV)/installed
 	$(BIN)/python -m pytest -m "long or not long"
 	$(MAKE) numeric CAPABILITY=$(AVX2) THREADS=2
+
+# The names of some gates, and flags such as --record; by default all gates but `speed` and `faults`.
+GATES ?=
+
+gates: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m gates $(GATES)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
