@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from paceline.core.facts import StepDeclined
-from paceline.host.loop import Loop
+from paceline.core.facts import Fact, StepDeclined
 from paceline.records import ledger as ledgers
 from paceline.records.journal import Journal
-from paceline.records.ledger import Ledger, connect
+from paceline.records.ledger import Ledger, NoLedger, connect
+from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.disk import Disk
 from paceline.runtime.run import _write_config
-from support.rooms import SETTINGS
+from support.rooms import SETTINGS, Stage
 
 FACT = StepDeclined(worker=0, step=0, at=0.0)
 
@@ -67,26 +67,57 @@ def fill(ledger: Ledger) -> int:
     return count
 
 
-def test_a_run_waits_for_the_disk_in_its_loop_and_says_so_once(ledger: Ledger, tmp_path: Path) -> None:
-    loop, said, heard = Loop(), list[str](), list[str | None]()
-    disk = Disk(ledger, loop, said.append)
-    disk.wait()
+class Full(NoLedger):
+    """A ledger that is too far behind for a while."""
+
+    behind = 0
+
+
+def test_no_fact_is_under_way_while_a_run_waits_for_the_disk_in_its_loop(tmp_path: Path) -> None:
+    """What the loop hears meanwhile is told after it, and as at any other time: not in the midst of another fact."""
+    stage = Stage(tmp_path)
+    rooms, ledger = stage.rooms, Full()
+    rooms.journal.ledger = ledger
+    coordinator = Coordinator(rooms, lambda _: None)
+    first, second = FACT, replace(FACT, step=1)
+    waiting: list[tuple[str | None, list[Fact]]] = []
+
+    def wait(most: float | None = None) -> None:
+        waiting.append((coordinator._busy_with(), list(rooms.happened)))
+        if len(waiting) == 1:
+            rooms.happened.append(second)
+        else:
+            ledger.behind = 0
+
+    stage.loop.wait = wait  # type: ignore[attr-defined]
+    facts = coordinator.facts()
+    rooms.happened.append(first)
+    ledger.behind = 200_000
+    told = [next(facts), next(facts)]
+    assert told == [first, second]
+    why = "the disk is slower than the ledger"
+    assert waiting == [(why, [first]), (why, [first, second])]
+    assert coordinator._busy_with() is None
+    assert stage.output.lines == [
+        "the disk is slower than the run: waiting for it, with 200,000 records still to be written"
+    ]
+
+
+def test_a_run_waits_as_long_as_its_ledger_is_behind_and_says_so_once(ledger: Ledger) -> None:
+    said = list[str]()
+    disk = Disk(ledger, said.append)
+    assert not disk.behind()
     for _ in range(2):
         may_begin = slowed(ledger)
         fill(ledger)
-
-        def go_on(may_begin: threading.Event = may_begin) -> None:
-            heard.append(disk.busy_with)
-            may_begin.set()
-
-        loop.after(0.0, go_on)
-        disk.wait()
-        assert not ledger.behind
+        assert disk.behind()
+        assert disk.busy_with == "the disk is slower than the ledger"
+        may_begin.set()
+        while disk.behind():
+            time.sleep(0.001)
         assert disk.busy_with is None
-    assert heard == ["the disk is slower than the ledger"] * 2
     assert said == ["the disk is slower than the run: waiting for it, with 10 records still to be written"]
     ledger.close()
-    loop.close()
 
 
 def test_who_records_a_fact_waits_while_the_disk_is_too_far_behind_and_nothing_is_lost(

@@ -27,7 +27,7 @@ from paceline.core.orders import (
 from paceline.host import messages
 from paceline.host.contract import called
 from paceline.host.processes import exit_phrase
-from paceline.runtime.disk import Disk
+from paceline.runtime.disk import PAUSE, Disk
 from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
 from paceline.runtime.member import Member
@@ -53,7 +53,7 @@ class Coordinator:
         self._on_begin = on_begin
         self._alike = Alike()
         self._early = EarlyLeavers()
-        self._disk = Disk(rooms.journal.ledger, rooms.loop, rooms.output.say)
+        self._disk = Disk(rooms.journal.ledger, rooms.output.say)
         self._told_epochs_over = False
 
     def open(self) -> None:
@@ -74,14 +74,17 @@ class Coordinator:
         rooms.display.report_waits(self._busy_with)
         rooms.display.show()
         while True:
-            while (fact := self._next()) is not None:
-                self._disk.wait()
+            if self._disk.behind():  # no fact is under way: what the loop hears comes after those that wait
+                rooms.loop.wait(PAUSE)
+                continue
+            if (fact := self._next()) is not None:
                 rooms.clock.present = fact.at
                 rooms.tell(fact)
                 yield fact
                 rooms.snapshots.go_on()
                 rooms.clock.present = None
                 rooms.leaving.go_on()
+                continue
             rooms.returns.go_on()
             rooms.agreeing.go_on()
             self._take_in()

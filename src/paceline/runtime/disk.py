@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.host.loop import Loop
 from paceline.records.ledger import GATHER, Ledger
+
+PAUSE = GATHER / 10
+"""Seconds until the ledger is looked at again."""
 
 
 class Disk:
-    """Lets the coordinator wait until the ledger is no longer too far behind, while its loop goes on."""
+    """Tells the coordinator when no fact may be taken up, as the ledger is too far behind."""
 
-    def __init__(self, ledger: Ledger, loop: Loop, say: Callable[[str], None]) -> None:
+    def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
         self._ledger = ledger
-        self._loop = loop
         self._say = say
         self._said = False
         self.busy_with: str | None = None
         """Why the run waits, if it does."""
 
-    def wait(self) -> None:
-        """Tell the machine nothing until the disk has caught up. This is said once in a run."""
-        if not (behind := self._ledger.behind):
-            return
-        self.busy_with = "the disk is slower than the ledger"
-        if not self._said:
+    def behind(self) -> bool:
+        """Whether the run is to wait for the disk. This is said once in a run."""
+        behind = self._ledger.behind
+        self.busy_with = "the disk is slower than the ledger" if behind else None
+        if behind and not self._said:
             self._said = True
             self._say(f"the disk is slower than the run: waiting for it, with {behind:,} records still to be written")
-        while self._ledger.behind:
-            self._loop.wait(GATHER / 10)
-        self.busy_with = None
+        return bool(behind)
