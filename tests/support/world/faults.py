@@ -336,6 +336,32 @@ def grouped(seed: int) -> History:
     return replace(history, faults=(*history.faults, *dies))
 
 
+def alone(seed: int) -> History:
+    """Draw a history of a run on one host, of any protocol."""
+    history, lots = drawn(seed), random.Random(f"alone {seed}")
+    each = lots.choice([1, 2, 2, 3, 4, 6])
+    script, loads = history.script, history.script.loads
+    per_worker = lots.choice([1, 2, 4, 7])
+    script = replace(
+        script, batches=max(1, per_worker * (each if loads else 1) - lots.randint(0, 1)), pieces=lots.choice([1, 2, 4])
+    )
+    max_steps = script.epochs * script.batches * each
+    history = replace(
+        history,
+        hosts=1,
+        each=each,
+        protocol=_protocol(lots, 1, each, (*PROTOCOLS, *IN_GROUPS)),
+        script=script,
+        max_steps=max_steps if not loads else lots.choice([None, None, None, max(1, max_steps // 2)]),
+        max_seconds=None,
+        shards_on=None,
+        on_divergence=lots.choice(["stop", "continue"]),
+        lost=(),
+        faults=(),
+    )
+    return _with_faults(history, lots, OF_ONE_HOST)
+
+
 def any_of(seed: int) -> History:
     """Draw a history of any protocol."""
     return grouped(seed) if seed % 4 == 3 else drawn(seed)
@@ -381,7 +407,22 @@ def _settings(lots: random.Random, spec: Spec) -> str:
     return f"{spec.name}:{','.join(given)}" if given else spec.name
 
 
-def _with_faults(history: History, lots: random.Random) -> History:
+OF_ONE_HOST = {
+    "stopped": 1,
+    "worker killed": 2,
+    "worker stopped": 1,
+    "script fails": 1,
+    "interrupted": 1,
+    "store killed": 0.2,
+    "store stopped": 1,
+    "diverges": 0.5,
+    "head killed": 0.1,
+}
+"""How often what happens to a run on one host."""
+
+
+def _with_faults(history: History, lots: random.Random, of: dict[str, float] | None = None) -> History:
+    """`of`: by kind of fault, how often. None: it is drawn."""
     script, names = history.script, history.names
     steps = script.epochs * script.batches / (history.workers if script.loads else 1)
     length = 2 * script.starts + steps * (script.computes + history.commits) + 0.5
@@ -397,7 +438,7 @@ def _with_faults(history: History, lots: random.Random) -> History:
     )
     if lots.random() < 0.1:
         return replace(history, end=end)
-    kinds = {
+    kinds = of or {
         "cut": lots.choice([0, 1, 3]),
         "blocked": lots.choice([0, 1, 3]),
         "slow": lots.choice([0, 1]),

@@ -15,6 +15,7 @@ from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.runtime.agent import LET_IN, PAUSE, _Agent
 from paceline.runtime.received import Received
+from support.world import insides
 from support.world.clock import VirtualLoop
 from support.world.lines import lines, named_by
 from support.world.network import Address, Machine
@@ -209,7 +210,7 @@ class Agent:
     @property
     def incarnation(self) -> int:
         """The incarnation that it takes itself for; 0: none, or its process has ended."""
-        return self.agent._link._end.incarnation if self.alive and self.agent is not None else 0  # type: ignore[attr-defined]
+        return insides.own_incarnation(self.agent) if self.alive and self.agent is not None else 0
 
     @property
     def takes_part(self) -> bool:

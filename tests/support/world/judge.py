@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order
-from paceline.host.branch import BEGINNING
-from paceline.host.commits import NEWEST
-from paceline.host.moves import MOVING
-from paceline.host.ranges import _kept as kept
-from paceline.host.replicas_elsewhere import _carries
-from paceline.host.steps import BEGUN_AS
 from paceline.records.rules import Rules
+from support.world import insides
 from support.world.faults import HEAD
 
 if TYPE_CHECKING:
@@ -27,7 +22,7 @@ UNMADE = "update", "sum", "sum arriving", "range arriving", "for the range made 
 UNFINISHED = "being summed"
 """What a claim is for that stays where a sum became void, and something is still added up."""
 
-OWNED = "replica", BEGUN_AS[0]
+OWNED = "replica", insides.BEGUN_AS[0]
 """What the head claims to its end: replicas, also of those that have left, and what they began as."""
 
 
@@ -48,8 +43,10 @@ class Judge:
     """Looks at a world as it goes."""
 
     def __init__(self, world: World) -> None:
-        self.trace: list[str] = []
-        """Every fact, with its orders."""
+        self.facts: list[Fact] = []
+        """What the machine was told."""
+        self.orders: list[tuple[Order, ...]] = []
+        """What it has ordered at each of them."""
         self.here: dict[int, None] = {}
         """Workers that take part, as the machine knows."""
         self._lacks_shard = False
@@ -73,7 +70,8 @@ class Judge:
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """The machine was told of that fact, and has given these orders, which are carried out after this."""
-        self.trace.append(f"{fact} {orders}")
+        self.facts.append(fact)
+        self.orders.append(orders)
         self._rules.fact(fact)
         self._world.contents.told(fact)
         if isinstance(fact, WorkerJoined):
@@ -109,24 +107,25 @@ class Judge:
         """The coordinator is through: all processes have ended."""
         world = self._world
         assert world.rooms is not None
-        assert world.others is not None
         ending, host = world.rooms.ending, world.rooms.host
-        here = world.others._hosts.here()  # what training begins with may be on its way to a host yet
+        here = (
+            () if world.others is None else insides.living(world.others)
+        )  # what training begins with may be on its way to a host yet
         claims = [
             claim
-            for claim in host._head.shelf.claims()  # type: ignore[attr-defined]
-            if claim[0] != NEWEST
+            for claim in insides.claims_at_head(host)
+            if claim[0] != insides.NEWEST
             and claim[0][0] != UNFINISHED
             and claim[0][0] not in OWNED
             and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
-        self._moving = bool(host.moves and host.moves.busy_with)  # type: ignore[attr-defined]
+        self._moving = insides.moves_a_range(host)
         if self._moving:
-            claims = [claim for claim in claims if claim[0] != MOVING]
+            claims = [claim for claim in claims if claim[0] != insides.MOVING]
         if self._store_lost:
             claims = [claim for claim in claims if claim[0][0] not in UNMADE]
-        if host.replicas is not None:  # type: ignore[attr-defined]
+        if insides.replicas_of_hosts(host) is not None:
             kept_of_leaving = self._kept_of_leaving(host)
             claims = [claim for claim in claims if claim[0] not in kept_of_leaving]
         assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
@@ -146,25 +145,26 @@ class Judge:
     def _kept_of_leaving(self, host: Any) -> list[Any]:
         """Claims of what the run's end finds on its way, and nobody needs: from hosts that leave, and to joiners."""
         assert self._world.rooms is not None
-        assert self._world.rooms.draining is not None
-        leaving = [name for name, drain in self._world.rooms.draining._drains.items() if drain.moves]
-        carried = host.replicas._carried.items()
+        leaving = [name for name, drain in insides.drains(self._world.rooms).items() if drain.moves]
+        carried = insides.carried(host).items()
         stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
         self._left = [*leaving, *(one.source for one in stay.values())]
         if self._world.rooms.ending.outcome != "completed":  # groups that its end has broken are over, or not
-            return [claim[0] for claim in host._head.shelf.claims() if claim[0][0] in ("mean of group", "carries")]
-        return [_carries(number) for number in stay]
+            return [claim[0] for claim in insides.claims_at_head(host) if claim[0][0] in ("mean of group", "carries")]
+        return [insides.carries(number) for number in stay]
 
     def _replicas_ended(self, host: Any) -> None:
         """Look at what is bound for replicas, and at averages, if workers own some."""
-        if host.replicas is None:
+        if insides.replicas_of_hosts(host) is None:
             return
-        for place, hosts in host.replicas._bound.items():
-            assert not hosts or host._head.shelf.at(place), f"{list(hosts)} have a place for {place}, which is empty"
+        for place, hosts in insides.bound(host).items():
+            assert not hosts or insides.lies_at_head(host, place), (
+                f"{list(hosts)} have a place for {place}, which is empty"
+            )
             for name in hosts:
                 self._bound.setdefault(name, set()).add(place)
         if not self._broken_off and not self._store_lost:
-            works = host._head.averaging._works
+            works = insides.averages_at_head(host)
             assert not works, f"at work at the head's end: {works}"
 
     def ended(self, killed: bool) -> None:
@@ -174,20 +174,19 @@ class Judge:
         for name, agent in self._world.agents.items():
             for one in agent.ended:
                 told = one.over is not None and one.over.outcome not in ("lost", "refused")  # that the run is over
-                if told and one.takes_part and one._branch._later is None:  # else what it begins with was on its way
-                    stay = [BEGINNING]
-                    if (ranges := one._branch._ranges) is not None:
-                        stay.append(kept(ranges.newest))
-                    claims = [claim for claim in one._branch.shelf.claims() if claim[0] not in stay]
+                if told and one.takes_part and insides.has_begun(one):  # else what it begins with was on its way
+                    stay = [insides.BEGINNING, insides.newest_range(one)]
+                    claims = [claim for claim in insides.claims_at(one) if claim[0] not in stay]
                     claims = [claim for claim in claims if claim[0][0] != UNFINISHED]
-                    if (replicas := one._branch._replicas) is not None:
+                    if insides.has_replicas(one):
                         places = {item[0] for owner, item, _ in claims if owner[0] == "there"}
                         if (empty := places - self._bound.get(name, set())) and not agent.drained:
                             raise AssertionError(f"places {empty} are empty at the head, and not at {name}")
                         # a host that leaves awaits no group: those of its workers fail, and so they do in such a run
                         breaks = agent.drained or name in self._left or one.over.outcome != "completed"
-                        assert not replicas.averaging._works or breaks, f"at work at the end of {name}"
-                        assert not replicas._lent or breaks, f"lent at the end of {name}: {replicas._lent}"
+                        assert not insides.averages_at(one) or breaks, f"at work at the end of {name}"
+                        lent = insides.lent_at(one)
+                        assert not lent or breaks, f"lent at the end of {name}: {lent}"
                         stays = ("there", "averaging") if breaks else ("there",)
                         claims = [claim for claim in claims if claim[0][0] not in stays]
                     if self._store_lost or self._moving or agent.drained:  # what others still need has moved
@@ -200,7 +199,7 @@ class Judge:
         assert world.others is not None
         self._lacks_shard |= bool(self.here) and host in self._makers()
         assert host in world.history.touched, f"{host} is given up, and no fault concerns it"
-        incarnation = world.others._incarnations[host]
+        incarnation = insides.incarnation(world.others, host)
 
         def look() -> None:
             assert agent.loop.paused or agent.incarnation != incarnation, (
@@ -213,8 +212,7 @@ class Judge:
         """The worker has left with its host. It has made the step that it was in as the host was asked to."""
         rooms = self._world.rooms
         assert rooms is not None
-        assert rooms.draining is not None
-        step = rooms.draining._drains[rooms.hosts[worker]].steps[worker]
+        step = insides.drains(rooms)[rooms.hosts[worker]].steps[worker]
         assert step is None or self._through.get(worker, -1) >= step, f"worker {worker} was in step {step}, and left"
 
     def _makers(self) -> list[str]:
@@ -224,12 +222,11 @@ class Judge:
 
     def _look_at_head(self) -> None:
         world = self._world
-        assert world.others is not None
         assert world.rooms is not None
-        newest = world.rooms.host._head.newest  # type: ignore[attr-defined]
+        newest = insides.newest_at_head(world.rooms.host)
         for host in self._makers():
             made = world.stores[host].made if host in world.stores else 0
             assert made >= newest, f"version {newest} is made, and the store of {host} has made version {made}"
         for name in world.agents:
-            waiting = world.others._link._end.unacknowledged(name)  # type: ignore[attr-defined]
+            waiting = insides.unacknowledged(world.others, name)
             assert waiting <= MOST_UNACKNOWLEDGED, f"{waiting} messages wait for {name}"

@@ -15,6 +15,7 @@ from paceline.errors import MessageUnreadable
 from paceline.fabric.endpoint import Coding
 from paceline.host import between
 from paceline.runtime.others import Others
+from support.world import insides
 from support.world.clock import VirtualLoop
 from support.world.hosts import Agent
 
@@ -79,9 +80,9 @@ class Liar:
         """How many messages were."""
 
     def lies(self, others: Others, message: Any) -> None:
-        incarnation = others._incarnations.get(LIAR, 0)
+        incarnation = insides.incarnation(others, LIAR)
         self._honest.append(message)
-        while self._lots.random() < self._often and others._hosts.lives(LIAR, incarnation):
+        while self._lots.random() < self._often and insides.lives(others, LIAR, incarnation):
             said = changed(self._lots, message, self._honest)
             self.changed += 1
             try:

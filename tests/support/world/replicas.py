@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.core.facts import Fact, ReduceFinished, ReplicaCopied
 from paceline.core.orders import CopyReplica, Order, Reduce, Release, StepReplica
+from support.world import insides
 from support.world.contents import Contents, digest
 
 
@@ -121,7 +122,7 @@ class Replicas:
                 if worker in self._now:
                     self._released[worker, step] = self._now[worker]
             case StepReplica(worker=worker, step=step, group=number):
-                if not host._head._seats[worker].trains:  # the machine is about to hear that it has left
+                if not insides.trains(host, worker):  # the machine is about to hear that it has left
                     return
                 before, group = self._now[worker], None if number is None else self._groups[number]
                 with_it = self._contents.update(worker, step) if group is None else group.mean

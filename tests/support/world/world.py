@@ -11,23 +11,19 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from paceline.cluster.scenario import Scenario
-from paceline.core import shards
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import NotGathered
-from paceline.fabric import memory
-from paceline.fabric.memory import Region
 from paceline.fabric.token import Token
-from paceline.host import arithmetic, bulk, messages
+from paceline.host import messages
 from paceline.host.opening import Keys
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
@@ -40,6 +36,7 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
 from support.rooms import SETTINGS
 from support.seeded_network import Blocked, Cut, Killed, Slow
+from support.world import insides
 from support.world.clock import Scheduler, VirtualLoop
 from support.world.contents import Contents
 from support.world.faults import (
@@ -93,6 +90,8 @@ class World:
         self.others: Others | None = None
         self.over = False
         """Whether the head has ended."""
+        self.listening: Any = None
+        """Where the head lets other hosts in."""
         self.settings = _settings(history, folder)
         head = self.network.machine(HEAD)
         self.loop = VirtualLoop(self.scheduler, self._lots(HEAD), head)
@@ -133,6 +132,37 @@ class World:
         """What `runtime.run` does."""
         settings, loop, output = self.settings, self.loop, self._output(HEAD)
         stand_in: Any = loop
+        if settings.hosts > 1 and not self._gather(output):
+            return
+        others = self.others
+        self.workers.start(settings.head_workers)
+        journal = Journal(NoLedger())
+        rooms = self.rooms = Rooms(
+            settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
+        )
+        coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
+        if self.replicas is not None:
+            self.replicas.follow(rooms.host)
+        loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.last))
+        limits.interrupt(self.signals.take(), signal.SIGTERM)
+
+        def record(fact: Fact, orders: tuple[Order, ...]) -> None:
+            journal.record(fact, orders)
+            self.judge.record(fact, orders)
+
+        self.machine = settings.choice.machine()
+        drive(self.machine, coordinator.facts(), coordinator.carry_out, record)
+        self.judge.head_ended()
+        self.workers.end_all()
+        rooms.close()
+        if others is not None:
+            others.ended_with(rooms.ending, coordinator.parser_ended is not None)
+        self._head_ends()
+
+    def _gather(self, output: Any) -> bool:
+        """Wait for the other hosts. Return whether the run begins."""
+        settings, loop = self.settings, self.loop
+        stand_in: Any = loop
         self.listening, keys = self.head.listen(), Keys.plain(Token(bytes(32)))
         lots = self._lots("agents")
         for agent in self.agents.values():
@@ -159,34 +189,13 @@ class World:
         loop.unwatch(self.signals)
         if not begins:
             assert self.history.faults or self.history.lost, f"without a fault the run did not begin: {self.said}"
-            self._head_ends(others)
-            return
-        self.workers.start(settings.head_workers)
-        journal = Journal(NoLedger())
-        rooms = self.rooms = Rooms(
-            settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
-        )
-        coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
-        if self.replicas is not None:
-            self.replicas.follow(rooms.host)
-        loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.last))
-        limits.interrupt(self.signals.take(), signal.SIGTERM)
+            self._head_ends()
+        return begins
 
-        def record(fact: Fact, orders: tuple[Order, ...]) -> None:
-            journal.record(fact, orders)
-            self.judge.record(fact, orders)
-
-        self.machine = settings.choice.machine()
-        drive(self.machine, coordinator.facts(), coordinator.carry_out, record)
-        self.judge.head_ended()
-        self.workers.end_all()
-        rooms.close()
-        others.ended_with(rooms.ending, coordinator.parser_ended is not None)
-        self._head_ends(others)
-
-    def _head_ends(self, others: Others) -> None:
+    def _head_ends(self) -> None:
         self.over = True
-        others.close()
+        if self.others is not None:
+            self.others.close()
         self.head.lets_go(silently=False)
         self.loop.die()
 
@@ -343,7 +352,8 @@ class World:
             self._loop_of(name).go_on(slept)
 
     def _full(self, full: bool) -> None:
-        self.listening.full = full
+        if self.listening is not None:
+            self.listening.full = full
 
     def _kill_head(self, silently: bool) -> None:
         if self.over:
@@ -364,11 +374,11 @@ class World:
                 f"worker {one.worker}: {one.stage}, in step {one.step}; {one.waits}" for one in rooms.members.values()
             ]
             lines += [f"{rooms.host.progress}", f"outcome {rooms.ending.outcome}: {rooms.ending.error}"]
-            lines += [f"claimed at the head: {claim}" for claim in rooms.host._head.shelf.claims()]  # type: ignore[attr-defined]
+            lines += [f"claimed at the head: {claim}" for claim in insides.claims_at_head(rooms.host)]
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
             if agent.agent is not None and agent.agent.takes_part:
-                lines += [f"claimed at {name}: {claim}" for claim in agent.agent._branch.shelf.claims()]
+                lines += [f"claimed at {name}: {claim}" for claim in insides.claims_at(agent.agent)]
         return "\n".join([*lines, *self.said[-30:]])
 
 
@@ -398,36 +408,24 @@ def _settings(history: History, folder: Path) -> Settings:
 
 def run(history: History) -> World:
     """Let a history happen, and judge it. Return the world as it is at its end."""
-    with (
-        tempfile.TemporaryDirectory(prefix="world-") as folder,
-        patch.object(bulk, "PART", history.parts),
-        patch.object(shards, "PIECE", history.parts // 2),
-        _regions_unmapped(),
-    ):
-        (Path(folder) / "versions").mkdir()
-        (Path(folder) / "train.py").touch()
-        world = World(history, Path(folder))
-        with patch.object(arithmetic, "end_in_time", world.store_ends):
-            try:
-                world.run()
-            finally:
-                world.clean()
-        return world
+    with built(history) as world:
+        world.run()
+    return world
 
 
 @contextmanager
-def _regions_unmapped() -> Iterator[None]:
-    """Unmap the regions that are made meanwhile. A process has its own to its end, and thousands are made here."""
-    made: list[Region] = []
-    create = Region.create
-
-    def created(size: int) -> Region:
-        made.append(create(size))
-        return made[-1]
-
-    with patch.object(Region, "create", created), patch.object(Region, "free", lambda self: None):
-        try:
-            yield
-        finally:
-            for region in made:
-                memory._libc.munmap(region.address, region.size)
+def built(history: History) -> Iterator[World]:
+    """Yield a world in which nothing has happened yet, and clean it up."""
+    with (
+        tempfile.TemporaryDirectory(prefix="world-") as folder,
+        chdir(folder),  # so that no path depends on the machine
+        insides.replaced(history.parts),
+    ):
+        Path("versions").mkdir()
+        Path("train.py").touch()
+        world = World(history, Path())
+        with insides.ends_stores(world.store_ends):
+            try:
+                yield world
+            finally:
+                world.clean()

@@ -1,0 +1,213 @@
+"""What a world looks at inside of the code, and what it puts in the place of something there: all of it, in one file.
+
+Whatever is renamed or moved in `src/paceline`, a world needs a change here only, besides the names that it imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from paceline.core import shards
+from paceline.fabric import memory
+from paceline.fabric.memory import Region
+from paceline.host import arithmetic, bulk, hash_seed
+from paceline.host.branch import BEGINNING
+from paceline.host.commits import NEWEST
+from paceline.host.machine import Machine
+from paceline.host.moves import MOVING
+from paceline.host.ranges import _kept
+from paceline.host.replicas_elsewhere import _carries
+from paceline.host.steps import BEGUN_AS
+from paceline.runtime import agent as agents
+from paceline.runtime import others as rest
+
+__all__ = ["BEGINNING", "BEGUN_AS", "MOVING", "NEWEST"]
+
+Claim = Any
+"""(owner, item, place). The first of an owner says what the claim is for."""
+
+MACHINE = Machine(
+    paceline="1.0.0",
+    python="3.11.0",
+    torch="2.6.0",
+    numpy="1.26.0",
+    isa="native",
+    cpu_capability="AVX2",
+    vendor="GenuineIntel",
+    model="Processor",
+    platform="Linux-6.1.0-x86_64-with-glibc2.36",
+    cores=8,
+    boot="00000000-0000-0000-0000-000000000000",
+    devices=0,
+    hash_seed=0,
+)
+"""What every machine of a world says that it has: the same on all machines that run the world."""
+
+# --- the head ---------------------------------------------------------------------------------------
+
+
+def head(host: Any) -> Any:
+    """What a host is at the head, whether there are others or not."""
+    return getattr(host, "_head", host)
+
+
+def claims_at_head(host: Any) -> list[Claim]:
+    """Who claims what at the head."""
+    return list(head(host).shelf.claims())
+
+
+def newest_at_head(host: Any) -> int:
+    """The newest version that is made."""
+    return int(head(host).newest)
+
+
+def trains(host: Any, worker: int) -> bool:
+    """Whether the worker trains, as its host has it."""
+    return bool(head(host)._seats[worker].trains)
+
+
+def lies_at_head(host: Any, place: int) -> bool:
+    """Whether anything lies in that place of a replica."""
+    return bool(head(host).shelf.at(place))
+
+
+def averages_at_head(host: Any) -> Any:
+    """The averages that the head is at work on."""
+    return head(host).averaging._works
+
+
+def moves_a_range(host: Any) -> bool:
+    """Whether a range of versions moves from one host to another."""
+    return host is not head(host) and bool(host.moves and host.moves.busy_with)
+
+
+def replicas_of_hosts(host: Any) -> Any:
+    """What the head knows of the other hosts' replicas. None: there are none, or there is one host."""
+    return getattr(host, "replicas", None) if host is not head(host) else None
+
+
+def carried(host: Any) -> dict[int, Any]:
+    """By number: replicas that are on their way."""
+    return dict(replicas_of_hosts(host)._carried)
+
+
+def carries(number: int) -> Any:
+    """Who claims what is on its way with that number."""
+    return _carries(number)
+
+
+def bound(host: Any) -> Mapping[int, Any]:
+    """By place of a replica at the head: the hosts that have a place for it."""
+    return replicas_of_hosts(host)._bound  # type: ignore[no-any-return]
+
+
+# --- the head and the other hosts -------------------------------------------------------------------
+
+
+def living(others: Any) -> Any:
+    """The hosts that take part."""
+    return others._hosts.here()
+
+
+def lives(others: Any, host: str, incarnation: int) -> bool:
+    """Whether that incarnation of the host takes part."""
+    return bool(others._hosts.lives(host, incarnation))
+
+
+def incarnation(others: Any, host: str) -> int:
+    """The host's last one, as the head has it. 0: none has come."""
+    return int(others._incarnations.get(host, 0))
+
+
+def unacknowledged(others: Any, host: str) -> int:
+    """Messages that wait for the host."""
+    return int(others._link._end.unacknowledged(host))
+
+
+def drains(rooms: Any) -> dict[str, Any]:
+    """By host that leaves in good order: how."""
+    return rooms.draining._drains  # type: ignore[no-any-return]
+
+
+# --- another host -----------------------------------------------------------------------------------
+
+
+def own_incarnation(agent: Any) -> int:
+    """What the agent takes itself for."""
+    return int(agent._link._end.incarnation)
+
+
+def claims_at(agent: Any) -> list[Claim]:
+    """Who claims what there."""
+    return list(agent._branch.shelf.claims())
+
+
+def has_begun(agent: Any) -> bool:
+    """Whether all has come that it begins with."""
+    return agent._branch._later is None
+
+
+def newest_range(agent: Any) -> Any:
+    """Who claims the newest version's range there. None: it makes no range."""
+    ranges = agent._branch._ranges
+    return None if ranges is None else _kept(ranges.newest)
+
+
+def has_replicas(agent: Any) -> bool:
+    """Whether its workers own replicas."""
+    return agent._branch._replicas is not None
+
+
+def averages_at(agent: Any) -> Any:
+    """The averages that it is at work on."""
+    return agent._branch._replicas.averaging._works
+
+
+def lent_at(agent: Any) -> Any:
+    """What it has lent to others."""
+    return agent._branch._replicas._lent
+
+
+# --- what stands in the place of something ----------------------------------------------------------
+
+
+@contextmanager
+def replaced(parts: int) -> Iterator[None]:
+    """Have items sent in parts of so many bytes, and every machine be the same."""
+    with (
+        patch.object(bulk, "PART", parts),
+        patch.object(shards, "PIECE", parts // 2),
+        patch.object(rest, "machine", lambda: MACHINE),
+        patch.object(agents, "machine", lambda: MACHINE),
+        patch.object(hash_seed, "of_this_process", lambda: MACHINE.hash_seed),
+        _regions_unmapped(),
+    ):
+        yield
+
+
+@contextmanager
+def ends_stores(ends: Callable[[int], None]) -> Iterator[None]:
+    """Have this called with the number of a store's process that is told to end."""
+    with patch.object(arithmetic, "end_in_time", ends):
+        yield
+
+
+@contextmanager
+def _regions_unmapped() -> Iterator[None]:
+    """Unmap the regions that are made meanwhile. A process has its own to its end, and thousands are made here."""
+    made: list[Region] = []
+    create = Region.create
+
+    def created(size: int) -> Region:
+        made.append(create(size))
+        return made[-1]
+
+    with patch.object(Region, "create", created), patch.object(Region, "free", lambda self: None):
+        try:
+            yield
+        finally:
+            for region in made:
+                memory._libc.munmap(region.address, region.size)
