@@ -6,6 +6,7 @@
 # make gates   what must stay the same while the code is rebuilt (tests/gates); GATES="world runs" for some of it
 # make docs    the documentation's site, into build/site; make docs-serve shows it while it is edited
 # make prose   how long the sentences of README and the guides are
+# make sizes   how large the code is, and where it is larger than it should be
 # make papers  published claims beside ours, in virtual time: the tables of docs/papers.md
 #
 # The first of them installs all into .venv. With TORCH_INDEX=https://download.pytorch.org/whl/cpu it takes torch from
@@ -19,7 +20,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Many containers set it. Each process of the suite would compile all modules anew, and pytest all of its tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test numeric long gates check bench docs docs-serve prose papers clean
+.PHONY: demo test numeric long gates check bench docs docs-serve prose sizes papers clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -87,6 +88,9 @@ docs-serve: $(VENV)/installed
 
 prose: $(VENV)/installed
 	$(BIN)/python docs/tools/prose.py
+
+sizes: $(VENV)/installed
+	$(BIN)/python docs/tools/sizes.py
 
 papers: $(VENV)/installed
 	$(BIN)/python benchmarks/papers/write.py

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from paceline.host.between import Close
+from support.seeded_network import Blocked
 from support.suites import each
 from support.world.clock import VirtualLoop
 from support.world.faults import (
@@ -108,6 +109,19 @@ def test_hosts_whose_workers_own_replicas_leave_in_good_order_one_after_the_othe
     history = replace(history, hosts=4, each=2, restart=0, shards_on=None, max_seconds=None)
     tried(history)
     assert all(agent.drained for agent in run(history).agents.values())
+
+
+@pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd"])
+def test_of_two_hosts_that_average_and_can_not_reach_each_other_one_is_lost_and_the_run_goes_on(protocol: str) -> None:
+    """Both reach the head, and each has what the other waits for."""
+    script = replace(drawn(0).script, loads=True, starts=0.01, computes=0.05, pieces=4, batches=100)
+    apart = tuple(Blocked(0.5, 500.0, *pair) for pair in (("node-1", "node-2"), ("node-2", "node-1")))
+    history = replace(drawn(0), protocol=protocol, script=script, faults=apart, lost=(), max_steps=None, end=100.0)
+    history = replace(history, hosts=3, each=1, restart=0, shards_on=None, max_seconds=None, on_loss="continue")
+    tried(history)
+    world = run(history)
+    assert any("host node-2 is lost: it and host node-1 can't reach each other" in line for line in world.said)
+    assert world.network.now < 100.0
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

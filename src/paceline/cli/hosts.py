@@ -23,6 +23,7 @@ from paceline.core.choice import Choice
 from paceline.core.placement import How, check_shards_on, hosts_with_shards, why_idle
 from paceline.errors import ConfigError
 from paceline.host import hash_seed
+from paceline.host.processor import ISAS
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
@@ -84,6 +85,12 @@ def add_trusted_network(command: argparse.ArgumentParser) -> None:
     """Add the flag that says that nobody else can read or change what hosts say to each other."""
     plain = "don't encrypt what hosts say to each other; needed on all hosts or on none"
     command.add_argument("--trusted-network", action="store_true", help=plain)
+
+
+def add_isa(command: argparse.ArgumentParser) -> None:
+    """Add the flag that says which of the processor's instructions are used."""
+    instructions = "instructions that torch and numpy use: the processor's own, or AVX2 on each host (default: native)"
+    command.add_argument("--isa", choices=ISAS, default=ISAS[0], help=instructions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.cli.hosts import NOT_ENCRYPTED, add_trusted_network, name_of_host
+from paceline.cli.hosts import NOT_ENCRYPTED, add_isa, add_trusted_network, name_of_host
 from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
-from paceline.cli.run import add_isa
 from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.listed import printable

@@ -97,7 +97,7 @@ def add_to(commands: Any) -> None:
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
-    add_isa(command)
+    hosts.add_isa(command)
     add("--tensorboard", action="store_true", help="also write logged and evaluated values for TensorBoard")
     often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
@@ -178,12 +178,6 @@ def add_start(command: argparse.ArgumentParser, before: str) -> None:
     """Add the flag that says when scripts begin; its help begins with `before`. Not given, it is None."""
     how = f"{before}begin the other workers' scripts when worker 0 calls prepare, or all at once (default: staggered)"
     command.add_argument("--start", choices=STARTS, help=how)
-
-
-def add_isa(command: argparse.ArgumentParser) -> None:
-    """Add the flag that says which of the processor's instructions are used."""
-    instructions = "instructions that torch and numpy use: the processor's own, or AVX2 on each host (default: native)"
-    command.add_argument("--isa", choices=ISAS, default=ISAS[0], help=instructions)
 
 
 def add_script(command: argparse.ArgumentParser, *, optional: bool = False) -> None:

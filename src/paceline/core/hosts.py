@@ -78,7 +78,7 @@ class _Host:
     number: int = 0
     """Its place among the hosts, once the run has begun. The head has 0."""
     shard: bool = False
-    """Whether it holds a part of the model's versions."""
+    """Whether it holds a part of the model's versions, or replicas that are averaged."""
     heard: float = 0.0
     """How long the head had listened when it last heard of this host."""
     lost: float | None = None
@@ -181,7 +181,7 @@ class Hosts:
             one.stage = "member"
 
     def holds_shard(self, host: str, incarnation: int) -> None:
-        """The host holds a part of the model's versions."""
+        """The host holds a part of the model's versions, or replicas that are averaged."""
         if (one := self._living(host, incarnation)) is not None:
             one.shard = True
 
@@ -286,7 +286,7 @@ class Hosts:
         return end[0] == self.head or self._living(*end) is not None
 
     def _need_each_other(self, pair: _Pair) -> bool:
-        """Whether data moves between these two: to and from the head, and those that hold shards."""
+        """Whether data moves between these two: to and from the head, and those that hold something."""
         two = pair.one[0], pair.other[0]
         return self.head in two or any(self._hosts[host].shard for host in two)
 

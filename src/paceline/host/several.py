@@ -136,7 +136,7 @@ class SeveralHosts:
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.makes: Callable[[str], None] = lambda host: None
-        """Told of each of these hosts that makes a range of each version, as training begins."""
+        """Told of each of these hosts that makes a range of each version, or averages, as it begins."""
         self.neighbours: Callable[[str, Sequence[str]], tuple[between.Neighbour, ...]] = lambda host, hosts: ()
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self.gathered: Callable[[], None] = lambda: None
@@ -857,6 +857,7 @@ class SeveralHosts:
         other.knows = self._head.newest
         near = self.neighbours(other.name, [*self._begun]) if shards or self.replicas is not None else ()
         if self.replicas is not None:
+            self.makes(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
         sums = self.sums is not None and self.sums.begins(other.name, other.workers)

@@ -603,7 +603,7 @@ class Others:
         self._judge_later()
 
     def _makes(self, host: str) -> None:
-        """That host makes a range of each version from now on."""
+        """That host makes a range of each version from now on, or averages with others."""
         self._making.add(host)
         self._hosts.holds_shard(host, self._prepared[host])
         self._judge_later()

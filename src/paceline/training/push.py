@@ -18,7 +18,6 @@ from paceline.fabric.memory import Mapping
 from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 
-OUR_REFERENCES = 3  # to a gradient's view: the push area's, the caller's, and the counting call's
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
 
 
@@ -29,7 +28,7 @@ class _Area:
     mapping: Mapping
     push: PushArea
     references: list[int]
-    """References to each gradient's storage, when no other tensor shares it."""
+    """`_references` to each gradient while the script has none. How Python counts them depends on its version."""
     present: list[bool] = field(default_factory=list)
     """Which parameters have a gradient here, as the flags say."""
 
@@ -115,12 +114,11 @@ class AreaPush:
 
     def put(self, number: int) -> Tensor | None:
         """Copy that parameter's gradient into the area. Return where it lies there; None if it has to wait."""
-        gradient, view = self._parameters[number].grad, self._gradients[number]
+        gradient = self._parameters[number].grad
         if gradient is None or gradient.device.type != "cpu" or gradient.layout != torch.strided:
             return None
-        if gradient is view or gradient.requires_grad:
+        if gradient is self._gradients[number] or gradient.requires_grad:
             return None
-        del view
         if self._held_elsewhere(number):
             self._left()
         view = self._gradients[number]
@@ -168,17 +166,16 @@ class AreaPush:
         """See `Push`."""
         if self._number is None:  # the run has ended before the first step
             return
-        for parameter, view in zip(self._parameters, self._gradients, strict=True):
-            if parameter.grad is view:
-                parameter.grad = view.detach().clone()
+        for number, parameter in enumerate(self._parameters):  # no variable keeps a view: it would count as held
+            if parameter.grad is self._gradients[number]:
+                parameter.grad = self._gradients[number].detach().clone()
         if any(self._held_elsewhere(number) for number in range(len(self._parameters))):
             self._left()
 
     def _held_elsewhere(self, number: int) -> bool:
         """Whether the script holds on to that gradient's view, or to an alias of it."""
         area = self._present
-        view = area.push.gradients[number]
-        return sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > area.references[number]
+        return _references(area.push.gradients, number) > area.references[number]
 
     @property
     def _gradients(self) -> list[Tensor]:
@@ -194,7 +191,7 @@ class AreaPush:
         start = self._places.push_start(number)
         mapping = Mapping(self._places.region, start, self._layout.push_bytes)
         push = self._places.push_area(number, mapping)
-        return _Area(mapping, push, [_storage_references(view) for view in push.gradients])
+        return _Area(mapping, push, [_references(push.gradients, number) for number in range(len(push.gradients))])
 
     def _left(self) -> PushArea:
         """The script holds on to a gradient, or to an alias of it. It keeps the values, in memory of its own."""
@@ -206,6 +203,7 @@ class AreaPush:
         return mapped.push
 
 
-def _storage_references(tensor: Tensor) -> int:
-    """How many tensors (and numpy arrays) share the tensor's storage, the one made to ask included."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def _references(views: list[Tensor], number: int) -> int:
+    """How many references there are to that view, and to its storage by other tensors and numpy arrays, and by us."""
+    storage = torch._C._storage_Use_Count(views[number].untyped_storage()._cdata)
+    return sys.getrefcount(views[number]) + int(storage)
