@@ -22,7 +22,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.items import Item, Mean, Partial, Update
+from paceline.host.averaging import Averaging
 from paceline.host.between import Close
+from paceline.host.branch import Branch
+from paceline.host.fetches import Where
 from support.seeded_network import Blocked
 from support.suites import each
 from support.world.clock import VirtualLoop
@@ -122,6 +126,32 @@ def test_of_two_hosts_that_average_and_can_not_reach_each_other_one_is_lost_and_
     world = run(history)
     assert any("host node-2 is lost: it and host node-1 can't reach each other" in line for line in world.said)
     assert world.network.now < 100.0
+
+
+@pytest.mark.parametrize("protocol", ["all-reduce", "bsp"])
+def test_a_host_that_never_gives_what_others_wait_for_is_lost_and_nobody_waits_for_ever(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part of an average, or the part of an update that another host is to step with."""
+    averaging, branch = Averaging.look, Branch.look
+
+    def partial(self: Averaging, item: Partial | Mean, begin: int, end: int) -> Where:
+        gives = self._name != "node-2" or isinstance(item, Mean) or item.group < 3
+        return averaging(self, item, begin, end) if gives else "gone"
+
+    def update(self: Branch, item: Item, begin: int, end: int) -> Where:
+        assert self._offer is not None
+        of_node_1 = isinstance(item, Update) and 0 < begin < self._offer.cuts[-1]
+        gives = self._name != "node-2" or not of_node_1 or item.step < 3
+        return branch(self, item, begin, end) if gives else "gone"
+
+    monkeypatch.setattr(Averaging, "look", partial)
+    monkeypatch.setattr(Branch, "look", update)
+    script = replace(drawn(0).script, loads=True, starts=0.01, computes=0.05, pieces=4, batches=100)
+    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(("node-2", "lies"),), max_steps=None)
+    history = replace(history, hosts=3, each=1, restart=0, shards_on="all", max_seconds=None, on_loss="continue")
+    world = run(replace(history, end=0.0, shards_on=None if protocol == "all-reduce" else "all"))
+    assert any("host node-2 is lost: it and host node-" in line for line in world.said), world.said
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
@@ -149,6 +149,21 @@ def test_an_update_that_can_t_come_is_not_kept(host: Host) -> None:
     host.carrier.refused(HEAD, 3, "why")
     assert not host.claimed(Update(0, 0))
     host.news.stored.assert_not_called()
+
+
+def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_dropped(host: Host) -> None:
+    """It was dropped there before, as a rule, and the head is about to say so. If not, one of the two hosts is lost."""
+    host.carrier._pipes[HEAD] = Mock(connected=True)
+    reached = host.carrier.reached = Mock()
+    for step in (0, 1):
+        host.branch.about_range(between.Bring((0, step, "update"), None))
+        host.carrier.refused(HEAD, 3 + 2 * step, "why")
+    assert not host.carrier.reaches("node-0")
+    host.branch.about_range(between.Drop((0, 0, "update")))
+    assert reached.call_args_list == [call("node-0", False)] * 2
+    host.branch.about_range(between.Drop((0, 1, "update")))
+    assert reached.call_args_list[2:] == [call("node-0", True)]
+    assert host.carrier.reaches("node-0")
 
 
 @pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.StoreFailed("why")])

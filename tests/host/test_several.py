@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import Mock, call, patch
 
 import msgspec
 import pytest
 from msgspec import structs
 
-from paceline.core.items import Blob, Version
+from paceline.core.items import Blob, Replica, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import between, messages
 from paceline.host.contract import NotHere
+from paceline.host.host import LocalHost
+from paceline.host.replicas_elsewhere import ReplicasElsewhere
 from paceline.host.several import Other, SeveralHosts
 from paceline.records.times import Fetch
 from support.rooms import OFFER
@@ -510,6 +513,37 @@ def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
     lacking = "host node-1's part of it has no room here: No space left on device"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
     assert several.told == [between.Has("share 3 of node-1")]
+
+
+def test_a_share_of_the_state_that_can_not_come_is_said_to_be_lacking() -> None:
+    several = Several()
+    several.head.shards = HALVES
+    several.say(between.Share(3, None, between.Attached("share 3 of node-1", 40)))
+    several.comes("share 3 of node-1")(why="it is not here any more")
+    lacking = "host node-1's part of it can't come: it is not here any more"
+    several.head.shares.came.assert_called_once_with(3, lacking, None)
+
+
+def test_the_store_is_lost_that_lacks_a_range_of_a_version_which_can_not_come() -> None:
+    head, then = Mock(_numbers=count()), Mock()
+    LocalHost._brings(head, 3, then)
+    head._carrier.fetch.call_args.args[3]("it is not here any more")
+    head.loses.assert_called_once_with("version 3 can't come: it is not here any more")
+    assert not then.called
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(lost: bool) -> None:
+    head, carrier, there, failed = Mock(), Mock(), {"node-0", "node-1"}, Mock()
+    head.name = "node-0"
+    replicas = ReplicasElsewhere(head, carrier, lambda worker: "node-1", there.__contains__, Mock())
+    amiss = replicas.amiss = Mock()
+    replicas.carry(Replica(2, 5), "node-1", "node-0", Mock(), failed)
+    if lost:
+        there.discard("node-1")
+    carrier.fetch.call_args.args[3]("why")
+    failed.assert_called_once_with("why")
+    assert amiss.call_args_list == ([] if lost else [call("node-1", "it does not give a replica: why")])
 
 
 def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:

@@ -395,8 +395,7 @@ class Averaging:
         self, item: Partial | Mean, there: Callable[[], None], more: Callable[[int, int], None] | None = None
     ) -> None:
         assert self._carrier is not None
-        # of a host that is lost nothing comes, and its members have died: the group fails
-        self._carrier.fetch(item, _fetched(item), there, lambda why: None, more)
+        self._carrier.fetch(item, _fetched(item), there, None, more)  # with its host, members die: the group fails
 
     def _came(self, work: _Work, host: str, begin: int, end: int) -> None:
         work.summed[host].add(begin, end)

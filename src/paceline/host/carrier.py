@@ -79,7 +79,7 @@ class _Told:
     """Who is told how a fetch has ended."""
 
     arrived: Callable[[], object]
-    lost: Callable[[str], object]
+    lost: Callable[[str], object] | None
     more: Callable[[int, int], object] | None = None
 
 
@@ -112,7 +112,7 @@ class Carrier:
         `pipe`: see `Mover`.
         """
         self.reached: Callable[[str, bool], object] = lambda host, reached: None
-        """Told of each connection with another host as it comes, and as it goes."""
+        """Told whether data comes from that host: as a connection comes or goes, or is refused. See `fetch`."""
         self._pipe = pipe
         self._host = host
         self._now = now
@@ -127,6 +127,8 @@ class Carrier:
         self._waiting: dict[Owner, _Waiting] = {}
         self._by_item: dict[Named, dict[Owner, _Waiting]] = {}
         """The same, by what is waited for: with many workers, few of all wait for one item."""
+        self._refused: dict[Owner, str] = {}
+        """Who waits on for what a host has refused, and for which host's end."""
         self._orders: deque[Order | ServeOrder] = deque()
         """What is to be done, in order. Who is told something may ask for more, which comes after the rest."""
         self._obeys = False
@@ -142,13 +144,15 @@ class Carrier:
         return host in self._incarnations
 
     def reaches(self, host: str) -> bool:
-        """Whether there is a connection with that host now."""
-        return self._pipes[Peer(host, self._incarnations[host])].connected
+        """Whether there is a connection with that host now, and it gives what is waited for."""
+        connected = self._pipes[Peer(host, self._incarnations[host])].connected
+        return connected and host not in self._refused.values()
 
     def ended(self, host: str, why: str) -> None:
         """The host takes no part any more. Whoever waits for an item of it is told why."""
         peer = Peer(host, self._incarnations[host])
         self._pipes[peer].end()
+        self._refused = {owner: one for owner, one in self._refused.items() if one != host}
         self._obey(self._fetches.ended(peer, why))
 
     def begins(self, segment: int, items: Items) -> None:
@@ -170,10 +174,14 @@ class Carrier:
         item: Item,
         owner: Owner,
         arrived: Callable[[], object],
-        lost: Callable[[str], object],
+        lost: Callable[[str], object] | None,
         more: Callable[[int, int], object] | None = None,
     ) -> None:
         """Bring the item here for that owner. Then call `arrived`, or `lost` with why it can't come.
+
+        None for `lost`: the head orders what is to be done without the item, as it hears that the item's host has
+        ended, or its worker. That comes with a `cancel`. A host that refuses the item, and does not end, is not reached
+        until then: so of the two hosts one is lost in time.
 
         `more(begin, end)` is told of bytes as they come, before that. Each fetch has an owner of its own. An item on
         its way is brought once, for all its owners.
@@ -207,6 +215,8 @@ class Carrier:
         """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
         if (one := self._forget(owner)) is not None:
             self._obey(self._fetches.release(one.named, owner))
+        elif (host := self._refused.pop(owner, None)) is not None and self.reaches(host):
+            self.reached(host, True)
 
     def again(self, which: Callable[[Item], bool]) -> None:
         """Other hosts have these items from now on, or more of them is wanted: ask anew for what is on its way.
@@ -243,7 +253,7 @@ class Carrier:
 
     def connected(self, peer: Peer) -> None:
         """See `BulkNews`."""
-        self.reached(peer.host, True)
+        self.reached(peer.host, self.reaches(peer.host))
         self._obey(self._fetches.connected(peer))
 
     def disconnected(self, peer: Peer) -> None:
@@ -266,6 +276,12 @@ class Carrier:
 
     def refused(self, peer: Peer, request: int, why: str) -> None:
         """See `BulkNews`."""
+        missing = self._fetches.missing(peer, request)
+        waiting = {} if missing is None else self._by_item[missing.named]
+        wait_on = [owner for owner, one in waiting.items() if one.told is not None and one.told.lost is None]
+        if wait_on:
+            self._refused |= dict.fromkeys(wait_on, peer.host)
+            self.reached(peer.host, False)
         self._obey(self._fetches.refused(peer, request, why))
 
     def memory(self, peer: Peer, request: int) -> Span | None:
@@ -314,7 +330,7 @@ class Carrier:
             case Arrived(_, owner):
                 self._arrived(owner)
             case Lost(_, owner, why):
-                if (one := self._forget(owner)) is not None and one.told is not None:
+                if (one := self._forget(owner)) is not None and one.told is not None and one.told.lost is not None:
                     one.told.lost(why)
             case Claim(named, owner):
                 self._items.claim(named.item, owner)

@@ -700,13 +700,14 @@ class LocalHost:
     def _brings(self, version: int, then: Callable[[], object]) -> None:
         """Bring the ranges of that version here that are made elsewhere, then go on. Whoever needs it has claimed it.
 
-        It does not come if a host is lost that makes a range: the store is lost then.
+        If it can't come, a host is lost that makes a range, or has broken its word: the store is lost then.
         """
         if not self._away(Version(version)):
             then()
             return
         assert self._carrier is not None
-        self._carrier.fetch(Version(version), ("brought", next(self._numbers)), then, lambda why: None)
+        owner, lost = ("brought", next(self._numbers)), lambda why: self.loses(f"version {version} can't come: {why}")
+        self._carrier.fetch(Version(version), owner, then, lost)
 
     def _brings_replicas(
         self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]

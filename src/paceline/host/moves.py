@@ -61,14 +61,14 @@ class Taking:
     def begin(self, items: Sequence[Item], coming: Mapping[Update | Sum, Callable[[], object]]) -> None:
         """Bring these items, and what has arrived. Bring the wider range of what is coming, and then call this each.
 
-        What is coming may be dropped before it is here, and nothing is lost if it does not come.
+        What is coming may be dropped before it is here, and nothing is lost if it does not come: it is dropped then.
         """
         items = [*items, *self.arrived]
         self._lacking = dict.fromkeys([*items, *coming])
         for item in items:
             self.carrier.fetch(item, _taken(item), partial(self._came, item), self.lost)
         for item, stored in coming.items():
-            self.carrier.fetch(item, _taken(item), partial(self._stored, item, stored), lambda why: None)
+            self.carrier.fetch(item, _taken(item), partial(self._stored, item, stored), None)
         if not (items or coming):
             self.then()
 

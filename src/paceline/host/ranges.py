@@ -130,7 +130,7 @@ class Ranges:
                 self._news.stored(item)
             return  # else the worker has left, which the head is about to hear
         self._bringing.add(item)
-        self._carrier.fetch(item, _brought(item), lambda: self._stored(item), lambda why: self._bringing.discard(item))
+        self._carrier.fetch(item, _brought(item), lambda: self._stored(item), None)
 
     def source_of(self, total: Sum) -> str:
         """The host that makes that sum, which no version has yet."""

@@ -52,6 +52,8 @@ class ReplicasElsewhere:
         self._host_of = host_of
         self._is_there = is_there
         self._tell = tell
+        self.amiss: Callable[[str, str], object]
+        """Told of a host that does not give what it has, and why. It is to be ended."""
         self._numbers = count()
         self._groups: dict[int, tuple[str, ...]] = {}
         """By group at work: the hosts that average."""
@@ -138,7 +140,7 @@ class ReplicasElsewhere:
             self._coming[item] = source
             self._copied.add(place)
             self._carrier.fetch(
-                item, _carries(number), lambda: self.brought(number, host), lambda why: self._lost(number, why)
+                item, _carries(number), lambda: self.brought(number, host), partial(self._never_comes, number, source)
             )
         else:
             self.binds_place(host, place)
@@ -185,7 +187,7 @@ class ReplicasElsewhere:
 
         go_on()
         for item in list(lacking):
-            self.carry(item, self._lies_at(item.worker), self._head.name, partial(here, item), lambda why: None)
+            self.carry(item, self._lies_at(item.worker), self._head.name, partial(here, item), _unawaited)
 
     def lacks(self, workers: list[int]) -> list[int]:
         """Those of these workers of a host that is lost whose replicas are gone with it."""
@@ -238,7 +240,7 @@ class ReplicasElsewhere:
         return self._head.name if worker is None or worker in self._lie_here else self._host_of(worker)
 
     def _carries(self, replica: Replica, source: int | None, worker: int, then: Callable[[], None]) -> None:
-        self.carry(replica, self._lies_at(source), self._host_of(worker), then, lambda why: None)
+        self.carry(replica, self._lies_at(source), self._host_of(worker), then, _unawaited)
 
     def _brings(self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]) -> None:
         """Bring all of these replicas here, by worker, then go on. `lost(worker)`: that one's can't come."""
@@ -259,6 +261,12 @@ class ReplicasElsewhere:
             self.carry(replica, self._lies_at(worker), self._head.name, partial(here, worker), partial(gone, worker))
         if not replicas:
             then()
+
+    def _never_comes(self, number: int, source: str, why: str) -> None:
+        """That does not come here. A host that still takes part has it, and does not give it."""
+        self._lost(number, why)
+        if self._is_there(source):
+            self.amiss(source, f"it does not give a replica: {why}")
 
     def _lost(self, number: int, why: str) -> None:
         if (carried := self._carried.pop(number, None)) is not None:
@@ -289,6 +297,10 @@ class ReplicasElsewhere:
         if place in self._copied:
             self._copied.discard(place)
             self._head.discard(place)
+
+
+def _unawaited(why: str) -> None:
+    """Nobody waits for it: a host that was to leave in good order is lost, or a joiner is, or copies another one."""
 
 
 def _carries(number: int) -> Owner:

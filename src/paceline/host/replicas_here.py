@@ -130,10 +130,7 @@ class ReplicasHere:
     def _borrow(self, order: between.Borrow) -> None:
         item = item_of(order.item)
         self._borrowed[item] = order.host, self.local(order.place)
-        # of a host that is lost nothing comes: the head knows that
-        self._carrier.fetch(
-            item, ("borrows", order.number), lambda: self._news.borrowed(order.number), lambda why: None
-        )
+        self._carrier.fetch(item, ("borrows", order.number), lambda: self._news.borrowed(order.number), None)
 
     def _take_back(self, item: Item) -> None:
         lent = self._lent[item]

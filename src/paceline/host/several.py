@@ -163,6 +163,7 @@ class SeveralHosts:
         """Sees to replicas of other hosts' workers, if each worker owns one."""
         if head.owns_replicas:
             self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self._tell_host)
+            self.replicas.amiss = lambda host, why: self.amiss(host, why)
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
@@ -873,10 +874,7 @@ class SeveralHosts:
             self._head.shares.came(number, error, file)
             os.close(file)
 
-        def no_room(why: str) -> None:
-            self._head.shares.came(number, why, None)
-
-        self._bring_file(host, number, attached, there, no_room)
+        self._bring_file(host, number, attached, there, lambda why: self._head.shares.came(number, why, None))
 
     def _bring_file(
         self,
@@ -884,14 +882,14 @@ class SeveralHosts:
         number: int,
         attached: between.Attached,
         there: Callable[[int], object],
-        no_room: Callable[[str], object],
+        lacks: Callable[[str], object],
     ) -> None:
         """Bring that host's share of the optimizer's state, and pass its file on."""
         self._is_new(attached)
         try:
             file, span = empty_file(attached.size)
         except OSError as full:
-            no_room(f"host {host}'s part of it has no room here: {full.strerror}")
+            lacks(f"host {host}'s part of it has no room here: {full.strerror}")
             self._tell_host(host, between.Has(attached.name))
             return
         self._beside[Blob(attached.name)] = host, span
@@ -900,7 +898,11 @@ class SeveralHosts:
             there(file)
             self._tell_host(host, between.Has(attached.name))
 
-        self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lambda why: os.close(file))
+        def lost(why: str) -> None:
+            os.close(file)
+            lacks(f"host {host}'s part of it can't come: {why}")
+
+        self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lost)
 
     def _is_new(self, attached: between.Attached) -> None:
         """Raise MessageUnreadable for a name that something else has which comes along."""
