@@ -253,7 +253,7 @@ class Carrier:
 
     def connected(self, peer: Peer) -> None:
         """See `BulkNews`."""
-        self.reached(peer.host, self.reaches(peer.host))
+        self.reached(peer.host, peer.host not in self._refused.values())
         self._obey(self._fetches.connected(peer))
 
     def disconnected(self, peer: Peer) -> None:
