@@ -7,6 +7,7 @@ import sys
 import time
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 GATES = ("surface", "records", "runs", "world", "speed", "faults")
 SLOW = ("speed", "faults")
@@ -21,6 +22,8 @@ def main() -> int:
     parser.add_argument("--some", type=int, default=1, metavar="K", help="world: every K-th history only")
     parser.add_argument("--show", type=int, metavar="N", help="world: write the traces of history N into files")
     parser.add_argument("--draw", action="store_true", help="world: draw all histories anew, and record them")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="speed: the tree to compare with")
+    parser.add_argument("--quick", action="store_true", help="speed: one short round, to see that it works")
     given = parser.parse_args()
     if unknown := [name for name in given.gates if name not in GATES]:
         parser.error(f"there is no gate {', '.join(unknown)}: {', '.join(GATES)}")
@@ -43,7 +46,8 @@ def main() -> int:
             print(f"{name}: not written yet")
             continue
         began = time.monotonic()
-        wrong |= _say(name, import_module(f"gates.{name}").check(given.record))
+        more = (given.against, given.quick) if name == "speed" else ()
+        wrong |= _say(name, import_module(f"gates.{name}").check(given.record, *more))
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     return wrong
 

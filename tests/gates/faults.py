@@ -121,7 +121,7 @@ def tests(nodes: list[str], folder: Path, *flags: str, long: bool) -> subprocess
 def failed(ended: subprocess.CompletedProcess[str]) -> list[str]:
     """The tests that failed."""
     lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return [line.split(" ")[1] for line in lines]
+    return [line.partition(" ")[2].partition(" - ")[0] for line in lines]
 
 
 def _python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
