@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.host.processes import children, end_adopted, end_group
+from paceline.host.processes import adopt_orphans, children, end_adopted, end_groups
 from support.dispositions import as_from_a_terminal
 from support.launch import Launch
 from support.processes import zygote_of
@@ -141,13 +141,57 @@ def test_what_python_tracks_for_spawned_processes_is_removed_when_their_group_is
         time.sleep(1000)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0) as leader:
-        assert leader.stdout is not None
-        shared = Path("/dev/shm", leader.stdout.readline().decode().strip())
-        assert shared.exists()
-        end_group(leader.pid)
-        leader.stdout.read()  # to its end: all that had it open, the tracker and `sleep` too, have ended
-    assert not shared.exists()
+    before = children()
+    adopt_orphans()
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0) as leader:
+            assert leader.stdout is not None
+            shared = Path("/dev/shm", leader.stdout.readline().decode().strip())
+            assert shared.exists()
+            end_groups({leader.pid})
+            leader.stdout.read()  # to its end: all that had it open, the tracker and `sleep` too, have ended
+        assert not shared.exists()
+    finally:
+        end_adopted(before)
+        adopt_orphans(False)
+
+
+GROUPS = """
+import os, signal, subprocess, sys, time
+from paceline.host.processes import adopt_orphans, children, end_adopted, end_groups
+
+def group(program):
+    return subprocess.Popen(["sh", "-c", program], stdin=subprocess.DEVNULL, stdout=write, process_group=0)
+
+read, write = os.pipe()
+adopt_orphans()
+before = children()
+chain = group("sleep 1000 & sh -c 'sleep 1000 & sh -c \\"sleep 1000 & echo up; wait\\"; :'; :")
+ended = group("sleep 1000 & sleep 1000 & :")
+other = group("sleep 1000")
+os.close(write)
+ended.wait()  # what it has left is this process's by now
+os.read(read, 3)
+looked = []
+audited = ("open", "os.listdir")
+sys.addaudithook(lambda event, about: looked.append(str(about[0])) if event in audited else None)
+end_groups({chain.pid, ended.pid})
+looked, audited = [path for path in looked if path.startswith("/proc/")], ()
+own = {int(path.split("/")[2]) for path in looked if not path.startswith("/proc/self/")}
+theirs = [process for process in children() if process != other.pid]
+assert {os.getpgid(process) for process in theirs} == {chain.pid, ended.pid}
+for process in theirs:
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+print(len(theirs), own == set(theirs), other.poll())
+end_adopted(before)
+print(os.read(read, 1) == b"", "all that had the pipe open has ended")
+"""
+
+
+def test_whole_groups_are_ended_and_of_all_the_machine_s_processes_only_children_are_looked_at() -> None:
+    """Of a leader that is there, with a chain of three; and of one that has ended before."""
+    done = subprocess.run([sys.executable, "-c", GROUPS], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["8 True None", "True all that had the pipe open has ended"]
 
 
 def test_a_process_that_a_thread_has_forked_ends_with_its_parent_too(launch: Launch) -> None:

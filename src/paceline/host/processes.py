@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -285,34 +285,30 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
         os._exit(code & 0xFF)  # a number that is no exit code would raise here, and the child be another launcher
 
 
-def end_group(leader: int) -> None:
-    """Kill the process group that this child leads, if any of it is left, except programs that tidy up after it."""
-    killed: set[int] = set()
-    try:
-        os.killpg(leader, 0)
-        while found := {process for process in _group(leader) - killed if not _tidies(process)}:
-            for process in found:
-                with contextlib.suppress(ProcessLookupError):
+def end_groups(leaders: Collection[int]) -> None:
+    """Kill the process groups that these children lead or led, except programs that tidy up after them.
+
+    This process must adopt orphans. What a process has started is a child of this one once that has ended, so only
+    children are looked at, however many processes the machine has. One whose parent has left the group lives on, until
+    `end_adopted`.
+    """
+    seen: set[int] = set()
+    while found := {process for process in children() - seen if os.getpgid(process) in leaders}:
+        seen |= found
+        killed = []
+        for process in found:
+            with contextlib.suppress(PermissionError):  # it belongs to another user by now
+                if not _tidies(process):
                     os.kill(process, signal.SIGKILL)
-            killed |= found
-    except (PermissionError, ProcessLookupError):
-        return
-
-
-def _group(leader: int) -> set[int]:
-    """The processes of that group that have not ended."""
-    found = set()
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            state, _, group = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:3]
-            if int(group) == leader and state not in "ZX":
-                found.add(int(process))
-    return found
+                    killed.append(process)
+        deadline = time.monotonic() + GRACE
+        for process in killed:
+            _ends_before(process, deadline)
 
 
 SHM_MANAGER = "torch_shm_manag"  # torch_shm_manager, cut to the length that the kernel keeps
 TRACKER = b"multiprocessing.resource_tracker"
-GRACE_TO_TIDY = 2.0  # seconds; it takes some milliseconds
+GRACE = 2.0  # seconds; an end takes some milliseconds
 
 
 def _tidies(process: int) -> bool:
@@ -342,7 +338,7 @@ def end_adopted(before: frozenset[int]) -> None:
                 spared.add(process)
         for process in adopted - tidiers - spared:
             os.waitpid(process, 0)
-    deadline = time.monotonic() + GRACE_TO_TIDY
+    deadline = time.monotonic() + GRACE
     for process in tidiers:
         if not _ends_before(process, deadline):
             os.kill(process, signal.SIGKILL)

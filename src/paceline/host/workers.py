@@ -16,7 +16,7 @@ from paceline.fabric.unix import Channel
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
-from paceline.host.processes import end_group, has_handler
+from paceline.host.processes import end_groups, has_handler
 from paceline.host.turns import Turns
 
 Hear = Callable[[int, messages.Message, list[int]], None]
@@ -145,9 +145,7 @@ class Workers:
 
     def end_all(self) -> None:
         """Kill all of them, and whatever they have started."""
-        for one in self._processes.values():
-            if one.here:  # otherwise what it started was ended with it
-                end_group(one.process)
+        end_groups({one.process for one in self._processes.values() if one.here})  # what others started ended with them
 
     def await_all(self) -> None:
         """Wait until all of them have ended. Nothing more is heard of them."""
@@ -179,7 +177,7 @@ class Workers:
 
     def _ended(self, one: Process) -> None:
         """The process has ended: hear what it had still said, then see how it ended."""
-        end_group(one.process)  # and whatever it had started and left behind
+        end_groups({one.process})  # whatever it had started and left behind
         while self._loop.watches(one.channel) and one.channel.ready():
             self._receive(one)
         left = -1 if one.printed is None else fcntl.fcntl(one.printed, fcntl.F_GETPIPE_SZ)

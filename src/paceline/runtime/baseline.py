@@ -43,7 +43,9 @@ from paceline.errors import ConfigError
 from paceline.fabric.token import forget
 from paceline.host import devices
 from paceline.host.processes import (
-    end_group,
+    adopt_orphans,
+    children,
+    end_adopted,
     exit_phrase,
     fork_child,
     forks_die_with_me,
@@ -388,13 +390,15 @@ def run(settings: Settings, interrupts: Interrupts) -> Summary:
     import_torch(settings.script.read_bytes())
     made = make_folder(settings.folder)
     ours, theirs = socket.socketpair()
-    processes = [_fork(worker, settings, theirs) for worker in range(settings.workers)]
-    theirs.close()
+    strangers = children()
+    adopt_orphans()
     try:
+        processes = [_fork(worker, settings, theirs) for worker in range(settings.workers)]
+        theirs.close()
         outcome, failure, said = _watch(processes, ours, interrupts)
     finally:
-        for process in processes:
-            end_group(process)
+        end_adopted(strangers)
+        adopt_orphans(False)
         (settings.folder / "rendezvous").unlink(missing_ok=True)
     if "refused" in said:
         undo(settings.folder, made)
