@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "records": {"core", "cluster", "files"},
     "sim": {"core", "cluster", "records"},
     "host": {"core", "cluster", "fabric", "training", "records", "files", "terminal"},
-    "runtime": {"core", "cluster", "protocols", "fabric", "training", "records", "host", "terminal"},
+    "runtime": {"core", "cluster", "protocols", "fabric", "training", "records", "host", "files", "terminal"},
     "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "host", "runtime", "files"},
     "cli": {"core", "cluster", "protocols", "fabric", "records", "sim", "host", "runtime", "runs", "files", "terminal"},
     "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "host", "runs", "cli", "files"},

@@ -14,7 +14,7 @@ ROOT = Path(paceline.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
-    "files": set(),
+    "files": {"core"},
     "terminal": set(),
     "api": {"cluster", "core", "errors", "protocols", "records", "sim"},
     "__init__": {"errors", "version", "training", "api", "programs"},

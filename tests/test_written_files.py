@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.records.whole import write_whole
+from paceline.files import write_whole
 
 
 def test_a_link_that_waits_where_a_draft_was_once_written_is_not_followed(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ A message says what was asked, what was given, what is allowed and what to do, i
 
 from __future__ import annotations
 
-import traceback
-
 
 class PacelineError(Exception):
     """The root of the tree: catch this to catch them all."""
@@ -42,14 +40,6 @@ class RunFailed(PacelineError):
 
 class NotGathered(RunFailed):
     """The run cannot begin, as not all of its hosts have come."""
-
-
-def unforeseen(error: BaseException) -> str:
-    """One line for an error that nobody foresaw: what it is, and where it was raised."""
-    places = traceback.extract_tb(error.__traceback__)
-    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return f"an error in Paceline that should not be: {what}{where}; please report it"
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,17 +1,29 @@
-"""Reads files that a user names, and waits until files are on disk."""
+"""Reads files that a user names, writes files whole, waits until files are on disk, and keeps tracebacks."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import secrets
 import stat
+import tempfile
+import traceback
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from paceline.core.listed import printable
+
+MODE = 0o666
+"""The mode of every file that a run makes, before the umask."""
 MOST_OF_A_RECORD = 64 << 20
 """Bytes of a configuration or a summary that are read at most: parsing takes many times their size."""
+MOST_OF_A_TRACE = 1 << 16
+"""Characters of a traceback that are kept."""
+traces: Path | None = None
+"""The folder for tracebacks. A run sets it before it forks processes. None: the one for temporary files."""
 
 
 def opened(path: str | os.PathLike[str]) -> BufferedReader:
@@ -55,6 +67,23 @@ def read_json(path: Path) -> Any:
         raise ValueError(str(error)) from None
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write it in the place of any file of that name. Raises OSError, and leaves that file as it was, if it can't.
+
+    The draft is a new file with an unforeseeable name, so no other user can have put a link to another file there.
+    """
+    draft = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
 def to_disk(path: Path) -> None:
     """Wait until the file's bytes, or the folder's names, are on disk. Raises OSError if they can't be."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -65,3 +94,32 @@ def to_disk(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def unforeseen(error: BaseException, part: str) -> str:
+    """One line for an error that nobody foresaw. See `traced`."""
+    return f"an error in Paceline that should not be: {traced(error, part)}; please report it"
+
+
+def traced(error: BaseException, part: str) -> str:
+    """Write the traceback to that part's file. Return one line: what the error is, where it was raised, and the file.
+
+    Of values it has those that are in the error's own message.
+    """
+    places = traceback.extract_tb(error.__traceback__)
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if places:
+        line += f" ({places[-1].filename}, line {places[-1].lineno})"
+    with suppress(OSError):  # where it can't be written, the line says where the error was raised
+        if traces is None:
+            descriptor, path = tempfile.mkstemp(".txt", f"paceline-error-{part}-")
+        else:
+            traces.mkdir(parents=True, exist_ok=True)
+            path = f"{traces}/internal-error-{part}.txt"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(path, flags, MODE)
+        with open(descriptor, "a", encoding="utf-8") as file:
+            for one in "".join(traceback.format_exception(error))[-MOST_OF_A_TRACE:].splitlines():
+                print(printable(one), file=file)
+        line += f", traceback in {path}"
+    return line

@@ -611,7 +611,10 @@ def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:
     several.head.together.ends.assert_called_once_with("node-1")
 
 
-def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head() -> None:
+def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.files.traces", tmp_path)
     several, ended = Several(), list[tuple[str, str]]()
     several.hosts.amiss = lambda host, why: ended.append((host, why))
     several.news.gone.side_effect = KeyError(2)

@@ -226,7 +226,10 @@ def test_of_a_killed_writer_everything_committed_is_readable_and_no_fact_lacks_i
         assert machine.handle(fact) == orders
 
 
-def test_what_cannot_be_written_is_raised_at_close_and_spoils_nothing_before_it(path: Path, ledger: Ledger) -> None:
+def test_what_cannot_be_written_is_raised_at_close_and_spoils_nothing_before_it(
+    path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.files.traces", path.parent)
     began, *_ = History("asp", 0).run().pairs
     ledger.record(*began)
     with closing(connect(path)) as reader:  # until it is committed

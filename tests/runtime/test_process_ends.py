@@ -376,16 +376,6 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
     assert "the recorded versions" not in run.out + run.err
 
 
-def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(launch: Launch) -> None:
-    """Here its book of leases, which no worker has, lacks a method."""
-    lacking = "from paceline.core.leases import Leases; del Leases.bind"
-    run = launch.run(training(), "-n", "2", "-p", "asp", first=lacking)
-    assert run.code == 3
-    assert run.summary["outcome"] == "failed"
-    assert run.summary["error"].startswith("an error in Paceline that should not be: AttributeError")
-    assert "Traceback" not in run.out + run.err
-
-
 def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_says_so(launch: Launch) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400 * 1024, 400 * 1024))"
     run = launch.run(training(epochs=10, samples=400), "-n", "1", "--record", "0", first=limit)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.scratch import scratch
+from paceline.runtime.agent import scratch
 
 
 @pytest.fixture(autouse=True)

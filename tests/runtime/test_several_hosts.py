@@ -330,6 +330,8 @@ def test_a_host_that_can_not_go_on_says_why_in_one_line_and_the_others_go_on(lau
     run = launch.run(script(), *HOSTS, "-p", "asp", "--on-loss", "continue", first=HAS_NO_MEMORY)
     assert "Traceback" not in run.err
     assert "paceline: host node-1: an error in Paceline that should not be: OSError: [Errno 12]" in run.err
+    assert f", traceback in {run.folder}/internal-error-host-node-1.txt; please report it" in run.err
+    assert "branch.py" in (run.folder / "internal-error-host-node-1.txt").read_text()
     assert "host node-1 is lost: its agent has ended" in run.err
     assert run.summary["samples"] == 2 * 96
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
-from paceline.records.whole import write_whole
+from paceline.files import write_whole
 
 Rows = Sequence[Sequence[str]]
 

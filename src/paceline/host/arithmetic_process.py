@@ -13,7 +13,6 @@ import shutil
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import Channel, attached, attachment
-from paceline.files import to_disk
+from paceline.files import to_disk, traced
 from paceline.host import messages
 from paceline.host.processes import fork_orphan
 from paceline.records import snapshots
@@ -129,7 +129,7 @@ def _serve(store: Store, end: socket.socket) -> int:
     except PeerLost:
         return 1
     except Exception as error:
-        recorder.send(messages.StoreFailed(_said(error)))
+        recorder.send(messages.StoreFailed(traced(error, "store")))
         return 1
 
 
@@ -229,12 +229,6 @@ def _send_packed(
     os.close(descriptor)
 
 
-def _said(error: Exception) -> str:
-    """The error and where it was raised, in one line."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-
-
 class _Gatherings:
     """What waits for other ranges' shares of the optimizer's state, by the number that these have."""
 
@@ -292,7 +286,7 @@ class _Recorder:
             try:
                 digest = version.record(Path(order.file))
                 self.send(messages.Recorded(order.version, digest))
-            except Exception as error:
+            except (OSError, SafetensorError) as error:
                 self.send(messages.StoreFailed(f"version {order.version} can't be written to {order.file}: {error}"))
 
         self._work.put(write)
@@ -307,7 +301,8 @@ class _Recorder:
             except ConfigError as error:
                 self.send(messages.FileKept(file, "", str(error)))
             except Exception as error:
-                self.send(messages.FileKept(file, "", f"{file} can't be written: {error}"))
+                why = error if isinstance(error, OSError) else traced(error, "recorder")
+                self.send(messages.FileKept(file, "", f"{file} can't be written: {why}"))
 
         self._work.put(keep)
 
@@ -316,10 +311,7 @@ class _Recorder:
         keeping = store.begin_keeping()
 
         def send() -> None:
-            try:
-                _send_packed(self, partial(messages.ShareReady, number), lambda: pack_share(store.share(keeping)))
-            except Exception as error:
-                self.send(messages.StoreFailed(_said(error)))
+            _send_packed(self, partial(messages.ShareReady, number), lambda: pack_share(store.share(keeping)))
 
         self._work.put(send)
 
@@ -352,7 +344,12 @@ class _Recorder:
     def _run(self) -> None:
         torch.set_num_threads(1)
         while (write := self._work.get()) is not None:
-            write()
+            try:
+                write()
+            except PeerLost:
+                return
+            except Exception as error:  # else what it was to write would be waited for
+                self.send(messages.StoreFailed(traced(error, "recorder")))
 
 
 def _let_go(end: socket.socket) -> None:

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import ConfigError, RunFailed
+from paceline.errors import ConfigError, PacelineError, RunFailed
 from paceline.fabric.memory import available_bytes
+from paceline.files import unforeseen
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 
@@ -279,8 +279,10 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
         for number in asking_to_end():
             signal.signal(number, signal.SIG_DFL)
         code = body()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        why = error if isinstance(error, PacelineError) else unforeseen(error, f"process-{os.getpid()}")
+        sys.stderr.write(f"paceline: {why}\n")
+        sys.stderr.flush()
     finally:
         os._exit(code & 0xFF)  # a number that is no exit code would raise here, and the child be another launcher
 

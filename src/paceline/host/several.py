@@ -15,10 +15,11 @@ from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, R
 from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
-from paceline.errors import MessageUnreadable, PacelineError, unforeseen
+from paceline.errors import MessageUnreadable, PacelineError
 from paceline.fabric.endpoint import Coding, Frames, framed, too_long
 from paceline.fabric.memory import Span
 from paceline.fabric.numbered import LONGEST
+from paceline.files import unforeseen
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
 from paceline.host.carrier import Carrier
@@ -186,7 +187,7 @@ class SeveralHosts:
         except PacelineError:  # it says by itself what is to end
             raise
         except Exception as error:
-            self.amiss(name, unforeseen(error))
+            self.amiss(name, unforeseen(error, "head"))
 
     def _may_say(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfShard) and name not in self._shards:

@@ -31,9 +31,8 @@ import msgspec
 from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
-from paceline.files import opened_record
+from paceline.files import MODE, opened_record, unforeseen
 from paceline.records.times import Fetch, StepTimes, TransferTimes
-from paceline.records.whole import MODE
 
 SCHEMA = 14
 """The schema's number, in `PRAGMA user_version`. No other one is read."""
@@ -490,6 +489,8 @@ class Ledger:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> RunFailed:
+        if not isinstance(error, OSError) and type(error) not in (sqlite3.OperationalError, sqlite3.DatabaseError):
+            return RunFailed(f"{self._path}: {unforeseen(error, 'ledger')}")
         return RunFailed(f"{self._path}: the ledger cannot be written: {error}; is the disk full, or the folder gone?")
 
     def _write(self) -> None:

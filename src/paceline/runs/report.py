@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.files import write_whole
 from paceline.protocols import registry
 from paceline.records.reading import RecordedRun, open_run, reading
 from paceline.records.report.contents import contents, in_detail, labels, page
 from paceline.records.report.trace import trace
-from paceline.records.whole import write_whole
 
 
 def report(

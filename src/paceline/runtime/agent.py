@@ -11,26 +11,30 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+from paceline import files
 from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence, is_taken
 from paceline.core.items import Sum, Update
 from paceline.core.listed import workers_named
-from paceline.errors import ConfigError, unforeseen
+from paceline.errors import ConfigError
 from paceline.fabric.control import Hello, HostEnd
+from paceline.files import unforeseen
 from paceline.host import between, devices, messages
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
@@ -54,7 +58,6 @@ from paceline.runtime.forking import fork_workers, forked_zygote
 from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.packed import packed, unpacked
 from paceline.runtime.received import Received, received
-from paceline.runtime.scratch import scratch
 from paceline.runtime.settings import Settings
 
 HEAD = 1
@@ -160,12 +163,33 @@ def agent(
                 return between.Close("lost", here.over.error)
             return here.over
         except Exception as error:
-            sys.stderr.write(f"paceline: host {name}: {unforeseen(error)}\n")
-            return between.Close("failed", unforeseen(error))
+            why = unforeseen(error, f"host-{name}")
+            sys.stderr.write(f"paceline: host {name}: {why}\n")
+            return between.Close("failed", why)
         finally:
             adopt_orphans(False)
             opened.close()
             loop.close()
+
+
+@contextmanager
+def scratch(host: str, say: Callable[[str], None]) -> Iterator[Path]:
+    """Name a folder below the working directory for what workers save here. Whoever saves first makes it.
+
+    At the end, say where the folder is if anything is in it. Where nobody may write in the working directory, it is
+    below the one for temporary files.
+    """
+    here = Path.cwd()
+    below = here if os.access(here, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    folder = below / f"paceline-{host}-{secrets.token_hex(4)}"
+    files.traces = files.traces or folder  # a head that forked this process has set it
+    try:
+        yield folder
+    finally:
+        if any(not path.is_dir() for path in folder.rglob("*")):
+            say(f"what workers of host {host} saved is in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Agent:

@@ -12,6 +12,7 @@ from paceline.errors import ConfigError
 from paceline.fabric.memory import available_bytes
 from paceline.fabric.token import forget
 from paceline.fabric.unix import Channel, pair
+from paceline.files import MODE
 from paceline.host import messages
 from paceline.host.door import MOST_STRANGERS
 from paceline.host.output import Output
@@ -19,7 +20,6 @@ from paceline.host.processes import allow_descriptors
 from paceline.host.turns import Turns
 from paceline.host.workers import Process
 from paceline.host.zygote import Zygote
-from paceline.records.whole import MODE
 from paceline.runtime.offers import too_many
 from paceline.runtime.packed import unpacked
 from paceline.runtime.settings import Settings

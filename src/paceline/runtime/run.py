@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomli_w
 
+from paceline import files
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.core.listed import count, workers_named
-from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed, unforeseen
+from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
+from paceline.files import unforeseen, write_whole
 from paceline.host import hash_seed, messages
 from paceline.host.loop import Loop
 from paceline.host.machine import Machine, environment, machine
@@ -41,7 +43,6 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
 from paceline.records.snapshots import Snapshot, newest, remove_drafts, remove_undone, whole
 from paceline.records.summary import Summary
-from paceline.records.whole import write_whole
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
@@ -100,6 +101,7 @@ def _run(
     if interrupts.take():
         raise KeyboardInterrupt
     made = make_folder(settings.folder) if settings.resumed is None else []
+    files.traces = settings.folder
     keep, coordinator, goes_on = settings.resumed is not None, None, False
     try:
         try:
@@ -344,7 +346,7 @@ def _coordinate(
             if isinstance(error, ProtocolViolation) or ending.outcome != "interrupted":  # otherwise it was to end
                 ending.break_off(str(error))
         except Exception as error:
-            ending.break_off(unforeseen(error))
+            ending.break_off(unforeseen(error, "head"))
         return coordinator
     finally:
         workers.end_all()

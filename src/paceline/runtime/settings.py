@@ -34,7 +34,7 @@ class Settings:
     isa: Isa = "native"
     """What instructions the numeric libraries may use. See `host.processor`."""
     folder: Path
-    """The run's; at another host than the head's, one for what workers save there. See `runtime.scratch`."""
+    """The run's; at another host than the head's, one for what workers save there. See `agent.scratch`."""
     notes: tuple[str, str] | None = None
     """Where hosts of the head's machine find what its workers note of files. See `runtime.folders.told`."""
     directory: Path | None = None

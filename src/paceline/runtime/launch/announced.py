@@ -8,8 +8,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.files import write_whole
 from paceline.host.tcp import Address
-from paceline.records.whole import write_whole
 from paceline.runtime.launch import torchrun
 from paceline.runtime.launch.environment import Placement
 
