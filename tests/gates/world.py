@@ -13,6 +13,8 @@ HASHES = Path(__file__).parent / "data" / "world.txt"
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 AT_ONCE = 20
 """Histories that a process is given at a time."""
+ROUNDS = 10
+"""In which histories are drawn."""
 MOST_SHOWN = 20
 """Differences that are shown one by one."""
 
@@ -53,24 +55,28 @@ def check(record: bool, some: int = 1) -> list[str]:
 
 
 def draw() -> None:
-    """Draw all histories anew, and record what they come to. Those without a fact are left out."""
+    """Draw all histories anew, and record what they come to. Those without a fact are left out.
+
+    Each of some rounds draws its part of every kind, and is stored at its end.
+    """
+    began = time.monotonic()
     texts: list[str] = []
     found: dict[int, str] = {}
     with _processes() as processes:
-        for kind, count in processes.submit(_kinds).result().items():
-            first, had = 0, len(texts)
-            while len(texts) < had + count:
-                lacks = had + count - len(texts)
-                for text, hashes in processes.map(
-                    _drawn, [kind] * lacks, range(first, first + lacks), chunksize=AT_ONCE
-                ):
-                    if text:
-                        found[len(texts)] = hashes
-                        texts.append(text)
-                first += lacks
-                print(f"world: {len(texts)} histories", flush=True)
-        processes.submit(_store, texts).result()
-    _record(found)
+        kinds = processes.submit(_kinds).result()
+        seeds = dict.fromkeys(kinds, 0)
+        for _ in range(ROUNDS):
+            for kind, count in kinds.items():
+                wanted = len(texts) + count // ROUNDS
+                while (lacks := wanted - len(texts)) > 0:
+                    first, seeds[kind] = seeds[kind], seeds[kind] + lacks
+                    for text, hashes in processes.map(_drawn, [kind] * lacks, range(first, first + lacks), chunksize=5):
+                        if text:
+                            found[len(texts)] = hashes
+                            texts.append(text)
+            processes.submit(_store, texts).result()
+            _record(found)
+            print(f"world: {len(texts)} histories, {time.monotonic() - began:.0f} s", flush=True)
 
 
 def show(number: int) -> None:
