@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.runtime.own_parser import ended_by_parser
+from paceline.runtime.interpreter import ended_by_parser
 from paceline.runtime.worker import launcher_asked_for
 from support.launch import Launch
 

@@ -1,6 +1,7 @@
 """What Python's interpreter does as a process ends, for workers, which are forked and end by `os._exit`.
 
-The interpreter's own end (`Py_FinalizeEx`) takes 0.2 s in each worker, as it takes torch apart.
+The interpreter's own end (`Py_FinalizeEx`) takes 0.2 s in each worker, as it takes torch apart. And whether a
+script's own argument parser has ended it: by `--help`, or by a mistake in its arguments.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import GeneratorType
 
 WITHOUT_FORMAT = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 """What writes bytes as they are. What else is open may have an end to write, as a compressed file has."""
+PARSERS = frozenset(("argparse", "optparse"))
+RUNNERS = frozenset(("click", "docopt", "fire", "typer"))
+"""These may run the whole script, too. So they have ended it only if they raise the SystemExit themselves."""
+HELP = ("-h", "--help", "--version")
 
 
 def begin_as_a_process_of_its_own() -> None:
@@ -99,3 +105,16 @@ def _open_files() -> Iterator[io.IOBase]:
         with suppress(Exception):
             if isinstance(one, io.IOBase) and not one.closed and one.writable():
                 yield one
+
+
+def ended_by_parser(end: SystemExit, code: int, arguments: Sequence[str]) -> bool:
+    """Whether this end of the script, with that exit code, has said all that there is to say.
+
+    A runner exits with 0 after the script's body as well. So an exit with 0 counts where help was asked for, whoever
+    raises it.
+    """
+    if not code and any(word in HELP or word.startswith("--help") for word in arguments):
+        return True
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(end.__traceback__)]
+    packages = [name.partition(".")[0] for name in frames]
+    return not PARSERS.isdisjoint(packages) or (code != 0 and packages[-1] in RUNNERS)

@@ -38,8 +38,8 @@ from paceline.host.processes import (
 )
 from paceline.runtime import interpreter, patches
 from paceline.runtime.code import digests
+from paceline.runtime.interpreter import ended_by_parser
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
-from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.settings import Settings
 from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
