@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 
 class Coverage:
@@ -14,10 +14,11 @@ class Coverage:
 
     def add(self, begin: int, end: int) -> None:
         """These bytes are there."""
-        apart = [one for one in self._ranges if one[1] < begin or end < one[0]]
-        touched = [one for one in self._ranges if one not in apart]
-        begin, end = min([begin, *(one[0] for one in touched)]), max([end, *(one[1] for one in touched)])
-        self._ranges = sorted([*apart, (begin, end)])
+        first = bisect_left(self._ranges, begin, key=lambda one: one[1])
+        last = bisect_right(self._ranges, end, key=lambda one: one[0])
+        if first < last:  # it touches these
+            begin, end = min(begin, self._ranges[first][0]), max(end, self._ranges[last - 1][1])
+        self._ranges[first:last] = [(begin, end)]
 
     def has(self, begin: int, end: int) -> bool:
         """Whether all of these bytes are there."""

@@ -19,7 +19,6 @@ about a host that is not connected has no effect.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -171,8 +170,9 @@ class Fetches:
         self._room = room
         self._placed = 0
         self._records: dict[Named, _Record] = {}
-        self._queue: deque[Named] = deque()
-        """Records without a place, in the order in which they were first claimed."""
+        self._queue: dict[Named, None] = {}
+        """Records that a place may be for, in the order in which they were first claimed. One none of whose hosts is
+        connected leaves it until one is."""
         self._requests: dict[int, tuple[_Record, _Coming]] = {}
         self._asked = 0
         self._connected: dict[str, int] = {}
@@ -201,7 +201,7 @@ class Fetches:
         if record is None:
             coming = [_Coming(Peer(one.host, one.incarnation), one.end, one.begin) for one in ranges]
             record = self._records[named] = _Record(named, ranges, coming)
-            self._queue.append(named)
+            self._queue[named] = None
         assert record.ranges == ranges, f"{named} is asked of {record.ranges} and of {ranges}"
         record.owners[owner] = None
         return self._admit()
@@ -224,6 +224,7 @@ class Fetches:
             return []
         orders = self.ended(Peer(peer.host, peer.incarnation - 1), "its host has come again")
         self._connected[peer.host] = peer.incarnation
+        self._queue = {record.named: None for record in self._records.values() if not record.placed}
         for record in list(self._records.values()):
             orders += self._ask(record)
         return orders + self._admit()
@@ -319,12 +320,11 @@ class Fetches:
     def _admit(self) -> list[Order]:
         """Ask for what waits, as long as there are places. An item none of whose hosts is connected takes none."""
         orders: list[Order] = []
-        for named in list(self._queue):
-            if self._placed >= self._room:
-                break
+        while self._queue and self._placed < self._room:
+            named = next(iter(self._queue))
+            del self._queue[named]
             record = self._records[named]
             if any(self._reaches(one) for one in record.coming):
-                self._queue.remove(named)
                 self._placed += 1
                 record.placed = True
                 orders += [TakePlace(named), *self._ask(record)]
@@ -367,7 +367,7 @@ class Fetches:
                 del self._requests[one.request]
                 orders.append(Cancel(one.peer, one.request))
         if not record.placed:
-            self._queue.remove(record.named)
+            self._queue.pop(record.named, None)
             return orders
         self._placed -= 1
         return [*orders, FreePlace(record.named, whole)]
