@@ -1,5 +1,6 @@
 # make demo    the whole thing on real data: four workers, one of them slow, six protocols
-# make test    the test suite
+# make test    the test suite, with a few real runs (tests/journeys)
+# make test-runs  the other tests that make real runs
 # make check   types and style
 # make numeric the tests of what is computed, as another processor computes it
 # make long    the longer suites
@@ -20,7 +21,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Many containers set it. Each process of the suite would compile all modules anew, and pytest all of its tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test numeric long gates check bench docs docs-serve prose sizes papers clean
+.PHONY: demo test test-runs numeric long gates check bench docs docs-serve prose sizes papers clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -29,7 +30,11 @@ demo: $(VENV)/installed
 	  examples/digits.py --epochs 20
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and (not real_run or journey)"
+
+# What the tests of `make test` leave out: together they are what pytest runs without a mark.
+test-runs: $(VENV)/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and real_run and not journey"
 
 # The kernels that torch would take on another processor, and another number of threads: `make test` takes its own.
 # Only what comes out differently if sums are rounded in another way is run again.
@@ -40,7 +45,7 @@ NUMERIC := tests/training/test_averages.py tests/training/test_equals_plain.py t
   tests/fabric/test_groups.py::test_everybody_has_the_mean_of_every_dtype_and_of_buffers \
   tests/fabric/test_groups.py::test_a_weighted_sum_goes_without_what_has_no_gradient \
   tests/runtime/test_old_ledgers.py::test_a_ledger_of_an_earlier_version_is_replayed_to_the_same_bits \
-  tests/runtime/test_replay.py::test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again \
+  tests/journeys/test_protocols.py::test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again \
   tests/sim/test_gradients.py::test_the_same_seed_gives_the_same_bits_and_the_same_times \
   tests/sim/test_gradients.py::test_rounds_in_virtual_time_end_on_the_bits_of_a_real_run \
   tests/sim/test_gradients.py::test_each_gradient_is_that_of_the_version_and_the_batch_that_the_ledger_names

@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from paceline.fabric import memory
+from paceline.runtime import forking
+from support import tiers
+from support.launch import Launch
 from support.processes import adopts_orphans, uncollected
 
 # By default OpenMP's threads spin while they wait for each other. Beside the other half of the suite that is most of
 # what a run on two threads costs, and nothing is computed by it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+subprocess.Popen.__init__ = tiers.guarded(subprocess.Popen.__init__)  # type: ignore[method-assign]
+forking.forked_zygote = tiers.noted(forking.forked_zygote)  # before any module has it by that name
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that make real runs."""
+    for item in items:
+        if tiers.FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.real_run)
+        if item.path.parent.name == "journeys":
+            item.add_marker(pytest.mark.real_run)
+            item.add_marker(pytest.mark.journey)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that isn't marked starts no run, and no more does a fixture that it is the first to use."""
+    with tiers.under_way(item):
+        return (yield)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Runs with this test's folder, which leave nothing behind."""
+    launch = Launch(tmp_path)
+    yield launch
+    launch.close()
 
 
 @pytest.fixture(autouse=True)

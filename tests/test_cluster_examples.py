@@ -28,6 +28,7 @@ def test_every_file_is_tried() -> None:
     assert {path.name for path in CLUSTERS.iterdir()} == {*ENGINES, RAY}
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize("file", each(ENGINES, long=LONG))
 def test_its_command_trains_on_two_hosts(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = small(command(file))

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -421,14 +421,6 @@ def test_bad_input_is_one_line_and_2_before_anything_is_made(
 
 
 # --- with processes
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Runs with this test's folder, which leave nothing behind."""
-    launch = Launch(tmp_path)
-    yield launch
-    launch.close()
 
 
 @pytest.mark.long

@@ -33,6 +33,7 @@ def test_the_tested_torch_is_the_one_that_is_installed_for_tests_and_the_oldest_
     assert f'"torch>={OLDEST_TORCH}"' in (ROOT / "pyproject.toml").read_text()
 
 
+@pytest.mark.real_run
 def test_two_workers_come_to_plain_trainings_bits_here_and_json_has_every_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

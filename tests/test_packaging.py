@@ -113,6 +113,7 @@ def test_the_image_gets_every_file_that_the_dockerfile_copies() -> None:
     assert all((ROOT / name).exists() for name in let_through)
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_in_a_clean_environment_the_wheel_trains_checks_and_reports(wheel: Path, tmp_path: Path) -> None:
     """What it depends on is not installed again: it is found where it lies beside this interpreter."""

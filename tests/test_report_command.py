@@ -77,6 +77,7 @@ def embedded(page: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.real_run
 def test_the_page_of_a_real_run_is_in_its_folder_and_has_the_summarys_numbers(report: Any, real: runs.Run) -> None:
     said = report(real.folder)
     page = real.folder / "report.html"
@@ -91,6 +92,7 @@ def test_the_page_of_a_real_run_is_in_its_folder_and_has_the_summarys_numbers(re
     assert sum(len(lane["length"]) for lane in one["timeline"]["lanes"]) == real.summary["steps"]
 
 
+@pytest.mark.real_run
 def test_several_runs_are_on_one_page_with_what_differs(report: Any, simulated: Any, real: runs.Run) -> None:
     said = report(simulated("bsp"), simulated("ssp"), real.folder)
     assert (said.code, said.out) == (0, "report.html\n")

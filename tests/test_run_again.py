@@ -191,6 +191,7 @@ def test_one_line_says_that_the_script_has_changed_since_and_one_that_the_folder
     assert moved.startswith(f"paceline: the run was made in {elsewhere}: what the script reads by a relative path")
 
 
+@pytest.mark.real_run
 def test_a_run_made_again_has_the_same_configuration_and_under_bsp_the_same_bits(tmp_path: Path) -> None:
     Path("slow.toml").write_text("[[worker]]\nindex = 1\nspeed = 0.5\n")
     launch = Launch(tmp_path)

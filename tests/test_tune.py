@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -459,14 +459,6 @@ def test_the_metric_is_not_guessed(job: Job, capsys: pytest.CaptureFixture[str])
 
 
 # --- with processes
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Runs with this test's folder, which leave nothing behind."""
-    launch = Launch(tmp_path)
-    yield launch
-    launch.close()
 
 
 ONE_RUN = """

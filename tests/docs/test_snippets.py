@@ -83,6 +83,7 @@ def load_digits():
 """In the place of scikit-learn's, which takes longer to import than all this to train."""
 
 
+@pytest.mark.real_run
 def test_the_tutorial_s_commands_print_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but three that import torch anew. One epoch of other data: the figures are others, the words are the same."""
     monkeypatch.chdir(tmp_path)
@@ -94,6 +95,7 @@ def test_the_tutorial_s_commands_print_what_it_shows(tmp_path: Path, monkeypatch
     follow(page.replace("EPOCHS = 8", "EPOCHS = 1"), tmp_path, without=("doctor", "train.py", "compare"))
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 @page_of_docs
 def test_every_page_s_commands_print_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,5 +12,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/gpu/" in str(item.path):
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.real_run)
             if not there:
                 item.add_marker(pytest.mark.skip(reason="torch finds no accelerator on this machine"))

@@ -81,6 +81,7 @@ def test_a_parsers_end_is_told_from_a_scripts(
     assert ended_by_parser(end.value, code, arguments) == ended
 
 
+@pytest.mark.real_run
 def test_a_comparison_shows_the_scripts_help_and_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,9 +10,13 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
+
 from support.events import LONG
 from support.leftovers import Traces
 from support.scripts import training
+
+pytestmark = pytest.mark.real_run
 
 ASKS = """
 rows, columns = os.popen("stty size", "r").read().split()  # as progress bars do

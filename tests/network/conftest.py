@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from support.launch import Launch
 from support.namespaces import Network, NotHere
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Runs with this test's folder."""
-    launch = Launch(tmp_path)
-    yield launch
-    launch.close()
 
 
 @pytest.fixture

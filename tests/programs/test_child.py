@@ -25,6 +25,7 @@ def test_what_the_command_prints_is_written_to_a_stream_that_is_no_file(monkeypa
     assert sys.stdout.getvalue() == f"paceline {paceline.__version__}\n"  # type: ignore[attr-defined]
 
 
+@pytest.mark.real_run
 def test_a_refusal_is_told_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ended = carry_out(["run", "nowhere.py"], only_errors=True)
     assert ended == Ended(2, "nowhere.py: No such file or directory; name the training script to run", False)

@@ -69,6 +69,7 @@ def test_every_batch_of_a_run_with_leases_is_found_to_be_used_once(
     assert "100 of 100 samples in 2 epochs each used once" in found.proved
 
 
+@pytest.mark.real_run
 def test_a_real_run_with_a_death_and_an_evaluation_passes(tmp_path: Path) -> None:
     inside = "if me == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)"
     script = training(inside, before='evaluate = lambda model: {"constant": 1.5}')
@@ -78,6 +79,7 @@ def test_a_real_run_with_a_death_and_an_evaluation_passes(tmp_path: Path) -> Non
     assert found.counts["samples_used"] == 128
 
 
+@pytest.mark.real_run
 def test_a_real_run_of_replicas_that_was_stopped_at_a_limit_passes(tmp_path: Path) -> None:
     real = run(training(), "-p", "ripples", "-n", "3", "--max-steps", "20", tmp_path=tmp_path).completed()
     found = checked(real.folder)
@@ -514,6 +516,7 @@ def test_where_batches_are_set_aside_an_epoch_has_run_out_once_all_workers_asked
     assert checked(folder).counts["epochs_to_their_end"] == ran_out
 
 
+@pytest.mark.real_run
 def test_an_epoch_that_every_worker_left_early_is_not_said_to_have_run_out_of_data(tmp_path: Path) -> None:
     inside = "if step % 5 == 4: break"
     real = run(training(inside), "-p", "asp", "-n", "2", tmp_path=tmp_path).completed()

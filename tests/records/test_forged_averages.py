@@ -12,6 +12,8 @@ from support import runs
 from support.recorded import checked, edited, wrong
 from support.scripts import training
 
+pytestmark = pytest.mark.real_run
+
 SCENARIO = """
 [cluster]
 nodes = 2

@@ -62,6 +62,7 @@ def place(rows: Rows, kind: str, number: int, worker: int | None = None) -> int:
     return next(at for at, row in enumerate(rows) if [row[KIND], row[WORKER], row[NUMBER]] == [kind, worker, number])
 
 
+@pytest.mark.real_run
 def test_a_version_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
     found = wrong(forged(real, lambda rows: rows.pop(place(rows, "version", 2))))
     assert (found.table, found.rule) == ("facts", broken.FETCHED)
@@ -69,12 +70,14 @@ def test_a_version_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
     assert found.found == "it never was"
 
 
+@pytest.mark.real_run
 def test_an_update_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
     found = wrong(forged(real, lambda rows: rows.pop(place(rows, "update", 1, worker=3))))
     assert (found.table, found.rule) == ("facts", broken.FETCHED)
     assert found.expected.startswith("the update of step 1 of worker 3 is fetched by node-0")
 
 
+@pytest.mark.real_run
 def test_an_update_that_was_fetched_twice_is_caught(real: Path) -> None:
     def twice(rows: Rows) -> None:
         at = place(rows, "update", 1, worker=3)
@@ -84,6 +87,7 @@ def test_an_update_that_was_fetched_twice_is_caught(real: Path) -> None:
     assert (found.table, found.rule) == ("fetches", broken.FETCHED_ONCE)
 
 
+@pytest.mark.real_run
 def test_a_version_that_is_fetched_while_a_worker_there_has_it_is_caught(real: Path) -> None:
     with closing(sqlite3.connect(real / "ledger.sqlite")) as database:
         query = "SELECT id, at FROM facts WHERE kind = 'ParametersTaken' AND version = 2 AND worker = 2"
@@ -110,6 +114,7 @@ def changed(kind: str, column: int, value: Any) -> Callable[[Rows], None]:
     return change
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize(
     ("kind", "column", "value", "rule"),
     [
@@ -144,6 +149,7 @@ def test_a_changed_row_is_caught(real: Path, kind: str, column: int, value: Any,
     assert (found.table, found.rule) in (("fetches", rule), ("facts", broken.FETCHED))
 
 
+@pytest.mark.real_run
 def test_fetches_of_a_run_that_says_it_was_on_one_host_are_caught(real: Path) -> None:
     found = wrong(said(real, hosts=None))
     assert (found.table, found.row, found.rule) == ("fetches", 1, broken.FETCHES)
@@ -424,6 +430,7 @@ def test_hosts_fetch_from_those_that_make_versions_now_what_they_had_not_fetched
     assert broken_rule(tmp_path / "run", [*THREE_AT_0, *then], MOVED) == rule
 
 
+@pytest.mark.real_run
 def test_a_replay_fetches_nothing(real: Path) -> None:
     with closing(sqlite3.connect(real / "ledger.sqlite")) as database, database:
         database.execute("INSERT INTO run VALUES ('replay_of', ?)", (json.dumps("before"),))

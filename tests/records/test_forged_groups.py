@@ -30,6 +30,8 @@ from runtime.test_replicas_on_hosts import HOSTS, STOPS_ONCE, script
 from support import runs
 from support.recorded import checked, edited, wrong
 
+pytestmark = pytest.mark.real_run
+
 THREE = ("--emulate-hosts", "3", "-n", "1", "--threads", "1")
 REAL: dict[str, tuple[str, tuple[str, ...]]] = {
     "all-reduce": (script(), (*HOSTS, "-p", "all-reduce")),

@@ -12,6 +12,8 @@ from support import nursery
 from support.recorded import checked, edited, wrong
 from support.scripts import training
 
+pytestmark = pytest.mark.real_run
+
 CLUSTER = """
 [cluster]
 workers = 3

@@ -14,6 +14,8 @@ from support import runs
 from support.recorded import checked, wrong
 from support.shards import TWO_EACH, script
 
+pytestmark = pytest.mark.real_run
+
 SUM = "json_extract(body, '$.sum')"
 
 

@@ -80,11 +80,13 @@ def stretched(folder: Path, factor: float) -> Path:
 # --- real runs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_run
 def test_halved_times_are_shorter_than_the_padded_steps(real: Path) -> None:
     found = wrong(stretched(real, 0.5))
     assert (found.table, found.rule) == ("facts", broken.PADDED)
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize(
     ("statement", "rule", "expected"),
     [

@@ -139,6 +139,7 @@ def test_a_truncated_ledger_is_told_from_a_file_that_never_was_one(tmp_path: Pat
         open_run(tmp_path / "run", registry())
 
 
+@pytest.mark.real_run
 def test_a_real_run_is_going_on_until_its_launcher_is_killed_and_can_be_checked_then(tmp_path: Path) -> None:
     started = start(training("time.sleep(0.05)", samples=4000), "-p", "asp", "-n", "2", tmp_path=tmp_path)
     folder: Path = started.folder  # type: ignore[union-attr]

@@ -96,6 +96,7 @@ def refused(process: Process) -> str:
     return err
 
 
+@pytest.mark.real_run
 def test_both_sides_print_what_was_measured(doctors: Doctors) -> None:
     head, address = doctors.head("--json")
     joiner = doctors.start("--join", at(address), "--json")
@@ -115,6 +116,7 @@ def test_both_sides_print_what_was_measured(doctors: Doctors) -> None:
     assert [model["parameters"] for model in printed["models"]] == [1_000_000, 25_000_000, 100_000_000]
 
 
+@pytest.mark.real_run
 def test_what_is_printed_ends_with_what_the_link_means(doctors: Doctors) -> None:
     head, address = doctors.head("--trusted-network", "--parameters", "10M")
     flags = ("--trusted-network", "--parameters", "25M", "--hosts", "3")
@@ -130,6 +132,7 @@ def test_what_is_printed_ends_with_what_the_link_means(doctors: Doctors) -> None
     assert re.match(r"A BSP step takes at least .* on 2 hosts and .* on 4 hosts,", out.splitlines()[10])
 
 
+@pytest.mark.real_run
 def test_what_the_other_machine_is_called_does_nothing_to_a_terminal(doctors: Doctors) -> None:
     head, address = doctors.head()
     named = "measure.socket.gethostname = lambda: 'beta\\x1b[2J'"
@@ -139,6 +142,7 @@ def test_what_the_other_machine_is_called_does_nothing_to_a_terminal(doctors: Do
     assert "\x1b" not in out + err
 
 
+@pytest.mark.real_run
 def test_a_bandwidth_is_what_a_link_lets_through_each_way(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
     head, address = doctors.head()
     slow = throttle(address, there=2 * MB, back=8 * MB)
@@ -149,6 +153,7 @@ def test_a_bandwidth_is_what_a_link_lets_through_each_way(doctors: Doctors, thro
     assert head.returncode == 0
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_a_link_so_slow_that_a_block_takes_seconds_is_measured_to_the_end(
     doctors: Doctors, throttle: Callable[..., Throttle]
@@ -160,6 +165,7 @@ def test_a_link_so_slow_that_a_block_takes_seconds_is_measured_to_the_end(
     assert 0 < link["to_joiner"]["rate"] < 1.25 * MB / 2
 
 
+@pytest.mark.real_run
 def test_a_round_trip_takes_no_less_than_the_link_and_one_clock_agrees_with_itself(
     doctors: Doctors, throttle: Callable[..., Throttle]
 ) -> None:
@@ -171,6 +177,7 @@ def test_a_round_trip_takes_no_less_than_the_link_and_one_clock_agrees_with_itse
     assert abs(link["clock"]["ahead"]) <= link["clock"]["error"] + 1e-6
 
 
+@pytest.mark.real_run
 def test_a_head_that_cannot_dial_back_says_why(doctors: Doctors) -> None:
     elsewhere = "measure.DialBack = lambda port, real=measure.DialBack: real({port})"
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -180,6 +187,7 @@ def test_a_head_that_cannot_dial_back_says_why(doctors: Doctors) -> None:
     assert (link["back"], link["undialled"]) == (f"127.0.0.1:{port}", "Connection refused")
 
 
+@pytest.mark.real_run
 def test_where_nobody_listens_is_said_in_one_line(doctors: Doctors) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = at(gone.getsockname())
@@ -190,6 +198,7 @@ def test_where_nobody_listens_is_said_in_one_line(doctors: Doctors) -> None:
     )
 
 
+@pytest.mark.real_run
 def test_who_never_answers_is_given_up(doctors: Doctors) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = refused(
@@ -200,6 +209,7 @@ def test_who_never_answers_is_given_up(doctors: Doctors) -> None:
     assert "no answer within 0 s" in said
 
 
+@pytest.mark.real_run
 def test_another_token_is_refused_and_the_head_waits_for_one_that_has_its_own(doctors: Doctors) -> None:
     head, address = doctors.head("--json")
     said = refused(doctors.start("--join", at(address), token="b"))
@@ -220,6 +230,7 @@ def test_without_a_token_nothing_is_measured(
     )
 
 
+@pytest.mark.real_run
 def test_a_run_that_listens_there_is_named_and_waits_on(doctors: Doctors, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     folder = str(tmp_path / "run")
@@ -236,6 +247,7 @@ def test_a_run_that_listens_there_is_named_and_waits_on(doctors: Doctors, tmp_pa
     assert run.poll() is None
 
 
+@pytest.mark.real_run
 def test_a_host_that_would_join_where_a_link_is_measured_is_told_so_and_the_head_waits_on(doctors: Doctors) -> None:
     head, address = doctors.head("--json")
     assert refused(doctors.start(at(address), "--name", "b", command="join")) == (
@@ -246,12 +258,14 @@ def test_a_host_that_would_join_where_a_link_is_measured_is_told_so_and_the_head
     assert result(doctors.start("--join", at(address), "--json")) == result(head)
 
 
+@pytest.mark.real_run
 def test_one_side_that_trusts_the_network_is_refused(doctors: Doctors) -> None:
     _, address = doctors.head()
     said = refused(doctors.start("--join", at(address), "--trusted-network"))
     assert "--trusted-network is given on one side only" in said
 
 
+@pytest.mark.real_run
 def test_an_address_in_use_and_one_that_is_not_of_this_machine_are_refused(doctors: Doctors) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = at(other.getsockname())
@@ -263,6 +277,7 @@ def test_an_address_in_use_and_one_that_is_not_of_this_machine_are_refused(docto
     assert "Cannot assign requested address" in refused(doctors.start("--listen", "192.0.2.1:7117"))
 
 
+@pytest.mark.real_run
 def test_a_second_joiner_is_told_that_the_first_one_is_measured_with(
     doctors: Doctors, throttle: Callable[..., Throttle]
 ) -> None:
@@ -275,6 +290,7 @@ def test_a_second_joiner_is_told_that_the_first_one_is_measured_with(
     assert result(joiner) == result(head)
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_a_link_that_stalls_ends_the_joiner_and_the_head_waits_for_another(
     doctors: Doctors, throttle: Callable[..., Throttle]
@@ -291,6 +307,7 @@ def test_a_link_that_stalls_ends_the_joiner_and_the_head_waits_for_another(
     assert result(doctors.start("--join", at(address), "--json")) == result(head)
 
 
+@pytest.mark.real_run
 def test_a_flood_of_strangers_does_not_keep_a_joiner_out(doctors: Doctors) -> None:
     head, address = doctors.head("--json")
     with ExitStack() as stack:
@@ -301,6 +318,7 @@ def test_a_flood_of_strangers_does_not_keep_a_joiner_out(doctors: Doctors) -> No
         assert result(doctors.start("--join", at(address), "--json")) == result(head)
 
 
+@pytest.mark.real_run
 def test_a_head_that_waits_can_be_interrupted(doctors: Doctors) -> None:
     head, _ = doctors.head()
     head.send_signal(signal.SIGINT)

@@ -27,14 +27,6 @@ def launches(tmp_path: Path) -> Iterator[Callable[[], Launch]]:
         launch.close()
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Runs with this test's folder."""
-    launch = Launch(tmp_path)
-    yield launch
-    launch.close()
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
     """An sshd on loopback: whatever a test calls a host is this machine."""

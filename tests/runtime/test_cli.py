@@ -251,6 +251,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert config["scenario"]["worker"] == [{"index": 1, "speed": 0.5}]
 
 
+@pytest.mark.real_run
 def test_without_out_a_run_goes_to_a_folder_of_its_protocols_name_and_the_default_is_bsp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from support.runs import run
 from support.scripts import that_draws
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 DIES = """
 import os, signal
 from paceline.training.holders.replica import Replica

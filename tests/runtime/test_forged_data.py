@@ -161,6 +161,7 @@ def without(which: str) -> Edit:
 # --- honest ones ------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_honest_records_pass_and_say_what_was_looked_at(name: str, both: Both, tmp_path: Path) -> None:
     recorded, again = both[name]
@@ -183,6 +184,7 @@ def test_honest_records_pass_and_say_what_was_looked_at(name: str, both: Both, t
 # --- what check names -------------------------------------------------------------------------------
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize(
     ("name", "edit", "table", "rule"),
     [
@@ -250,6 +252,7 @@ def test_check_names_the_rule_that_forged_data_break(
     assert (found.table, found.rule) == (table, rule)
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_hash_that_is_not_its_file_s_is_wrong(name: str, both: Both, tmp_path: Path) -> None:
     middle = "(SELECT version FROM versions ORDER BY version LIMIT 1 OFFSET 2)"
@@ -269,6 +272,7 @@ def changes_a_parameter(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize(
     ("change", "table", "rule"),
     [
@@ -298,6 +302,7 @@ def test_files_that_are_not_those_that_were_recorded_are_wrong(
     assert found.rule == rule
 
 
+@pytest.mark.real_run
 def test_files_that_are_gone_are_counted_and_nothing_is_said_of_them(both: Both, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(both["store"][0].folder, folder)
@@ -308,6 +313,7 @@ def test_files_that_are_gone_are_counted_and_nothing_is_said_of_them(both: Both,
     assert f"{len(files) - 1} files in versions with the hashes that were noted; 1 file is gone" in found.proved
 
 
+@pytest.mark.real_run
 def test_the_last_version_of_a_launcher_that_was_killed_may_not_be_noted(both: Both, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(both["store"][0].folder, folder)
@@ -330,6 +336,7 @@ def test_a_simulation_without_a_script_has_recorded_nothing(tmp_path: Path) -> N
     assert found.rule == broken.RECORDED
 
 
+@pytest.mark.real_run
 def test_where_samples_come_more_than_once_no_sample_is_said_to_be_used_once(both: Both, tmp_path: Path) -> None:
     found = checked(forged(both["store"][0], tmp_path / "forged", ALL_SEVENS))
     assert found.wrong is None  # a sampler may draw so: only a replay tells
@@ -339,6 +346,7 @@ def test_where_samples_come_more_than_once_no_sample_is_said_to_be_used_once(bot
 # --- what a replay names ----------------------------------------------------------------------------
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize(
     ("name", "edit", "table", "what"),
     [
@@ -381,6 +389,7 @@ def test_a_replay_names_the_first_row_that_it_does_not_come_to(
     assert plain["recorded"] != plain["again"]
 
 
+@pytest.mark.real_run
 def test_what_depends_on_time_differs_until_it_is_excused(both: Both) -> None:
     recorded, again = both["store"]
     found = compared(recorded.folder, again)
@@ -391,6 +400,7 @@ def test_what_depends_on_time_differs_until_it_is_excused(both: Both) -> None:
     assert found.sentences[-1].endswith("--except seconds leaves it out.")
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize(
     ("which", "told"),
     [
@@ -407,6 +417,7 @@ def test_a_run_whose_leases_are_gone_is_not_made_again(which: str, told: str, bo
     assert told in again.out
 
 
+@pytest.mark.real_run
 def test_hashes_that_are_gone_are_missed_by_a_replay_too(both: Both, tmp_path: Path) -> None:
     recorded, _ = both["replicas"]
     folder = forged(recorded, tmp_path / "forged", without("WHERE version < (SELECT max(version) FROM versions)"))
@@ -423,6 +434,7 @@ def test_hashes_that_are_gone_are_missed_by_a_replay_too(both: Both, tmp_path: P
 # --- what is no forgery -----------------------------------------------------------------------------
 
 
+@pytest.mark.real_run
 def test_versions_of_which_evaluate_gave_no_metric_are_noted_and_nothing_is_missing(both: Both, tmp_path: Path) -> None:
     recorded, again = both["store"]
     noted: dict[str, Any] = {}

@@ -108,6 +108,7 @@ def test_a_shell_hands_on_odd_folders_pythons_and_arguments_as_they_are(shell: s
         assert json.loads(said) == [str(folder), ["-m", "paceline", *ODD]]
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize("shell", SHELLS)
 def test_what_a_machine_lacks_is_named_with_its_path(shell: str, tmp_path: Path) -> None:
     (machine,) = machines("ssh:b", 4)

@@ -18,6 +18,8 @@ from support.recorded import checked
 from support.runs import Run, run, side_by_side
 from support.scripts import training
 
+pytestmark = pytest.mark.real_run
+
 SECONDS = 0.02  # a message alone on the link
 LATENCY = 0.001
 NETWORK = """

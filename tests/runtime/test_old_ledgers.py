@@ -45,6 +45,7 @@ def replayed(run: Run) -> dict[str, Any]:
     return dict(json.loads(printed))
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize("name", WRITTEN_BY)
 def test_a_ledger_of_an_earlier_version_is_replayed_to_the_same_bits(name: str, kept: Kept) -> None:
     run = kept(name)

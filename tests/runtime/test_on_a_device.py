@@ -20,6 +20,8 @@ from support.runs import Run, longer, run, side_by_side
 from support.scripts import that_draws
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 ON_DEVICE = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})

@@ -116,6 +116,7 @@ def test_a_run_whose_standard_error_is_full_trains(launch: Launch) -> None:
     assert "32 steps" in run.out
 
 
+@pytest.mark.real_run
 def test_a_run_whose_standard_error_is_closed_trains(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(training())
     done = subprocess.run(

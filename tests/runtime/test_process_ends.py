@@ -233,6 +233,7 @@ def test_a_run_goes_on_with_the_workers_that_it_has_when_its_zygote_is_killed(la
     assert "died" not in run.err
 
 
+@pytest.mark.real_run
 def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(tmp_path: Path) -> None:
     """The launcher has one thread when it forks the zygote, and more by then."""
     (tmp_path / "train.py").write_text(training())

@@ -132,6 +132,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Launc
         launch.close()
 
 
+@pytest.mark.real_run
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "ssp"])
 def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_finish(
     deaths: dict[str, Launcher], protocol: str
@@ -373,60 +374,7 @@ def test_ctrl_c_at_any_moment_ends_the_run_cleanly(launches: Callable[[], Launch
     assert not failed, f"{len(failed)} of {len(tries)}"
 
 
-def test_a_second_ctrl_c_ends_at_once_though_a_script_ignores_the_first(launch: Launch) -> None:
-    script = training("if step == 0: tell('trains', me)", after="tell('ignores', me)\nwhile True: pass", **ENDLESS)
-    process = launch.start(script, "-n", "2", "-p", "asp")
-    launch.events.wait_for("trains", 0)
-    launch.events.wait_for("trains", 1)
-    os.killpg(process.pid, signal.SIGINT)
-    said(process, "interrupted: ending the run")
-    os.killpg(process.pid, signal.SIGINT)
-    run = ended(process)
-    assert run.code == 130
-    assert run.summary["outcome"] == "interrupted"
-    assert "has not ended its script in time" not in run.err, "it was not the second one that ended it"
-    launch.assert_nothing_left()
-
-
-def test_when_the_launcher_is_killed_so_is_everything_else(launch: Launch) -> None:
-    """Also a loader's processes, one that the script forked, a worker that is stopped and one that never listens."""
-    script = training(
-        """
-        if step == 2:
-            if os.fork() == 0:
-                signal.pause()
-            tell("trains", me)
-            while True:
-                os.kill(os.getpid(), signal.SIGSTOP) if me == 1 else signal.pause()
-        """,
-        **ENDLESS,
-        num_workers=2,
-    )
-    process = launch.start(script, "-n", "2", "-p", "asp")
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    (traces,) = launch.traces
-    here = 1 + 1 + 1 + 2 * (1 + 2 + 1)  # launcher, zygote, store, and for each worker what it started
-    assert len(traces.processes()) == here
-    process.kill()
-    assert process.wait(LONG) == -signal.SIGKILL
-    launch.assert_nothing_left()
-    process.communicate()
-
-
 # --- limits
-
-
-def test_max_steps_ends_the_run_when_so_many_updates_are_applied(launch: Launch) -> None:
-    script = training(after="paceline.finish(); print('through')", **ENDLESS)
-    run = launch.run(script, "-n", "2", "-p", "asp", "--max-steps", "25").completed()
-    assert run.summary["outcome"] == "completed"
-    assert 25 <= run.summary["steps"] <= 26
-    assert reasons(run) == ["stopped", "stopped"]
-    assert "paceline: --max-steps is reached: ending the run" in run.err
-    assert run.out.startswith("through\n")
-    assert run.log(1) == "through\n"
-    assert run.rows("SELECT MAX(version) FROM versions") == [(run.summary["versions"],)]
 
 
 def test_max_seconds_ends_the_run_then(launch: Launch) -> None:

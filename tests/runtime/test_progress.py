@@ -464,6 +464,7 @@ def test_json_and_quiet_say_nothing_of_how_it_goes(flags: tuple[str, ...], launc
         assert json.loads(run.out) == {**run.summary, "folder": str(run.folder)}
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_on_a_terminal_the_workers_are_shown_and_the_summary_stays(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOGGING)

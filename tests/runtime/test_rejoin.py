@@ -23,6 +23,8 @@ from support.recorded import checked
 from support.runs import Run, ended
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 SCRIPT = """
 import os, signal, time
 from pathlib import Path

@@ -16,16 +16,12 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
-from paceline.core.facts import WorkerLeft
 from paceline.host.processor import cpuinfo, vendor_and_model
-from paceline.protocols import registry
-from paceline.records.check import check
-from paceline.records.ledger import read_facts
-from paceline.records.reading import open_run
 from support import nursery
-from support.runs import Run, longer, run, side_by_side
+from support.runs import Run, run, side_by_side
 from support.scripts import that_draws
-from support.suites import each
+
+pytestmark = pytest.mark.real_run
 
 SCRIPT = that_draws()
 
@@ -43,9 +39,7 @@ at_step = 4
 kill = true
 """
 
-PROTOCOLS = (*registry(), "ripples:schedule=random")
-LONG = ("dssp", "hsp", "ripples:schedule=random")
-"""Protocols whose orders are those of another one in the shorter tests, at other moments."""
+PROTOCOLS = ("asp", "bsp", "ssp", "ad-psgd")
 Runs = dict[str, Future[tuple[Run, Run]]]
 
 
@@ -64,8 +58,8 @@ def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Of every protocol a run in which one worker is slow and one dies, and its replay."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Of each of these protocols a run in which one worker is slow and one dies, and its replay."""
     folder = tmp_path_factory.mktemp("replays")
 
     def call(protocol: str) -> Callable[[], tuple[Run, Run]]:
@@ -75,32 +69,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
         return both
 
-    calls = {protocol: call(protocol) for protocol in PROTOCOLS if protocol not in LONG or longer(request)}
-    with side_by_side(calls) as futures:  # type: ignore[arg-type]
+    with side_by_side({protocol: call(protocol) for protocol in PROTOCOLS}) as futures:  # type: ignore[arg-type]
         yield futures  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("protocol", each(PROTOCOLS, long=LONG))
-def test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again(protocol: str, runs: Runs) -> None:
-    recorded, again = runs[protocol].result()
-    assert any(
-        isinstance(fact, WorkerLeft) and fact.reason == "died"
-        for fact, _ in read_facts(recorded.folder / "ledger.sqlite")
-    )
-    assert again.code == 0, again.out + again.err
-    assert again.summary["final_parameters_sha256"] == recorded.summary["final_parameters_sha256"]
-    assert recorded.rows("SELECT version, sha256 FROM versions") == again.rows("SELECT version, sha256 FROM versions")
-    sums = "SELECT version, checksum FROM checksums ORDER BY version"
-    assert recorded.rows(sums) == again.rows(sums)
-    assert bool(recorded.rows(sums)) == (registry()[protocol.partition(":")[0]].family == "parameter-server")
-    used = (
-        "SELECT version, worker, step, epoch, sample FROM applied_samples ORDER BY version, worker, step, epoch, sample"
-    )
-    assert recorded.rows(used) == again.rows(used)
-    assert again.summary["final_parameters_sha256"] in again.out
-    for folder in (recorded.folder, again.folder):
-        with closing((opened := open_run(folder, registry())).ledger):
-            assert check(opened).wrong is None
 
 
 def test_until_stops_at_a_version_and_leaves_it_on_disk(runs: Runs) -> None:

@@ -18,6 +18,8 @@ from support.recorded import checked
 from support.runs import Run, ended
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 SCRIPT = """
 import torch
 from torch import nn

@@ -23,7 +23,7 @@ def shards(run: Run) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("protocol", each(STORED, default=("asp",)))
+@pytest.mark.parametrize("protocol", each(STORED, default=()))  # tests/journeys has asp
 def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_same_bits(
     protocol: str, launch: Launch
 ) -> None:

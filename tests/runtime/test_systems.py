@@ -21,6 +21,8 @@ from support.runs import Run, longer, run, side_by_side
 from support.scripts import functions_of, training
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
 SCRIPT = training(samples=SAMPLES, epochs=EPOCHS)
 

@@ -86,6 +86,7 @@ def well(runs: list[Run]) -> str:
     return said
 
 
+@pytest.mark.real_run
 def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) -> None:
     said = well(torchruns.run(C10D, "-p", "asp", *FLAGS, "train.py", "killed"))
     run = only_run(torchruns.folder)
@@ -98,6 +99,7 @@ def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) 
     assert (found := checked(run)).ok, found.wrong
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_two_hosts_whose_rendezvous_is_on_loopback_find_each_other(torchruns: Torchruns) -> None:
     """torchrun names the machine, and its name leads to loopback."""
@@ -122,6 +124,7 @@ def test_a_host_that_loopback_does_not_lead_to_the_head_is_refused_at_once(monke
         engine.await_head(found, lambda: ("", 0), lambda: False, print)
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_a_rendezvous_without_an_identity_begins_a_run_in_each_job(torchruns: Torchruns) -> None:
     words = "-p", "bsp", *FLAGS, "train.py"
@@ -132,6 +135,7 @@ def test_a_rendezvous_without_an_identity_begins_a_run_in_each_job(torchruns: To
         assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 1)
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 @pytest.mark.parametrize("host", [0, 1])
 def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: int, torchruns: Torchruns) -> None:
@@ -181,6 +185,7 @@ def test_a_host_that_waits_hears_in_one_line_that_torchrun_has_ended_on_the_firs
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.real_run
 @pytest.mark.long
 def test_where_torchrun_is_killed_nothing_goes_on_without_it(torchruns: Torchruns) -> None:
     torchruns.start(C10D, "-p", "bsp", *FLAGS, "--host-timeout", "3", "--checkpoint", "4", "train.py", "slow")

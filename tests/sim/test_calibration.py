@@ -375,6 +375,7 @@ def test_of_other_sizes_the_nearest_that_the_run_has_counts(tmp_path: Path) -> N
     assert run.costs.commit(ApplyUpdate(version=999, contributions=((0, 999, 1.0),))) in of_all
 
 
+@pytest.mark.real_run
 def test_every_step_of_a_real_run_is_there(tmp_path: Path) -> None:
     flags = ("-n", "2", "--threads", "1", "--record", "0", "-p", "bsp")
     run = read(runs.run(training(epochs=1), *flags, tmp_path=tmp_path).completed().folder, registry())

@@ -13,6 +13,8 @@ from support.runs import Run, ended
 from support.settings import covering, every
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 SCRIPT = """
 import torch
 from torch import nn

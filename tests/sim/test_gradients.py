@@ -24,6 +24,8 @@ from support.runs import ended as ended_run
 from support.scripts import functions_of
 from support.suites import each
 
+pytestmark = pytest.mark.real_run
+
 SEED = 7
 EPOCHS, SAMPLES = 3, 90
 

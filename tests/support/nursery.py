@@ -22,6 +22,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -48,6 +49,9 @@ class Process:
 
     def __init__(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None, first: str = "") -> None:
         """`variables` are added to the environment of the test session. `first` is Python that it executes first."""
+        from support import tiers  # not where this file is a script
+
+        tiers.starts(shlex.join(["paceline", *arguments]))
         environment = {"PYTHONHASHSEED": "0", **os.environ, **(variables or {})}  # a fork can't be given another one
         request = {"arguments": arguments, "environment": environment, "folder": os.getcwd(), "first": first}
         read_once = tuple(sorted((key, value) for key, value in environment.items() if key.startswith(READ_ONCE)))

@@ -196,8 +196,8 @@ def _state(snapshot: Path) -> dict[str, Any]:
 
 
 def longer(request: pytest.FixtureRequest) -> bool:
-    """Whether the longer tests are to be made, too: a fixture makes their runs only then."""
-    return str(request.config.option.markexpr) != "not long"
+    """Whether longer tests of this module are to be made, too: a fixture makes their runs only then."""
+    return any(item.path == request.path and item.get_closest_marker("long") for item in request.session.items)
 
 
 @contextmanager
