@@ -34,7 +34,7 @@ there: a single one is noisy.
 
 HSP's options are swept on *none slow* and *incast*, in three steps:
 
-1. Every combination that differs in meaning, 56 of them, without gradients: how long an iteration takes, and how stale
+1. Every combination that differs in meaning, 28 of them, without gradients: how long an iteration takes, and how stale
    its gradients are. `stale` means nothing with `idle=none`.
 2. Every combination of `idle`, `stale` and `broadcast`, with gradients, plain SGD and the tuning seed, at the rates of
    a grid. The workers are alike: `order` says whose gradient comes first, and changes the clock as step 1 shows.
@@ -176,7 +176,7 @@ IDLE, STALE_FATES, BROADCASTS, ORDERS = (
     ("none", "guarded", "always"),
     ("next", "accumulate", "discard"),
     ("all", "order"),
-    ("ready", "rank", "rotate", "shortest"),
+    ("ready", "rank"),
 )
 SWEPT = (PLAIN_EQUAL, PLAIN_INCAST)
 """Where HSP's options are swept; the second takes the first one's rates."""

@@ -18,9 +18,9 @@ VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
-        "idle=none,order=rotate,broadcast=all",
+        "idle=none,broadcast=all",
         "idle=guarded,stale=next,broadcast=all",
-        "idle=none,order=shortest,broadcast=order",
+        "idle=none,order=rank",
         "idle=always,order=rank,stale=next,broadcast=all",
         "idle=always,order=rank,stale=accumulate,broadcast=all",
         "idle=always,order=rank,stale=discard,broadcast=all",

@@ -152,25 +152,14 @@ NINE_FIRST: list[Row] = [
 ]
 
 
-@pytest.mark.parametrize(("order", "expected"), [("ready", [2, 0, 1]), ("rank", [0, 1, 2]), ("shortest", [1, 2, 0])])
+@pytest.mark.parametrize(("order", "expected"), [("ready", [2, 0, 1]), ("rank", [0, 1, 2])])
 def test_of_those_that_are_ready_the_first_by_order_is_next(order: str, expected: list[int]) -> None:
     assert turns(order, NINE_FIRST, workers=3) == expected
 
 
-@pytest.mark.parametrize("order", ["ready", "rank", "rotate", "shortest"])
+@pytest.mark.parametrize("order", ["ready", "rank"])
 def test_the_link_is_not_kept_free_for_one_that_is_not_ready(order: str) -> None:
     check(begun(3, order=order, idle="none"), [(ready(2, 0, 0), [push(2, 0)])])
-
-
-def test_rotation_begins_each_round_with_the_next_worker() -> None:
-    machine = begun(3, order="rotate", idle="none")
-    for round_, expected in enumerate([[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]):
-        first = expected[0]
-        check(machine, [(ready(first, round_, round_), [push(first, round_)])])
-        for worker in range(3):
-            if worker != first:
-                check(machine, [(ready(worker, round_, round_), [hold(worker)])])
-        assert [first, *order_of_pushes(machine, first, round_)] == expected
 
 
 def test_the_departure_of_the_one_that_transfers_frees_the_link() -> None:
@@ -667,11 +656,11 @@ VARIANTS = [
     f"hsp:idle={idle},stale={stale},broadcast={broadcast},order={order}"
     for idle, stale in (("guarded", "next"), ("always", "next"), ("always", "accumulate"), ("always", "discard"))
     for broadcast in ("all", "order")
-    for order in ("ready", "rotate")
+    for order in ("ready", "rank")
 ]
 
 
-@pytest.mark.parametrize("order", ["ready", "rank", "rotate", "shortest"])
+@pytest.mark.parametrize("order", ["ready", "rank"])
 def test_without_idle_computing_versions_and_releases_are_bsps(order: str) -> None:
     """So the weights are, too, bit for bit. What it orders besides are the turns of the transfers."""
 

@@ -99,7 +99,7 @@ WRONG = [
     (["run", "-p", "dssp:lower=5,upper=2", "train.py"], "dssp: upper is 2"),
     (["run", "-p", "dssp:lower=-1", "train.py"], "dssp: lower is -1"),
     (["run", "-p", "dssp:cap=maybe", "train.py"], 'dssp: cap is "maybe"; it must be true or false'),
-    (["run", "-p", "hsp:order=fast", "train.py"], 'hsp: order is "fast"; it must be one of ready, rank, rotate'),
+    (["run", "-p", "hsp:order=fast", "train.py"], 'hsp: order is "fast"; it must be one of ready, rank'),
     (["run", "-p", "ps-plus:gate=-1", "train.py"], "ps-plus: gate is -1 steps; it must be 0 or more, or none"),
     (["run", "-p", "sync-switch:switch_at=1.5", "train.py"], "sync-switch: switch_at is 1.5"),
     (["run", "-p", "sync-switch:switch_at=nan", "train.py"], "sync-switch: switch_at is nan"),

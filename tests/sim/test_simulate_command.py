@@ -100,8 +100,8 @@ def test_where_no_terminal_shows_it_each_protocol_is_whole_and_in_one_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     long = "sync-switch:switch_at=0.5,stragglers=greedy,window=20"
-    lines = simulate("-p", long, "-p", "hsp:order=shortest,idle=always", "--steps", "40").out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == [long, "hsp:order=shortest,idle=always"]
+    lines = simulate("-p", long, "-p", "hsp:order=rank,idle=always", "--steps", "40").out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [long, "hsp:order=rank,idle=always"]
 
 
 def test_out_is_a_runs_folder_with_the_summary_that_is_printed(simulate: Any, tmp_path: Path) -> None:

@@ -63,10 +63,9 @@ TOLERANCE = 1e-9  # relative: a tie must not depend on rounding
 class Config:
     """The order of transfers, which workers compute ahead, what becomes of that, and how versions go out."""
 
-    order: Literal["ready", "rank", "rotate", "shortest"] = parameter(
+    order: Literal["ready", "rank"] = parameter(
         "ready",
-        "whose gradient is transferred next, of those that are ready: the first to be ready, the lowest worker, "
-        "the same beginning with another worker in each round, the worker that computes for the shortest time",
+        "whose gradient is transferred next, of those that are ready: the first to be ready, or the lowest worker",
     )
     idle: Literal["none", "guarded", "always"] = parameter(
         "guarded",
@@ -123,12 +122,10 @@ class Machine:
     """Workers that declined a step of the next round: their gradients of the open one have arrived."""
     early: dict[int, None] = field(default_factory=dict)
     """Workers whose gradient of the next round is ready, in the order in which they became ready."""
-    queue: list[tuple[float, int, int]] = field(default_factory=list)
-    """A heap of (rank by `order`, worker, step): gradients of this round that are ready. Skip any others."""
+    queue: list[tuple[int, int, int]] = field(default_factory=list)
+    """A heap of (ticket, worker, step): gradients of this round that are ready. Skip any others."""
     ticket: int = 0
-    """The rank that `order=ready` gave last."""
-    first: int = 0
-    """The worker at which `order=rotate` begins in this round."""
+    """The one given last: with `order=ready` they count up, and with `order=rank` all are 0."""
     granted: tuple[int, int] | None = None
     """(worker, step) of the one transfer that is on its way."""
     granted_at: float = 0.0
@@ -155,7 +152,6 @@ class Machine:
         match fact:
             case TrainingBegan(members=members, version=version, at=at):
                 self.version = version
-                self.first = min((worker for worker, _, _ in members), default=0)
                 self._goes_to([worker for worker, _, _ in members], at)
                 return tuple(self._enter(worker, ("began", version), at) for worker, _, _ in members)
             case WorkerJoined(worker=worker, at=at):
@@ -234,7 +230,7 @@ class Machine:
         desk = self.desks[worker]
         if fact.version > desk.holds:  # the worker computed on that version, so it has come
             self._came(worker, desk, fact.version)
-        if self.config.idle == "guarded" or self.config.order == "shortest":
+        if self.config.idle == "guarded":
             desk.compute = _averaged(desk.compute, at - desk.began)
         desk.expected = None
         self.unknown.pop(worker, None)
@@ -392,8 +388,6 @@ class Machine:
         """Every worker that has not declined owes a gradient, whether it computes it already or not. Ascending."""
         self.served = {}
         self._goes_to(workers, at)
-        if self.config.order == "rotate":
-            self.first = next((worker for worker in workers if worker > self.first), min(workers, default=self.first))
         self.latest = []
         for worker in workers:
             ahead = self.roster.seats[worker].phase not in IDLE
@@ -443,15 +437,9 @@ class Machine:
         return (self.roster.pull(worker, self.version, why),)
 
     def _queue(self, worker: int, step: int) -> None:
-        rank: float = 0
-        match self.config.order:
-            case "ready":
-                rank = self.ticket = self.ticket + 1 if self.queue else 0
-            case "rotate":
-                rank = int(worker < self.first)
-            case "shortest":
-                rank = self.desks[worker].compute or 0.0
-        heappush(self.queue, (rank, worker, step))
+        if self.config.order == "ready":
+            self.ticket = self.ticket + 1 if self.queue else 0
+        heappush(self.queue, (self.ticket, worker, step))
 
     def _grant(self, at: float) -> tuple[Order, ...]:
         """Order the next gradient's transfer, if none is on its way."""
