@@ -281,24 +281,19 @@ def test_what_the_run_has_nothing_of_is_said(tmp_path: Path) -> None:
     _, stored = made(tmp_path / "stored", "bsp", ALONE)
     _, grouped = made(tmp_path / "grouped", "all-reduce", ALONE)
     assert stored.remarks(chosen("asp")) == grouped.remarks(chosen("ripples")) == []
-    average = "no groups averaged in that run: an average of ad-psgd is taken to take"
     version = "no store made versions in that run: one of bsp is taken to take"
-    assert stored.remarks(chosen("ad-psgd")) == [f"{average} what the scenario's network says"]
-    assert grouped.remarks(chosen("bsp")) == [f"{version} no time"]
     both = "a replica's step of ad-psgd and its average are taken to take what a version took"
     none = "no groups averaged in that run: an average of ad-psgd is taken to take no time"
-    real = replace(stored, simulated=False)
-    assert real.remarks(chosen("ad-psgd")) == [f"no groups averaged in that run: {both}"]
-    paced = replace(real, scenario=replace(ALONE, network=Network(latency=0.1)))
+    assert stored.remarks(chosen("ad-psgd")) == [f"no groups averaged in that run: {both}"]
+    paced = replace(stored, scenario=replace(ALONE, network=Network(latency=0.1)))
     (line,) = paced.remarks(chosen("ad-psgd"))
     assert line.endswith("what a version took, besides what the scenario's network says of averages")
-    assert replace(real, recorded=replace(real.recorded, commits={})).remarks(chosen("ad-psgd")) == [none]
-    assert replace(grouped, simulated=False).remarks(chosen("bsp")) == [f"{version} what an average took"]
+    assert replace(stored, recorded=replace(stored.recorded, commits={})).remarks(chosen("ad-psgd")) == [none]
+    assert grouped.remarks(chosen("bsp")) == [f"{version} what an average took"]
 
 
 def test_where_replicas_take_the_stores_place_their_steps_take_what_versions_took(tmp_path: Path) -> None:
-    _, stored = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
-    run = replace(stored, simulated=False)
+    _, run = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
     versions = [seconds for _, seconds in run.recorded.commits.values()]
     for protocol in ("all-reduce", "ad-psgd", "ripples"):
         costs = run.simulation(chosen(protocol)).costs
@@ -312,8 +307,7 @@ def test_where_replicas_take_the_stores_place_their_steps_take_what_versions_too
 
 
 def test_where_workers_take_the_optimizer_over_it_takes_what_versions_took_without_messages(tmp_path: Path) -> None:
-    _, stored = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
-    run = replace(stored, simulated=False)
+    _, run = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
     of_all = [step for steps in run.recorded.steps.values() for number, step in steps.items() if number]
     turn = sum(step.before.messages + step.after.messages for step in of_all) / len(of_all)
     versions = [seconds for _, seconds in run.recorded.commits.values()]
@@ -332,19 +326,19 @@ def test_of_a_run_whose_workers_had_the_optimizer_steps_are_taken_as_they_were(t
     _, own = made(tmp_path / "own", "ps-plus", ALONE, costs=costly(ALONE))
     _, grouped = made(tmp_path / "grouped", "ripples", ALONE, costs=costly(ALONE))
     for run, protocol in ((own, "ps-plus"), (grouped, "ripples"), (grouped, "all-reduce"), (grouped, "bsp")):
-        assert replace(run, simulated=False).simulation(chosen(protocol)).costs is run.costs
+        assert run.simulation(chosen(protocol)).costs is run.costs
 
 
-def test_of_a_real_run_averages_stand_for_versions(tmp_path: Path) -> None:
+def test_where_no_store_made_versions_averages_stand_for_them(tmp_path: Path) -> None:
     _, grouped = made(tmp_path / "grouped", "all-reduce", ALONE, costs=costly(ALONE))
     version = ApplyUpdate(version=5, contributions=((0, 0, 0.5), (1, 0, 0.5)))
-    costs = RecordedCosts(grouped.recorded, ALONE, 2, None)
+    costs = RecordedCosts(grouped.recorded, ALONE, 2)
     assert costs.commit(version) in [seconds for _, seconds in grouped.recorded.averages.values()]
 
 
 def test_without_versions_and_averages_both_take_no_time(tmp_path: Path) -> None:
     _, run = made(tmp_path / "run", "bsp", ALONE, costs=costly(ALONE))
-    costs = RecordedCosts(replace(run.recorded, commits={}), ALONE, 2, None)
+    costs = RecordedCosts(replace(run.recorded, commits={}), ALONE, 2)
     assert costs.commit(ApplyUpdate(version=5, contributions=((0, 0, 1.0),))) == 0
     assert costs.average(Reduce(group=5, members=(0, 1), what="parameters")) == 0
 
@@ -423,7 +417,7 @@ def test_what_is_taken_for_granted_is_said_once_on_standard_error(
     printed = capsys.readouterr()
     assert len(json.loads(printed.out)) == 3
     assert printed.err.count("\n") == 1
-    assert "an average of all-reduce is taken" in printed.err
+    assert "of all-reduce and its average are taken" in printed.err
 
 
 def no_folder(folder: Path) -> None:

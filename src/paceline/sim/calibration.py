@@ -44,7 +44,7 @@ from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush,
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run, reading
 from paceline.records.times import exposed
-from paceline.sim.costs import Overhead, ScenarioCosts
+from paceline.sim.costs import Overhead
 from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit
 
@@ -94,18 +94,14 @@ class RecordedCosts:
         recorded: Recorded,
         scenario: Scenario,
         workers: int,
-        model: ScenarioCosts | None,
         moved: Literal["worker", "replica"] | None = None,
     ) -> None:
-        """`model`: what versions cost where the run has none; None: what averages cost.
-
-        `moved`: where the optimizer runs now, if it ran in the store in that run: in each worker, on what it pushes, or
+        """`moved`: where the optimizer runs now, if it ran in the store in that run: in each worker, on what it pushes, or
         in each worker's replica. A replica's step is told of by messages, and takes what a version took. A worker's own
         step takes that without messages.
         """
         self.cores = recorded.cores
         self._recorded = recorded
-        self._model = model
         self._hosts = scenario.hosts(workers)
         self._slow: dict[int, list[Slowdown]] = {}
         for event in scenario.events:
@@ -160,8 +156,6 @@ class RecordedCosts:
         contributions, seconds = self._recorded.commits.get(order.version, (0, 0.0))
         if contributions == len(order.contributions):
             return seconds
-        if not self._recorded.commits and self._model is not None:
-            return self._model.commit(order)
         return _nearest(self._commits, (len(order.contributions),), order.version)
 
     def average(self, order: Reduce) -> float:
@@ -212,7 +206,6 @@ class Run:
     """How many steps there was data for, if the run ended for lack of data."""
     costs: RecordedCosts
     recorded: Recorded
-    simulated: bool
     died: tuple[int, ...]
     """Workers whose deaths the scenario did not foresee."""
 
@@ -245,9 +238,9 @@ class Run:
             moved = "replica"
         elif spec.optimizer == "worker" and self.choice.spec.optimizer == "store":
             moved = "worker"
-        if moved is None or self.simulated or not self.recorded.commits:
+        if moved is None or not self.recorded.commits:
             return self.costs
-        return RecordedCosts(self.recorded, self.scenario, self.workers, None, moved)
+        return RecordedCosts(self.recorded, self.scenario, self.workers, moved)
 
     def remarks(self, choice: Choice) -> list[str]:
         """What a prediction of that protocol takes for granted, a sentence each."""
@@ -263,17 +256,14 @@ class Run:
         if choice.spec.family == "decentralized":
             if not recorded.averages:
                 like = "an average of {} is taken to take no time"
-                if self.simulated:
-                    like = "an average of {} is taken to take what the scenario's network says"
-                elif recorded.commits:
+                if recorded.commits:
                     like = "a replica's step of {} and its average are taken to take what a version took"
                     if GroupLinks.of(self.scenario, self.workers) is not None:
                         like += ", besides what the scenario's network says of averages"
                 lines.append(f"no groups averaged in that run: {like.format(name)}")
-        else:
-            if not recorded.commits:
-                like = "what an average took" if recorded.averages and not self.simulated else "no time"
-                lines.append(f"no store made versions in that run: one of {name} is taken to take {like}")
+        elif not recorded.commits:
+            like = "what an average took" if recorded.averages else "no time"
+            lines.append(f"no store made versions in that run: one of {name} is taken to take {like}")
         return lines
 
 
@@ -289,18 +279,16 @@ def read(folder: Path, known: Mapping[str, Spec]) -> Run:
 
 def _read(run: RecordedRun) -> Run:
     folder, config, scenario, workers, seed = run.folder, run.config, run.scenario, run.workers, run.seed
-    database, simulated = run.ledger, run.simulated
+    database = run.ledger
     if scenario.links_hosts:
         raise ConfigError(
             f"{folder}: its hosts have links, whose part in that run is not told apart from other costs yet; simulate "
             "its scenario's file"
         )
     reading = _Reading(SharedLink.of(scenario.network) is not None)
-    reading.take_commits(database)
-    reading.take_transfers(database)
+    reading.take_times(database)
     reading.take_facts(run.history())
-    environment = {} if simulated else config.get("environment", {})
-    cores = environment.get("cores") or None
+    cores = None if run.simulated else config.get("environment", {}).get("cores") or None
     recorded = _alone(reading.steps(database, scenario, seed), reading.commits(), reading.averages, cores)
     if not recorded.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
@@ -324,9 +312,8 @@ def _read(run: RecordedRun) -> Run:
         message=message,
         limit=limit,
         data=data,
-        costs=RecordedCosts(recorded, scenario, workers, ScenarioCosts(scenario, workers, seed) if simulated else None),
+        costs=RecordedCosts(recorded, scenario, workers),
         recorded=recorded,
-        simulated=simulated,
         died=tuple(worker for worker, reason in reading.left.items() if reason == "died" and worker not in killed),
     )
 
@@ -393,12 +380,9 @@ class _Reading:
     flows: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
     """By worker: its transfers at the network's pace, and its averages, in the form that `exposed` takes."""
 
-    def take_commits(self, database: sqlite3.Connection) -> None:
-        """Take all transfers, before the facts."""
+    def take_times(self, database: sqlite3.Connection) -> None:
+        """Take when versions were made, and all transfers, before the facts."""
         self.made.update(database.execute("SELECT version, at FROM commits"))
-
-    def take_transfers(self, database: sqlite3.Connection) -> None:
-        """Take all step times, before the facts."""
         rows = database.execute("SELECT worker, direction, number, bytes, began, ended FROM transfers ORDER BY began")
         for worker, direction, number, size, began, ended in rows:
             if direction == "average":
