@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
 from paceline.runs.prescribed import Part
-from paceline.runtime.course import Answer
+from paceline.runtime.course import Answer, Course
 
 
 def parts(ledger: sqlite3.Connection) -> list[Part]:
@@ -45,6 +46,16 @@ def test_a_lease_that_another_worker_was_given_since_is_prescribed_as_that() -> 
             Answer(0, None),
         ]
     )
+
+
+def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_counts() -> None:
+    ledger, course = sqlite3.connect(":memory:"), Course()
+    ledger.executescript(TABLES)
+    notes = {"admitted": [(1, 1, 2), (1, 1, 3)], "handed": [(1, 1, 0), (1, 1, None)]}
+    segment = SimpleNamespace(workers=2, hosts=1, fact=1, notes=notes)
+    given: dict[str, Any] = {"segment": segment, "recorded": SimpleNamespace(ledger=ledger, folder=Path("run"))}
+    Part(**given, begins=None, ends=None).prescribe(course)
+    assert (course.admitted, course.handed) == ({(1, 1): 3}, {(1, 1): None})
 
 
 def test_the_epochs_that_the_next_segment_goes_on_with_are_those_opened_before_its_snapshot() -> None:

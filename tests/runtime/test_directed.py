@@ -118,13 +118,6 @@ def test_a_worker_goes_on_in_the_epoch_in_which_it_was_let_in() -> None:
     assert terms.admitted_in(1, 2) == 4
 
 
-def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_counts() -> None:
-    coordinator: Any = Full()
-    course = Course()
-    Director(coordinator, course).prescribe_returns([(1, 1, 2), (1, 1, 3)], [(1, 1, 0), (1, 1, None)])
-    assert (course.admitted, course.handed) == ({(1, 1): 3}, {(1, 1): None})
-
-
 def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_that_is_told() -> None:
     """In the recorded run its source had died before. So another one's copy is awaited."""
     first, second = (ReplicaCopied(source=source, worker=1, at=0.0) for source in (0, 2))

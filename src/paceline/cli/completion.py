@@ -65,16 +65,12 @@ def call(options: argparse.Namespace) -> int:
         raise ConfigError("the package shtab is not installed: pip install shtab") from None
     root = parser()
     for action in _actions(root):
-        completer = SCENARIO if "--scenario" in action.option_strings else _completer(action)
+        completer = SCENARIO if "--scenario" in action.option_strings else COMPLETERS.get(str(action.metavar))
         if completer is not None:
             action.complete = completer  # type: ignore[attr-defined]
     preamble = PREAMBLE[options.shell].replace("PROTOCOLS", " ".join(registry()))
     print(shtab.complete(root, shell=options.shell, preamble=preamble))
     return 0
-
-
-def _completer(action: argparse.Action) -> dict[str, str] | None:
-    return COMPLETERS.get(action.metavar) if isinstance(action.metavar, str) else None
 
 
 def _actions(parser: Any) -> Iterator[argparse.Action]:

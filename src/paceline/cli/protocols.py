@@ -44,7 +44,8 @@ def call(options: argparse.Namespace) -> int:
 
 def _list(known: dict[str, Spec]) -> str:
     entries = [
-        "\n".join((_heading(spec), *_does(spec), f"  {spec.paper}", *_parameters(spec))) for spec in known.values()
+        "\n".join((_heading(spec), *(f"  {line}" for line in (spec.does, spec.paper) if line), *_parameters(spec)))
+        for spec in known.values()
     ]
     return "\n\n".join((*entries, "-p NAME:KEY=VALUE,KEY=VALUE chooses one; paceline protocols NAME shows it in full."))
 
@@ -61,10 +62,6 @@ def _page(spec: Spec) -> str:
 
 def _heading(spec: Spec) -> str:
     return f"{spec.name} · {spec.title} · {KEPT_IN[spec.family]}"
-
-
-def _does(spec: Spec) -> list[str]:
-    return [f"  {spec.does}"] if spec.does else []
 
 
 def _about(spec: Spec) -> str:

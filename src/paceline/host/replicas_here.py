@@ -85,8 +85,13 @@ class ReplicasHere:
         match order:
             case between.Average(group=group, target=target, parts=parts):
                 found = tuple(
-                    Part(host, members, tuple(self._source(host, source) for source in sources), weights)
-                    for host, members, sources, weights in map(_fields, parts)
+                    Part(
+                        part.host,
+                        part.members,
+                        tuple(self._source(part.host, source) for source in part.sources),
+                        part.weights,
+                    )
+                    for part in parts
                 )
                 self.averaging.begin(Group(group, self.local(target), found))
             case between.DropAverage(group=group):
@@ -147,7 +152,3 @@ def whole(host: str, offer: messages.Offered) -> list[tuple[str, int, int]]:
 def _there(place: int) -> Owner:
     """Who claims what lies in that place of the head's."""
     return "there", place
-
-
-def _fields(part: between.PartOf) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[float, ...] | None]:
-    return part.host, part.members, part.sources, part.weights

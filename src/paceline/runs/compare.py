@@ -126,7 +126,8 @@ def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, t
                     summary = carried_out(words, run, plan.folder / STATE, taken, done)
                 pace.end()
             _check_metric(plan.target, summary, run)
-            metric = _metric(plan.target, summary) or state.get("metric")
+            measured = next(iter(metrics_of(summary["evaluations"])), None)
+            metric = plan.target.metric if plan.target else measured or state.get("metric")
             runs[name][seed] = {"folder": run.name, **plain_run(summary, plan.target, metric)}
             state = state | _known(runs, plan, metric)
             summaries.write(plan.folder / STATE, state)
@@ -161,10 +162,6 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
         f'--target is "{target.text}", but {run} {has}; name a metric that prepare(..., evaluate=) returns, '
         "or that the script logs with paceline.log()"
     )
-
-
-def _metric(target: Target | None, summary: Summary) -> str | None:
-    return target.metric if target else next(iter(metrics_of(summary["evaluations"])), None)
 
 
 def _known(runs: Mapping[str, Mapping[int, dict[str, Any]]], plan: Plan, metric: str | None) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def await_head(
         if is_complete() if published is None else published.is_complete():
             return None
         try:
-            head = Head(address(), placed.attempt) if published is None else _published(published.head())
+            found = (address(), placed.attempt) if published is None else published.head()
+            head = None if found is None else Head(*found)
             if head is not None and _is_loopback(head.address[0]) and not _leads_here(placed.head):
                 break
             why = "it has not said where" if head is None else answers(head.address)
@@ -186,10 +187,6 @@ def sees(folder: Path, placed: Placement, attempt: int) -> bool:
         if time.monotonic() - began >= SEEN_WITHIN:
             return False
         time.sleep(0.1)
-
-
-def _published(found: tuple[Address, int] | None) -> Head | None:
-    return None if found is None else Head(*found)
 
 
 def _leads_here(host: str) -> bool:

@@ -19,7 +19,7 @@ from paceline.records.segments import ASKED, Segment
 from paceline.records.snapshots import Snapshot, State, folder_of, read
 
 if TYPE_CHECKING:
-    from paceline.runtime.course import Prescribed
+    from paceline.runtime.course import Course, Prescribed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,18 @@ class Part:
         """Whether the run came to its end in this segment, and had failed."""
         end = self.recorded.end
         return self.ends is None and isinstance(end, dict) and end.get("outcome") == "failed"
+
+    def prescribe(self, course: Course) -> None:
+        """Have the replay go the course that the run went in this segment."""
+        recorded, notes = self.recorded, self.segment.notes
+        course.prescribed, course.recorded = self.leases(), recorded.folder
+        course.leaving, course.paused, course.agreed = self.leaving(), self.paused(), self.agreed()
+        # A worker that came, and died before its first step, came anew as the same return: the last time counts.
+        course.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
+        course.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
+        course.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
+        if self.segment.hosts > 1:  # in averages, what workers of one host have is summed first
+            course.hosts = dict(enumerate(recorded.scenario_of(self.segment).hosts(self.segment.workers)))
 
     def leases(self) -> Prescribed:
         """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
@@ -112,13 +124,13 @@ class Part:
             found.setdefault(worker, deque()).append(reason)
         return found
 
-    def paused(self) -> list[tuple[int, int]]:
+    def paused(self) -> frozenset[tuple[int, int]]:
         """(worker, step) of this segment that workers declined as they waited in `agree`."""
         query = (
             "SELECT worker, step FROM facts WHERE kind = 'StepDeclined' AND json_extract(body, '$.paused') "
             "AND id >= ? AND id <= ?"
         )
-        return self.recorded.ledger.execute(query, self._facts).fetchall()
+        return frozenset(self.recorded.ledger.execute(query, self._facts))
 
     def agreed(self) -> dict[int, deque[Value]]:
         """By worker: what its calls of `agree` came to in this segment."""

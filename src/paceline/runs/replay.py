@@ -203,24 +203,16 @@ def _direct(
     journal.ledger.note("replay_of", str(recorded.folder))
     if until is not None:
         journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
-    workers.prescribe(part.leases())
+    part.prescribe(workers.course)
     notes = part.segment.notes
-    workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
-    workers.prescribe_edits(recorded.folder)
-    workers.prescribe_leaving(part.leaving())
-    workers.prescribe_agreements(part.paused(), part.agreed())
     workers.recordings.prescribed = part.recordings()
     workers.recordings.lacking = frozenset(notes.get(LACKING, ()))
-    several = part.segment.hosts > 1
-    if several:
-        workers.prescribe_hosts(dict(enumerate(recorded.scenario_of(part.segment).hosts(part.segment.workers))))
-    workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
     began = workers.begin(notes.get("absent", ()))
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
             return
-        if isinstance(fact, WorkerJoined) and several:
-            workers.prescribe_hosts({fact.worker: fact.host})
+        if isinstance(fact, WorkerJoined) and workers.course.hosts:
+            workers.course.hosts[fact.worker] = fact.host
         if isinstance(fact, TrainingBegan):
             _expect_beginning(fact, began)
         else:

@@ -6,11 +6,8 @@ what a run comes to depends only on the sequence of the orders, and not on how f
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from paceline.core.agreements import Value
 from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
@@ -28,7 +25,7 @@ from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplic
 from paceline.errors import RunFailed
 from paceline.records.summary import Outcome
 from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.course import Course, Prescribed
+from paceline.runtime.course import Course
 from paceline.runtime.lifecycle import Training
 from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
@@ -49,7 +46,8 @@ class Director:
         """The coordinator runs on the terms of that course."""
         self._coordinator = coordinator
         self._rooms = coordinator.rooms
-        self._course = course
+        self.course = course
+        """What it is to do, apart from the orders. It is filled before `begin`."""
         self._results: dict[tuple[int, int], Result] = {}
         """By (worker, step), the releases that no `result` has asked about yet."""
         self._averaged: dict[int, ReduceFinished] = {}
@@ -81,40 +79,6 @@ class Director:
         """Whether the end was asked for: the results of orders mean nothing from then on."""
         return self._rooms.limits.interrupted
 
-    def prescribe(self, leases: Prescribed) -> None:
-        """Give each worker these batches, in this order."""
-        self._course.prescribed = leases
-
-    def prescribe_returns(
-        self, admitted: Iterable[tuple[int, int, int]], handed: Iterable[tuple[int, int, int | None]]
-    ) -> None:
-        """Each (worker, its how manieth return) goes on in that epoch, and gets what that other worker's script keeps.
-
-        A worker that came, and died before its first step, came anew as the same return: the last time counts.
-        """
-        self._course.admitted = {(worker, nth): epoch for worker, nth, epoch in admitted}
-        self._course.handed = {(worker, nth): source for worker, nth, source in handed}
-
-    def prescribe_edits(self, recorded: Path) -> None:
-        """At each change of the model's structure, all take the values that the run in that folder took."""
-        self._course.recorded = recorded
-
-    def prescribe_leaving(self, leaving: dict[int, deque[str]]) -> None:
-        """Each worker leaves for these reasons, one after the other."""
-        self._course.leaving = leaving
-
-    def prescribe_agreements(self, paused: Iterable[tuple[int, int]], agreed: dict[int, deque[Value]]) -> None:
-        """Each worker pauses in the place of these (worker, step), and its calls of `agree` come to these results."""
-        self._course.paused, self._course.agreed = frozenset(paused), agreed
-
-    def prescribe_hosts(self, hosts: Mapping[int, str]) -> None:
-        """Workers were on these hosts: in averages, what workers of one host have is summed first."""
-        self._course.hosts |= hosts
-
-    def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
-        """Do not make these (worker, step) when replicas are ordered to."""
-        self._course.undone = frozenset(steps)
-
     def begin(self, absent: Sequence[int] = ()) -> TrainingBegan:
         """Wait until training begins, with all workers but those that are absent. Raises RunFailed if it doesn't.
 
@@ -122,7 +86,7 @@ class Director:
         """
         self._coordinator.open()
         for worker in absent:
-            self._course.lost[worker] = None
+            self.course.lost[worker] = None
             self._rooms.workers.end(worker)
         self._await(lambda: self._began is not None or not self._rooms.membership.here())
         if self._began is None:
@@ -144,7 +108,7 @@ class Director:
 
     def direct(self, order: Order, at: float) -> None:
         """Carry the order out at that moment, to its end."""
-        rooms, self._course.moment = self._rooms, at
+        rooms, self.course.moment = self._rooms, at
         if isinstance(order, Release):  # in a run the release comes before that
             rooms.adopting.book.shows(order.worker)
         self._coordinator.carry_out(order)
@@ -171,8 +135,8 @@ class Director:
 
     def result(self, worker: int, step: int) -> Result:
         """Return the result of that released step. Raises RunFailed if its script has failed or asks for other data."""
-        if worker in self._course.astray:
-            raise RunFailed(self._course.astray[worker])
+        if worker in self.course.astray:
+            raise RunFailed(self.course.astray[worker])
         left = self._gone.get(worker)
         made = self._results.pop((worker, step), None)
         # a worker that dies right after the step may be gone before anybody asks about the step
@@ -180,7 +144,7 @@ class Director:
             raise RunFailed(f"worker {worker} died in step {step}: its script failed")
         if isinstance(made, GradientReady):
             self._rooms.tell(made)
-        return made or left or StepDeclined(worker=worker, step=step, at=self._course.moment)
+        return made or left or StepDeclined(worker=worker, step=step, at=self.course.moment)
 
     def arrived(self, fact: UpdateArrived) -> None:
         """That update is here, as all are. It may be in a sum."""
@@ -202,13 +166,13 @@ class Director:
         Raises RunFailed if it begins with another step.
         """
         member = self._rooms.members[worker]
-        self._course.returns(worker)
+        self.course.returns(worker)
         self._gone.pop(worker, None)
         self._rooms.returns.begin(member)
         self._await(lambda: worker in self._joined or worker in self._gone or not member.comes)
         joined = self._joined.pop(worker, None)
         if joined is None:  # there is no data left for it
-            self._gone.setdefault(worker, WorkerLeft(worker=worker, reason="finished", at=self._course.moment))
+            self._gone.setdefault(worker, WorkerLeft(worker=worker, reason="finished", at=self.course.moment))
         elif joined.step != step:
             raise RunFailed(f"worker {worker} joins with step {joined.step}, and not with {step}")
         else:
@@ -227,7 +191,7 @@ class Director:
         members = self._rooms.members.values()
         if not any(member.here for member in members):
             member = min(members, key=lambda member: member.worker)
-            self._course.returns(member.worker)
+            self.course.returns(member.worker)
             self._rooms.returns.begin(member)
             self._await(lambda: not member.comes or member.worker in self._joined)
 
@@ -239,15 +203,15 @@ class Director:
         Nor will it hear of those that nobody has asked about. So their batches return, too.
         """
         member = self._rooms.members[worker]
-        self._course.lost[worker] = None
+        self.course.lost[worker] = None
         if how == "drained":
             member.left = how  # so its end is no death
         self._rooms.workers.end(worker)
         self._await(lambda: not member.here)
-        self._course.leaves(worker)
+        self.course.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = how  # also if its script had ended by itself
-        self._rooms.tell(WorkerLeft(worker=worker, reason=how, at=self._course.moment))
+        self._rooms.tell(WorkerLeft(worker=worker, reason=how, at=self.course.moment))
         unasked = [step for one, step in self._results if one == worker]
         for step in unasked if untold is None else [*unasked, untold]:
             self._results.pop((worker, step), None)
@@ -258,15 +222,13 @@ class Director:
 
         Raises RunFailed if it asks for another batch than it was to get.
         """
-        self._await(
-            lambda: worker in self._gone or worker in self._course.asks_in_vain or worker in self._course.astray
-        )
-        if worker in self._course.astray:
-            raise RunFailed(self._course.astray[worker])
-        if worker in self._course.asks_in_vain and worker not in self._gone and not self._rooms.ending.stopping:
+        self._await(lambda: worker in self._gone or worker in self.course.asks_in_vain or worker in self.course.astray)
+        if worker in self.course.astray:
+            raise RunFailed(self.course.astray[worker])
+        if worker in self.course.asks_in_vain and worker not in self._gone and not self._rooms.ending.stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
-        self._course.leaves(worker)
-        self._rooms.tell(WorkerLeft(worker=worker, reason="finished", at=self._course.moment))
+        self.course.leaves(worker)
+        self._rooms.tell(WorkerLeft(worker=worker, reason="finished", at=self.course.moment))
 
     def stop(self) -> None:
         """No worker makes a step any more."""
@@ -287,8 +249,8 @@ class Director:
     def _has_come_of(self, member: Member, step: int) -> bool:
         """Whether that step's gradient is there, or there will be none."""
         worker = member.worker
-        leaving = worker in self._course.asks_in_vain or self._rooms.leaving.awaits(member)
-        return (worker, step) in self._results or worker in self._gone or leaving or worker in self._course.astray
+        leaving = worker in self.course.asks_in_vain or self._rooms.leaving.awaits(member)
+        return (worker, step) in self._results or worker in self._gone or leaving or worker in self.course.astray
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Listen until that is true, or the run is to stop."""

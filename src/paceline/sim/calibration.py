@@ -96,9 +96,10 @@ class RecordedCosts:
         workers: int,
         moved: Literal["worker", "replica"] | None = None,
     ) -> None:
-        """`moved`: where the optimizer runs now, if it ran in the store in that run: in each worker, on what it pushes, or
-        in each worker's replica. A replica's step is told of by messages, and takes what a version took. A worker's own
-        step takes that without messages.
+        """`moved`: where the optimizer runs now, if it ran in the store in that run.
+
+        That is in each worker, on what it pushes, or in each worker's replica. A replica's step is told of by messages,
+        and takes what a version took. A worker's own step takes that without messages.
         """
         self.cores = recorded.cores
         self._recorded = recorded

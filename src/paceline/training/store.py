@@ -228,7 +228,7 @@ class Store:
         """
         store = cls(places, optimizer if steps else subtracting(optimizer), within, clip if steps else None)
         store._script = model, optimizer
-        store._populate(0, 0, places.layout.flags_offset)
+        store._populate(0, places.layout.flags_offset)
         places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
         present = dict(model.named_parameters())
         for entry, view in zip(store.layout.moving, places.slot(0), strict=True):
@@ -256,7 +256,7 @@ class Store:
 
     def prepare_slot(self, slot: int) -> None:
         """Get the slot's memory before the first commit into it: all of it, as the other ranges come there as well."""
-        self._populate(slot, 0, self.layout.slot_bytes)
+        self._populate(slot, self.layout.slot_bytes)
 
     def set_scalars(self, scalars: Scalars) -> None:
         """Use these hyperparameters from now on.
@@ -476,7 +476,7 @@ class Store:
             )
         put(there.fixed, self.places.fixed())
         if slot is not None:
-            self._populate(slot, 0, self.layout.flags_offset)
+            self._populate(slot, self.layout.flags_offset)
             put(there.parameters, dict(zip(self.names, self.places.slot(slot), strict=True)))
             copies = [there.buffers[worker] for worker in sorted(there.buffers)]
             others = merged(copies, policy) if copies else there.fixed
@@ -648,9 +648,9 @@ class Store:
     def _gradient(self, pushed: Pushed, number: int) -> Tensor:
         return self._areas[pushed.start].gradients[number]
 
-    def _populate(self, slot: int, begin: int, end: int) -> None:
+    def _populate(self, slot: int, end: int) -> None:
         start = self.places.slot_start(slot)
-        self.places.region.populate(start + begin, start + whole_pages(end))
+        self.places.region.populate(start, start + whole_pages(end))
 
     def _in_groups(self) -> Averages:
         if self._averages is None:
