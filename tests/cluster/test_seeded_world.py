@@ -83,6 +83,7 @@ FOUND = {
     26: "a host that leaves may be lost before its replicas are kept",
     29: "a group fails whose member has died and begun anew",
     87: "a copy comes from a host that leaves",
+    94: "a place that is given back takes nothing of the places beside it",
     249: "nothing is carried to a host that is lost",
     806: "a worker that had finished, and comes again when nobody is left, begins anew",
     1070: "a group fails whose member had died and begun anew before the group's turn",
