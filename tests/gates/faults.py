@@ -76,7 +76,9 @@ def _found(fault: Fault, folder: Path) -> str:
     """What is wrong with that fault: empty if its tests find it."""
     with planted(fault, folder):
         ended = tests(fault["found_by"], folder, "-x", long=fault.get("long", False))
-    wrong = {0: "is not found", 1: ""}.get(ended.returncode, f"its tests can't be run: {ended.stdout[-300:]}")
+    wrong = {0: "is not found", 1: ""}.get(
+        ended.returncode, f"its tests can't be run: {(ended.stdout + ended.stderr)[-300:].strip()}"
+    )
     return wrong and f"{fault['name']}: {wrong}"
 
 

@@ -33,6 +33,7 @@ def check(record: bool, against: Path | None = None, quick: bool = False) -> lis
     """What is slower here than there. There is nothing to record."""
     if against is None:
         return ["name the tree to compare with: --against PATH"]
+    against = against.resolve()
     ratios: dict[str, list[float]] = {}
     for number in range(1 if quick else ROUNDS):
         here, there = (ROOT, against) if number % 2 else (against, ROOT)
