@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -71,6 +72,8 @@ def _text(name: str) -> str:
     folder = Path(name)
     if name in KEPT:
         shutil.copytree(FIXTURES / name, folder / name)
+        for file in (folder / name).rglob("*"):  # of a simulation, `runs list` says when its files were written
+            os.utime(file, (1e9, 1e9))
     else:
         with tarfile.open(HERE / f"{name}.tar.xz") as tar:
             tar.extractall(folder, filter="data")
