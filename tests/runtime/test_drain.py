@@ -144,7 +144,7 @@ def agrees(run: Run, gone: set[int]) -> None:
     ("protocol", "optimizer", "name", "by"),
     [
         pytest.param("bsp", SGD, "b", "head", marks=pytest.mark.long),
-        ("asp", ADAMW, "c", "b"),
+        pytest.param("asp", ADAMW, "c", "b", marks=pytest.mark.long),  # tests/journeys has it, too
         pytest.param("ps-plus", SGD, "b", "head", marks=pytest.mark.long),
     ],
 )

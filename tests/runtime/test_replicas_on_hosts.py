@@ -82,7 +82,7 @@ THREE = ("--emulate-hosts", "3", "-n", "1", "--threads", "1")
     ("hosts", "protocol"),
     each(
         [(hosts, protocol) for hosts in (HOSTS, THREE) for protocol in IN_GROUPS],
-        long=[(HOSTS, "ad-psgd"), (THREE, "all-reduce"), (THREE, "ripples")],
+        default=[(HOSTS, "all-reduce"), (HOSTS, "ripples")],  # tests/journeys has AD-PSGD's on three
     ),
 )
 def test_replicas_on_several_hosts_are_averaged_and_a_replay_on_one_ends_on_the_same_bits(

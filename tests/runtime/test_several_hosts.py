@@ -102,27 +102,6 @@ def test_a_run_on_several_hosts_is_made_again_on_as_many(launch: Launch) -> None
     assert again.summary["workers"] == 4
 
 
-DIES = """
-if epoch == 1 and paceline.worker() == 2: (THERE / "dies").touch(); os.kill(os.getppid(), signal.SIGKILL)
-if epoch == 1 and paceline.worker() > 1: time.sleep(60)
-while epoch == 1 and not (THERE / "dies").exists(): time.sleep(0.01)
-"""
-"""In the second epoch, worker 2 kills its agent. The others leave it a batch, and none of its host finishes."""
-
-
-def test_a_host_whose_agent_is_killed_is_named_and_the_others_go_on(launch: Launch) -> None:
-    run = launch.run(script(each_step=indented(DIES)), *HOSTS, "-p", "asp", "--on-loss", "continue").completed()
-    assert "host node-1 is lost" in run.err
-    assert run.summary["workers_left"] == {"2": "died", "3": "died"} if "workers_left" in run.summary else True
-    left = run.rows(
-        "SELECT worker, reason FROM (SELECT json_extract(body, '$.worker') AS worker,"
-        " json_extract(body, '$.reason') AS reason FROM facts WHERE kind = 'WorkerLeft') ORDER BY worker"
-    )
-    assert left == [(0, "finished"), (1, "finished"), (2, "died"), (3, "died")]
-    assert run.summary["samples"] + run.summary["samples_missed"] == 2 * 96
-    assert (found := checked(run.folder)).ok, found.wrong
-
-
 def test_a_host_that_is_lost_before_training_begins_does_not_keep_the_others_from_it(launch: Launch) -> None:
     dies = "if paceline.worker() == 2: os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)\nmodel ="
     run = launch.run(script().replace("model =", dies, 1), *HOSTS, "-p", "asp", "--on-loss", "continue").completed()
