@@ -37,9 +37,9 @@ from typing import Any
 
 from step import Failed, machine, print_table
 
-from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
 from paceline.protocols import registry
+from paceline.scenario.scenario_file import load
 from paceline.sim.calibration import Run, read
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

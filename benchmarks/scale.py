@@ -56,7 +56,6 @@ from unittest.mock import patch
 
 from step import Failed, machine, print_table
 
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import choose
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
@@ -79,6 +78,7 @@ from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.meeting import Agent, Listen
 from paceline.runtime.received import Received
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario import HostTable, Scenario
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

@@ -21,9 +21,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.protocols import registry
+from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 

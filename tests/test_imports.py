@@ -101,7 +101,7 @@ def test_protocols_never_import_each_other(file: Path) -> None:
 
 def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
     program = (
-        "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.cluster.scenario, "
+        "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.scenario.scenario, "
         "paceline.records.journal; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison; "
         "assert not {'torch', 'pandas', 'cloudpickle'} & set(sys.modules)"
     )

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.protocols import registry
 from paceline.records.report import figures
+from paceline.scenario.scenario import Scenario
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from support import runs

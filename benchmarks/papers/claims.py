@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.protocols import registry
 from paceline.records.summary import Summary
+from paceline.scenario.scenario import Scenario
 from paceline.sim.costs import Costs
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

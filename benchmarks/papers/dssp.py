@@ -30,7 +30,7 @@ from statistics import mean
 
 from claims import Claim, modelled, print_claims, print_table, simulated
 
-from paceline.cluster.scenario import Network, Scenario
+from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.world import Limit
 

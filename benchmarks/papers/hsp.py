@@ -28,8 +28,8 @@ from pathlib import Path
 
 from claims import Claim, modelled, print_claims, print_table, simulated
 
-from paceline.cluster.scenario import Network, Scenario
 from paceline.records.ledger import connect
+from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.world import Limit
 
 SEQUENTIAL, GUARDED, ALWAYS = (f"hsp:idle={idle},stale=next,broadcast=all" for idle in ("none", "guarded", "always"))

@@ -66,8 +66,8 @@ from statistics import mean, median
 import numpy as np
 from claims import Claim, modelled, print_claims, print_table, simulated
 
-from paceline.cluster.scenario_file import from_plain
 from paceline.protocols.hsp import Config as HspConfig
+from paceline.scenario.scenario_file import from_plain
 from paceline.sim.world import Limit
 
 ROOT = Path(__file__).parent.parent.parent

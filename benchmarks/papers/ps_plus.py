@@ -28,11 +28,11 @@ from typing import Literal
 
 from claims import Claim, print_claims, print_table
 
-from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.lots import Lots
 from paceline.core.orders import ApplyUpdate
 from paceline.protocols import registry
+from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 
 from claims import Claim, print_claims, print_table
 
-from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.orders import Order, Reduce
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
+from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.simulate import Simulation, play
 from paceline.sim.world import Endless, Limit
 

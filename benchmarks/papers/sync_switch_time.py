@@ -30,8 +30,8 @@ from functools import cache
 
 from claims import Claim, Tag, print_claims, print_table, simulated
 
-from paceline.cluster.scenario import Network, Scenario, Slowdown
 from paceline.core.orders import ApplyUpdate
+from paceline.scenario.scenario import Network, Scenario, Slowdown
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.world import Limit
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario_file import from_plain, load
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary
+from paceline.scenario.scenario_file import from_plain, load
 from paceline.sim.simulate import Simulation
 from paceline.sim.simulate import simulate as carry_out
 from paceline.sim.world import Limit

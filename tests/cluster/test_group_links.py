@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import pytest
 
-from paceline.cluster.group_links import GroupLinks, assumed, ring_bytes
-from paceline.cluster.scenario import Network, Scenario
+from paceline.scenario.group_links import GroupLinks, assumed, ring_bytes
+from paceline.scenario.scenario import Network, Scenario
 from support.seeds import each_seed
 
 MEMORY, LINK, MIXED = 200.0, 50.0, 25.0

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from paceline.cluster.host_links import Carried, HostLinks
+from paceline.scenario.host_links import Carried, HostLinks
 from support.seeds import each_seed
 
 INF = math.inf

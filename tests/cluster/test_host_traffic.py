@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from paceline.cluster.host_traffic import Came, HostTraffic
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.items import Update, Version
+from paceline.scenario.host_traffic import Came, HostTraffic
+from paceline.scenario.scenario import HostTable, Scenario
 
 SCENARIO = Scenario(
     nodes=3,

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import pytest
 
-from paceline.cluster.network import Direction, SharedLink, Transfer
-from paceline.cluster.scenario import Network
+from paceline.scenario.network import Direction, SharedLink, Transfer
+from paceline.scenario.scenario import Network
 from support.seeds import each_seed
 
 B = 100.0

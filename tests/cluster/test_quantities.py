@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cluster.quantities import as_count, count, duration, rate, size
+from paceline.scenario.quantities import as_count, count, duration, rate, size
 from support.scenarios import refusal
 
 

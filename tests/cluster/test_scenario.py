@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
-from paceline.cluster.scenario_file import load
+from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
+from paceline.scenario.scenario_file import load
 from support.scenarios import EXAMPLE, FULL, refusal
 
 
@@ -205,7 +205,7 @@ def test_jitter_is_a_function_of_seed_worker_and_step():
 
 
 def test_jitter_is_the_same_in_another_process():
-    code = "from paceline.cluster.scenario import Scenario; print(repr(Scenario(jitter=0.3).jitter_factor(1, 2, 42)))"
+    code = "from paceline.scenario.scenario import Scenario; print(repr(Scenario(jitter=0.3).jitter_factor(1, 2, 42)))"
     environment = os.environ | {"PYTHONHASHSEED": "99", "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert float(told.stdout) == Scenario(jitter=0.3).jitter_factor(1, 2, 42)

@@ -7,8 +7,8 @@ import os
 import pytest
 import tomli_w
 
-from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
-from paceline.cluster.scenario_file import load, to_plain
+from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
+from paceline.scenario.scenario_file import load, to_plain
 from support.scenarios import EXAMPLE, FULL, HOSTS, refusal
 
 # What a file says

@@ -10,13 +10,13 @@ from typing import Any
 from from_code import on_page_markdown
 
 import paceline
-from paceline.cluster.quantities import DURATIONS, SIZES
-from paceline.cluster.scenario_file import KEYS
 from paceline.core.choice import choose
 from paceline.core.facts import TrainingBegan
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
 from paceline.records.times import Fetch, StepTimes
+from paceline.scenario.quantities import DURATIONS, SIZES
+from paceline.scenario.scenario_file import KEYS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
     [
         (
             "scenarios.md",
-            "../src/paceline/cluster/network.py",
-            "https://host/us/blob/main/src/paceline/cluster/network.py",
+            "../src/paceline/scenario/network.py",
+            "https://host/us/blob/main/src/paceline/scenario/network.py",
         ),
         ("protocols/bsp.md", "../../examples", "https://host/us/tree/main/examples"),
         ("scenarios.md", "../README.md#protocols", "https://host/us/blob/main/README.md#protocols"),

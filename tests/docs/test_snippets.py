@@ -18,7 +18,7 @@ from snippets import Command, Snippet, not_printed, snippets, words
 
 import paceline
 from paceline.cli.main import COMMANDS, parser
-from paceline.cluster.scenario_file import from_plain
+from paceline.scenario.scenario_file import from_plain
 from support import nursery
 
 ROOT = Path(__file__).parents[2]

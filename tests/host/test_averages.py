@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.scenario import Network
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
 from paceline.core.orders import Reduce, Release, StepReplica
@@ -15,6 +14,7 @@ from paceline.errors import PeerLost
 from paceline.host import messages
 from paceline.host.averaging import Group
 from paceline.protocols import registry
+from paceline.scenario.scenario import Network
 from support.companies import Averagers, Company, averager, company
 from support.seeds import each_seed
 

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.group_links import GroupLinks
-from paceline.cluster.network import SharedLink
-from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
 from paceline.fabric.memory import Span
@@ -32,6 +29,9 @@ from paceline.host.shelf import Owner
 from paceline.host.tcp import listen
 from paceline.host.wire import Wire
 from paceline.records.times import Fetch, TransferTimes
+from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.network import SharedLink
+from paceline.scenario.scenario import Network, Scenario
 from support.carriers import hello
 from support.clusters import PATIENCE, tls_keys
 

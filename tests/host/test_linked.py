@@ -7,13 +7,13 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from paceline.cluster.host_traffic import HostTraffic
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Replica, Update, Version
 from paceline.host.fetch import Fetcher, Local, Then
 from paceline.host.linked import Linked, Told
 from paceline.records.times import Fetch
+from paceline.scenario.host_traffic import HostTraffic
+from paceline.scenario.scenario import HostTable, Scenario
 
 SCENARIO = Scenario(
     nodes=2,

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from ripples_virtual import ALL, BETWEEN, MESSAGE, OURS, PAGE, PROTOCOLS, WITHIN, WORKERS, cluster, run
 
-from paceline.cluster.group_links import GroupLinks, ring_bytes
+from paceline.scenario.group_links import GroupLinks, ring_bytes
 
 STATIC, RANDOM, NO_FILTER = "ripples:schedule=static", "ripples:schedule=random", "ripples:threshold=none"
 SLOW = (1.0, 2.0, 5.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.network import SharedLink
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, UpdateArrived, WorkerLeft
 from paceline.core.machine import Machine as AnyMachine
@@ -17,6 +16,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartP
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.protocols.hsp import Config, Machine
+from paceline.scenario.network import SharedLink
 from support.tables import (
     REFUSED,
     Row,

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.orders import DropUpdate, Order
@@ -25,6 +24,7 @@ from paceline.records import broken
 from paceline.records.check import check
 from paceline.records.ledger import SCHEMA
 from paceline.records.reading import open_run
+from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from support.recorded import AS_REAL, checked, crashed, edited, ends_here, leased, said, simulated, wrong

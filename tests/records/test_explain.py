@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.cluster.scenario import HostTable, Network, Scenario
 from paceline.core.facts import Fact, StepDeclined, WorkerResumed
 from paceline.records.explain import _fact, _seconds
+from paceline.scenario.scenario import HostTable, Network, Scenario
 from support.recorded import edited, simulated
 
 Explain = Callable[..., str]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
 from paceline.records import broken
 from paceline.records.reading import open_run
+from paceline.scenario.scenario import Kill, Network, Scenario
 from support import runs
 from support.recorded import AS_REAL, checked, edited, ends_here, moved, said, simulated, wrong
 from support.scripts import training

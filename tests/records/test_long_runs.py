@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
 from paceline.records import explain
 from paceline.records.check import check
 from paceline.records.reading import RecordedRun, open_run
 from paceline.records.report.contents import contents
+from paceline.scenario.scenario import Kill, Network, Scenario
 from support.recorded import simulated
 
 STEPS = 150

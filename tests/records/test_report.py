@@ -20,7 +20,6 @@ import pytest
 from matplotlib.figure import Figure
 from picture import read_timeline
 
-from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerResumed
 from paceline.protocols import registry
@@ -31,6 +30,7 @@ from paceline.records.report.contents import Curves, Waited, _blocks, _Clock, co
 from paceline.records.report.trace import trace
 from paceline.records.timeline import Computing, Lane, Stay, Step, Timeline, Transfer
 from paceline.records.waits import Wait, waits
+from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from picture import draw, read_timeline
 
-from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold, StepReplica
 from paceline.errors import ConfigError
@@ -36,6 +35,7 @@ from paceline.records.reading import open_run, tally_of
 from paceline.records.report.contents import contents, page
 from paceline.records.waits import waits
 from paceline.runs.replay import replay
+from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.calibration import read
 from support.recorded import checked, edited, wrong
 from support.resumed_runs import leased_and_resumed, resumed

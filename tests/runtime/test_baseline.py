@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.runtime.baseline import Worker
+from paceline.scenario.scenario import Scenario
 from support.events import said
 from support.launch import Launch
 from support.rounding import apart

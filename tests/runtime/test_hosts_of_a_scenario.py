@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.runs.run import check_fits, settled
+from paceline.scenario.scenario import HostTable, Scenario
 from support import nursery
 from support.launch import Launch
 from support.recorded import checked

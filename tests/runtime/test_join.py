@@ -21,7 +21,6 @@ import torch
 
 from paceline.cli.hosts import named
 from paceline.cli.main import parser
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.fabric.control import ANOTHER_RUN, Hello, HostEnd
@@ -34,6 +33,7 @@ from paceline.host.machine import machine
 from paceline.host.opening import Keys, dial
 from paceline.host.tcp import Stream
 from paceline.protocols import registry
+from paceline.scenario.scenario import HostTable, Scenario
 from support.events import await_stop, said
 from support.launch import Launch
 from support.recorded import checked

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
 from paceline.host.processes import NoProcess
 from paceline.runtime.lifecycle import Closing, Gathering, Training
+from paceline.scenario.scenario import Kill, Scenario
 from support.rooms import OFFER, Stage
 
 READY = messages.StoreReady(99, "digest")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.group_links import GroupLinks
-from paceline.cluster.network import SharedLink
 from paceline.core.facts import ParametersTaken, ReduceFinished, UpdateArrived
 from paceline.records.ledger import read_facts
+from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.network import SharedLink
 from support.recorded import checked
 from support.runs import Run, run, side_by_side
 from support.scripts import training

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.fabric.numbered import Line
@@ -17,6 +16,7 @@ from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
 from paceline.runtime.packed import MOST_SOURCE, OF_THE_HEAD, check_source, packed, unpacked
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from support.rooms import SETTINGS
 
 SCENARIO = Scenario(

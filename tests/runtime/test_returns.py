@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.membership import Membership
 from paceline.host.contract import Updates
 from paceline.runtime.joining import AWAY, Returns, There
 from paceline.runtime.member import Member
+from paceline.scenario.scenario import Scenario
 
 
 @dataclass

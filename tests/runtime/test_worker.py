@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, PeerLost, RunFailed
@@ -21,6 +20,7 @@ from paceline.host import messages
 from paceline.protocols import registry
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
+from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import Layout
 from paceline.training.link import Finished, Keep, Lease, Offer

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
-from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
@@ -21,6 +19,8 @@ from paceline.protocols import registry
 from paceline.records.ledger import Ledger, read_facts
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
+from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
+from paceline.scenario.scenario_file import to_plain
 from paceline.sim.calibration import RecordedCosts, Run, Step, read
 from paceline.sim.costs import Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
-from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import choose
 from paceline.core.orders import ApplyUpdate, Reduce
 from paceline.protocols import registry
 from paceline.records.ledger import connect
 from paceline.records.summary import Summary
+from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
+from paceline.scenario.scenario_file import to_plain
 from paceline.sim.calibration import Run, read
 from paceline.sim.costs import NOTHING, Overhead
 from paceline.sim.simulate import Simulation, simulate

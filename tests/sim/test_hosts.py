@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary
+from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.sim.calibration import read
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

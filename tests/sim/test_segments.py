@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import Choice, choose
 from paceline.core.drive import drive
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
@@ -16,6 +15,7 @@ from paceline.core.orders import ApplyUpdate, Order, Reduce
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger, read_facts
+from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, play, training_of, world_of
 from paceline.sim.world import Limit
 from protocols.test_conformance import CHOICES

@@ -18,9 +18,9 @@ import pytest
 
 import paceline.sim.simulate
 from paceline.cli.main import main
-from paceline.cluster.scenario_file import load
 from paceline.protocols import registry
 from paceline.records.ledger import read_facts
+from paceline.scenario.scenario_file import load
 
 CLUSTER = """
 [cluster]

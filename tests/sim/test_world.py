@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.facts import (
     Fact,
@@ -45,6 +44,7 @@ from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger, connect, read_facts
 from paceline.records.summary import Summary
+from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Progress, Simulation, play, simulate
 from paceline.sim.world import Amount, Dealt, Endless, Limit, NoData

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from paceline.cluster.group_links import GroupLinks
-from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
@@ -32,6 +30,8 @@ from paceline.protocols import registry
 from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime import agent as agents
 from paceline.runtime.agent import _Agent as Agent
+from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.scenario import Network, Scenario
 from support.clusters import KEYS
 from support.rooms import OFFER, SETTINGS, Clockwork, Crew, Line
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, StepDeclined, WorkerJoined
 from paceline.core.orders import ApplyUpdate, Order
@@ -23,6 +22,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import open_run
 from paceline.records.summary import write
 from paceline.records.times import StepTimes
+from paceline.scenario.scenario import Scenario
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from paceline.training.seeding import order_digest

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.drive import drive
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerJoined
@@ -23,6 +22,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
 from paceline.records.summary import Tally, write
 from paceline.records.times import StepTimes
+from paceline.scenario.scenario import Scenario
 from paceline.sim.simulate import Simulation, _config, training_of, world_of
 from paceline.sim.world import Limit, Worker, World
 from paceline.training.seeding import order_digest

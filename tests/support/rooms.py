@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.fabric.unix import attachment
 from paceline.host import messages
@@ -20,6 +19,7 @@ from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
+from paceline.scenario.scenario import Scenario
 
 
 class Line:

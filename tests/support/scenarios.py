@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.errors import ConfigError
+from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
 
 EXAMPLE = """
 [cluster]

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario import Scenario
-from paceline.cluster.scenario_file import from_plain, load
 from paceline.core.choice import nearest
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
@@ -26,6 +24,8 @@ from paceline.records import kept
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.runs.script import recorded_script
+from paceline.scenario.scenario import Scenario
+from paceline.scenario.scenario_file import from_plain, load
 from paceline.version import __version__
 
 RESUME = "--resume"

@@ -18,7 +18,6 @@ from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
 from paceline.cli.values import seconds, whole
-from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import Choice, brief
 from paceline.core.listed import count
 from paceline.errors import ConfigError
@@ -31,6 +30,7 @@ from paceline.runs.pace import Pace
 from paceline.runs.report import report
 from paceline.runs.run import check_fits, chosen
 from paceline.runs.series import Stopped
+from paceline.scenario.scenario_file import from_plain
 from paceline.terminal import redraws
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.hosts import add_trusted_network
 from paceline.cli.values import whole
-from paceline.cluster.quantities import count
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.runs import doctor
+from paceline.scenario.quantities import count
 from paceline.version import __version__
 
 if TYPE_CHECKING:

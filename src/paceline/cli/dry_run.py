@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.columns import as_text
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice
 from paceline.core.listed import count
 from paceline.errors import ConfigError
 from paceline.runs.predict import predicted, what_is_lacking
+from paceline.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from paceline.cli.again import recorded
 from paceline.cli.values import shortened
-from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
 from paceline.fabric.token import FILE_VARIABLE, VARIABLE, find
@@ -27,6 +26,7 @@ from paceline.runs.resume import LIMITS
 from paceline.runs.run import HowMany
 from paceline.runtime.launch.announced import Announcement
 from paceline.runtime.launch.environment import JOBSET, PYTORCHJOB, RAY, SLURM, TORCHRUN, Placement, placement
+from paceline.scenario.scenario_file import LONGEST_NAME
 
 TOKEN = {
     TORCHRUN: f"set {FILE_VARIABLE}=token for torchrun on every host",

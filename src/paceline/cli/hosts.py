@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.again import RESUME, recorded
 from paceline.cli.values import seconds, shortened, whole
-from paceline.cluster.scenario import HostTable, Scenario
-from paceline.cluster.scenario_file import A_NAME, LONGEST_NAME, is_name
 from paceline.core.choice import Choice
 from paceline.core.placement import How, check_shards_on, hosts_with_shards, why_idle
 from paceline.errors import ConfigError
@@ -29,6 +27,8 @@ from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.runs.resume import check_protocol
 from paceline.runs.run import HowMany, check_fits, check_hosts, joined, settled
+from paceline.scenario.scenario import HostTable, Scenario
+from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 
 if TYPE_CHECKING:
     from paceline.runtime.launch.ray import OnRay

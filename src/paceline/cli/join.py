@@ -11,7 +11,6 @@ from typing import Any
 from paceline.cli.hosts import NOT_ENCRYPTED, add_isa, add_trusted_network, name_of_host
 from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
 from paceline.cli.values import LONGEST, seconds, shortened, whole
-from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token
@@ -23,6 +22,7 @@ from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, hash_see
 from paceline.runs.keys import keys_of
 from paceline.runs.run import CODES
 from paceline.runtime.launch import tied
+from paceline.scenario.scenario import MOST_WORKERS
 
 
 def add_to(commands: Any) -> None:

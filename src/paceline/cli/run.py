@@ -19,8 +19,6 @@ from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
 from paceline.cli.values import above, seconds, whole
-from paceline.cluster.scenario import MOST_WORKERS, Scenario
-from paceline.cluster.scenario_file import load
 from paceline.core.choice import Choice, choose
 from paceline.core.listed import count
 from paceline.errors import ConfigError
@@ -47,6 +45,8 @@ from paceline.runs.run import (
 )
 from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario import MOST_WORKERS, Scenario
+from paceline.scenario.scenario_file import load
 from paceline.terminal import is_read
 
 MOST_THREADS = 1024

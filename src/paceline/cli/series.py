@@ -6,10 +6,10 @@ import argparse
 import sys
 
 from paceline.cli.run import say_whose
-from paceline.cluster.scenario import Scenario
-from paceline.cluster.scenario_file import load
 from paceline.runs.run import settled
 from paceline.runs.series import Job, Stopped
+from paceline.scenario.scenario import Scenario
+from paceline.scenario.scenario_file import load
 
 
 def job_of(options: argparse.Namespace) -> Job:

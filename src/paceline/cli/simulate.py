@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.run import MOST_THREADS, add_start
 from paceline.cli.values import seconds, whole
-from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.host import hash_seed
@@ -23,6 +22,7 @@ from paceline.records.summary import Summary, Target
 from paceline.runs.run import CODES, STARTS
 from paceline.runs.script import checked_script
 from paceline.runs.simulate import Made, check, folders_of, in_place_of, interrupts, simulated, trained
+from paceline.scenario.scenario_file import load
 from paceline.sim.simulate import Progress, Say, Simulation
 from paceline.sim.world import Limit
 from paceline.terminal import redraws

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.orders import Order
 from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
@@ -20,6 +19,7 @@ from paceline.host.messages import Message
 from paceline.host.names import Fields
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
+from paceline.scenario.scenario import MOST_WORKERS
 
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 

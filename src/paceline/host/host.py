@@ -8,9 +8,6 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from paceline.cluster.group_links import GroupLinks
-from paceline.cluster.network import SharedLink
-from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
 from paceline.core.listed import listed
@@ -57,15 +54,18 @@ from paceline.host.summer import Summer
 from paceline.host.sums import Sums
 from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
+from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.network import SharedLink
+from paceline.scenario.scenario import Network
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.cluster.host_traffic import HostTraffic
     from paceline.host.carrier import Carrier
     from paceline.host.fetches import Where
     from paceline.host.linked import Linked
     from paceline.host.overlap import Computing, Early
     from paceline.host.shards import OtherShards
     from paceline.host.together import Together
+    from paceline.scenario.host_traffic import HostTraffic
 
 
 def beginning_of(worker: int) -> Owner:

@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, RunFailed
 from paceline.files import read_json
@@ -26,6 +25,7 @@ from paceline.records.comparison import COMPARISON
 from paceline.records.reading import LEDGER, SUMMARY
 from paceline.records.summary import read
 from paceline.runs.folders import check_free, checked_folder, new_folder
+from paceline.scenario.scenario_file import from_plain, to_plain
 
 Script = Callable[..., object] | str | os.PathLike[str]
 Scenario = str | os.PathLike[str] | Mapping[str, Any]

@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from paceline.cluster.scenario import Scenario
-from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
@@ -28,6 +26,8 @@ from paceline.records.ledger import connect, read_facts
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import MOVED, Summary, Tally, Target, read
 from paceline.records.times import Fetch, StepTimes
+from paceline.scenario.scenario import Scenario
+from paceline.scenario.scenario_file import from_plain
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.cluster.scenario import Kill, Scenario
 from paceline.errors import ConfigError
+from paceline.scenario.scenario import Kill, Scenario
 
 NAME = "ddp"
 """Where a protocol is named, in `run` and `compare`."""

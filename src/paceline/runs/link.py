@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from paceline.cluster.quantities import as_count
 from paceline.host.machine import Machine, difference
 from paceline.runs.doctor import Finding
+from paceline.scenario.quantities import as_count
 
 PARAMETERS = (1_000_000, 25_000_000, 100_000_000)
 HOSTS = (2, 4)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice
 from paceline.core.listed import count
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading
+from paceline.scenario.scenario import Scenario
 from paceline.sim.calibration import Run, read
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit

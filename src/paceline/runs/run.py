@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.listed import count, listed
 from paceline.errors import ConfigError
@@ -15,6 +14,7 @@ from paceline.protocols import registry
 from paceline.records.summary import Summary
 from paceline.runs import baseline
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from paceline.runtime.meeting import Listen

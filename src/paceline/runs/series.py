@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario import Scenario
-from paceline.cluster.scenario_file import to_plain
 from paceline.errors import ConfigError, RunFailed
 from paceline.files import read_json
 from paceline.records import summary as summaries
@@ -28,6 +26,8 @@ from paceline.runs.engine import environment_alone
 from paceline.runs.folders import check_free
 from paceline.runs.run import CODES
 from paceline.runs.script import checked_script
+from paceline.scenario.scenario import Scenario
+from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
 
 USAGE, INTERRUPTED = 2, CODES["interrupted"]

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline import files
-from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence, is_taken
@@ -59,6 +58,7 @@ from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.packed import packed, unpacked
 from paceline.runtime.received import Received, received
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario_file import LONGEST_NAME
 
 HEAD = 1
 """The head's own incarnation: a run has no other head."""

@@ -37,7 +37,6 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
 from paceline.fabric.token import forget
@@ -61,6 +60,7 @@ from paceline.runtime.interrupts import OF_SCRIPTS, Interrupts, without_handler
 from paceline.runtime.run import make_folder, undo
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import GRACE, redirect, run_script, show
+from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from paceline.cluster.scenario import Kill
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import Release
@@ -25,6 +24,7 @@ from paceline.runtime.offers import difference, unequal_hosts
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import Terms
+from paceline.scenario.scenario import Kill
 
 if TYPE_CHECKING:
     from paceline.host.everywhere import WorkersEverywhere

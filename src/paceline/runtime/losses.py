@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from paceline.cluster.quantities import as_duration
 from paceline.core.membership import Membership
 from paceline.host.processes import exit_phrase
 from paceline.records.ledger import Ledger
 from paceline.runtime.ending import Ending
 from paceline.runtime.member import Member
+from paceline.scenario.quantities import as_duration
 
 OnLoss = Literal["auto", "continue", "stop"]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.host.between import Here
@@ -22,6 +21,7 @@ from paceline.host.tcp import Address, listen, shown, told
 from paceline.runtime.launch.announced import PATIENCE, Announcement
 from paceline.runtime.sent import Sent
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario import HostTable, Scenario
 
 Settle = Callable[[Mapping[str, Here]], Settings]
 """Settles the run, once all hosts have said what they have. Raises ConfigError if they can't make it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from paceline.cluster.group_links import assumed
 from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
 from paceline.core.listed import listed, workers_named
@@ -14,6 +13,7 @@ from paceline.host.messages import Offered
 from paceline.host.plan import BESIDE_READERS
 from paceline.records.summary import Target
 from paceline.runtime.settings import Settings
+from paceline.scenario.group_links import assumed
 
 
 def difference(first: Offered, other: Offered) -> str:

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.host_traffic import HostTraffic
-from paceline.cluster.scenario_file import A_NAME, LONGEST_NAME, is_name
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.listed import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
@@ -40,6 +38,8 @@ from paceline.runtime.joining import There
 from paceline.runtime.meeting import Meeting, with_host
 from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
+from paceline.scenario.host_traffic import HostTraffic
+from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 
 IN_GOOD_ORDER = "it has left in good order"
 AT_ONCE = "the run is ended at once"

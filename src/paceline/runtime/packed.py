@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
 from paceline.fabric.numbered import LONGEST
@@ -17,6 +16,7 @@ from paceline.protocols import registry
 from paceline.records.segments import choice_of
 from paceline.records.summary import Target
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario_file import from_plain, to_plain
 
 OF_THE_HEAD = ("resumed", "replays")
 """Fields that only the head needs. Elsewhere they have their defaults."""

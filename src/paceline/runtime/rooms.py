@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import DropUpdate
@@ -44,6 +43,7 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.snapshots import Snapshots
 from paceline.runtime.terms import Terms
 from paceline.runtime.versions import Means, StoredVersions
+from paceline.scenario.group_links import GroupLinks
 
 if TYPE_CHECKING:
     from paceline.host.everywhere import WorkersEverywhere

@@ -18,7 +18,6 @@ import msgspec
 import tomli_w
 
 from paceline import files
-from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.core.listed import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
@@ -54,6 +53,7 @@ from paceline.runtime.packed import check_source, packed
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
+from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
 
 if TYPE_CHECKING:

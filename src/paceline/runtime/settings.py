@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.choice import Choice
 from paceline.host.processor import Isa
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
+from paceline.scenario.scenario import Kill, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 import paceline
-from paceline.cluster.scenario import Scenario
 from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
@@ -41,6 +40,7 @@ from paceline.runtime.code import digests
 from paceline.runtime.interpreter import ended_by_parser
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
 from paceline.runtime.settings import Settings
+from paceline.scenario.scenario import Scenario
 from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (

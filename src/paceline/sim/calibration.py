@@ -25,9 +25,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from paceline.cluster.group_links import GroupLinks
-from paceline.cluster.network import SharedLink
-from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.choice import Choice
 from paceline.core.facts import (
     Fact,
@@ -44,6 +41,9 @@ from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush,
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run, reading
 from paceline.records.times import exposed
+from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.network import SharedLink
+from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Overhead
 from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from paceline.cluster.scenario import Network, Scenario, Slowdown
 from paceline.core.orders import ApplyUpdate, Reduce
+from paceline.scenario.scenario import Network, Scenario, Slowdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,6 @@ from typing import Any
 
 import tomli_w
 
-from paceline.cluster.group_links import assumed
-from paceline.cluster.scenario import Scenario
-from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import Choice, check_fit
 from paceline.core.drive import drive
 from paceline.core.facts import TrainingBegan
@@ -20,6 +17,9 @@ from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
 from paceline.records.summary import Outcome, Summary, write
+from paceline.scenario.group_links import assumed
+from paceline.scenario.scenario import Scenario
+from paceline.scenario.scenario_file import to_plain
 from paceline.sim.costs import Costs, ScenarioCosts
 from paceline.sim.world import Dealt, Endless, Limit, Training, World
 from paceline.version import __version__

@@ -17,10 +17,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple, Protocol
 
-from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
-from paceline.cluster.host_traffic import Came, HostTraffic
-from paceline.cluster.network import SharedLink, Transfer, Way
-from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -50,6 +46,10 @@ from paceline.core.orders import (
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import Fetch, StepTimes, TransferTimes, exposed
+from paceline.scenario.group_links import GroupLinks, Moved, ring_bytes
+from paceline.scenario.host_traffic import Came, HostTraffic
+from paceline.scenario.network import SharedLink, Transfer, Way
+from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Costs
 
 

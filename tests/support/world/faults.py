@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
-from paceline.cluster.scenario import HostTable, Scenario
 from paceline.core.choice import Choice, choose, declared, written
 from paceline.core.machine import Spec
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.scenario.scenario import HostTable, Scenario
 from support.seeded_network import Blocked, Cut, Faults, Killed, Seconds, Slow
 from support.settings import values_of
 from support.world.processes import Script

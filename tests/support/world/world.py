@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
@@ -34,6 +33,7 @@ from paceline.runtime.others import Others
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
+from paceline.scenario.scenario import Scenario
 from support.rooms import SETTINGS
 from support.seeded_network import Blocked, Cut, Killed, Slow
 from support.world import insides

@@ -9,10 +9,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from paceline.cluster.group_links import GroupLinks, ring_bytes
 from paceline.records.broken import AVERAGED, LINK, TRANSFERS, Broken, First
 from paceline.records.check.checking import Checking
 from paceline.records.check.times import TICK
+from paceline.scenario.group_links import GroupLinks, ring_bytes
 
 EXACT = 1e-9
 """Relative, and in seconds: the links' model computes with these very moments."""

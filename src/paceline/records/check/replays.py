@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.cluster.network import SharedLink
 from paceline.records.broken import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
 from paceline.records.check.checking import Checking
 from paceline.records.marks import Marks
+from paceline.scenario.network import SharedLink
 
 
 def for_replay(checking: Checking) -> None:

@@ -10,7 +10,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from paceline.cluster.scenario import Scenario, Slowdown
 from paceline.records.broken import (
     MEASURED,
     PADDED,
@@ -22,6 +21,7 @@ from paceline.records.broken import (
     count,
 )
 from paceline.records.check.checking import Checking
+from paceline.scenario.scenario import Scenario, Slowdown
 
 TICK = 1e-6
 """Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a

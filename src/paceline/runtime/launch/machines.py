@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shlex import join, quote
 
-from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.listed import cut, printable
 from paceline.errors import ConfigError
 from paceline.host.processes import exit_phrase
+from paceline.scenario.scenario import MOST_WORKERS
 
 SCHEME = "ssh:"
 MACHINE = re.compile(

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.cluster.quantities import MOST, as_duration, as_rate, as_size, duration, rate, shown, size
-from paceline.cluster.scenario import MOST_WORKERS, HostTable, Kill, Network, Scenario, Slowdown
 from paceline.core.choice import nearest
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.files import read_file
+from paceline.scenario.quantities import MOST, as_duration, as_rate, as_size, duration, rate, shown, size
+from paceline.scenario.scenario import MOST_WORKERS, HostTable, Kill, Network, Scenario, Slowdown
 
 KEYS = {
     "cluster": ("workers", "nodes", "compute", "jitter"),

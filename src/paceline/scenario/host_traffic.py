@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.cluster.host_links import Carried, HostLinks
-from paceline.cluster.scenario import Scenario
 from paceline.core.items import Update, Version
+from paceline.scenario.host_links import Carried, HostLinks
+from paceline.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

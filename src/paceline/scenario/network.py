@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal
 
-from paceline.cluster.scenario import Network
+from paceline.scenario.scenario import Network
 
 Direction = Literal["push", "pull"]
 """Into the server, or out of it."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal
 
-from paceline.cluster.network import Way
-from paceline.cluster.scenario import Scenario
+from paceline.scenario.network import Way
+from paceline.scenario.scenario import Scenario
 
 Pair = tuple[str, str]
 """Two hosts: a source and a target."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import NormalDist
 
-from paceline.cluster.quantities import as_duration
 from paceline.core.listed import count, printable
 from paceline.core.lots import Lots
 from paceline.errors import ConfigError
+from paceline.scenario.quantities import as_duration
 
 MOST_WORKERS = 100_000
 """More workers than this are taken for a typing mistake."""
@@ -132,7 +132,7 @@ class Scenario:
     events: tuple[Slowdown | Kill, ...] = ()
     """In the file's order: `events[0]` is the one that messages call `event 1`."""
     host_tables: tuple[HostTable, ...] = ()
-    """The first one is the head. Where there are some, `nodes` is their number. See `cluster.host_links`."""
+    """The first one is the head. Where there are some, `nodes` is their number. See `scenario.host_links`."""
 
     def checked_for(self, workers: int) -> Scenario:
         """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from paceline.cluster.scenario import Network, Scenario
+from paceline.scenario.scenario import Network, Scenario
 
 Link = tuple[str, bool]
 """A node, and whether it is the node's memory. Otherwise it is the node's link to the other nodes."""
