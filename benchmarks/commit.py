@@ -22,7 +22,7 @@ import torch
 from step import machine, print_table
 from torch import nn
 
-from paceline.fabric.memory import keep_freed_memory
+from paceline.ipc.memory import keep_freed_memory
 from paceline.training.layout import Layout, Places
 from paceline.training.store import Store
 

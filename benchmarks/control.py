@@ -16,10 +16,10 @@ import time
 from functools import partial
 
 from paceline.errors import PeerLost
-from paceline.fabric.unix import Channel, pair
-from paceline.host import messages
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, pair
+from paceline.ipc.loop import Loop
+from paceline.ipc.send_queue import Outbox
 
 
 def ask(channel: Channel, count: int) -> list[float]:

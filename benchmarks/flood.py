@@ -30,8 +30,8 @@ from paceline.fabric.control import LONGEST_PAUSE, SHORTEST_PAUSE
 from paceline.fabric.token import Token, write
 from paceline.host import tcp
 from paceline.host.door import Door
-from paceline.host.loop import Loop
 from paceline.host.opening import Keys, dial
+from paceline.ipc.loop import Loop
 from paceline.runs.join import answers
 from support.floods import ELSEWHERE, HERE, KINDS, far_from, flood
 

@@ -42,7 +42,7 @@ from step import Failed, machine, print_table
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.host.processes import adopt_orphans
+from paceline.ipc.processes import adopt_orphans
 from paceline.protocols import registry
 
 WORKLOAD = Path(__file__).parent / "workloads" / "mlp_step.py"

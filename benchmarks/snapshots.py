@@ -34,7 +34,7 @@ from typing import Any
 from startup import PROGRAMS, run
 from step import MODELS, Failed, machine, print_table
 
-from paceline.host.processes import adopt_orphans
+from paceline.ipc.processes import adopt_orphans
 
 ROOT = Path(__file__).parent.parent
 DIGITS, SLOW = ROOT / "examples" / "digits.py", ROOT / "examples" / "scenarios" / "one_slow.toml"

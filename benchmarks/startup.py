@@ -36,7 +36,7 @@ from typing import Any
 
 from step import Failed, machine, print_table
 
-from paceline.host.processes import adopt_orphans
+from paceline.ipc.processes import adopt_orphans
 
 PROGRAMS = Path(sys.executable).parent
 WORKLOAD = Path(__file__).parent / "workloads" / "one_step.py"

@@ -60,7 +60,7 @@ VARIANTS = tuple(TITLES)
 PEERS = ("plain", "ddp", "plain-tuned", "ddp-tuned")
 OURS = ("bsp", "asp", "ssp")
 TUNED = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483647"
-"""As `paceline.fabric.memory.keep_freed_memory` sets it."""
+"""As `paceline.ipc.memory.keep_freed_memory` sets it."""
 PARTS = ("compute", "push", "wait", "pull", "other")
 BATCH_SIZE = 32
 

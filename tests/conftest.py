@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.fabric import memory
+from paceline.ipc import memory
 from paceline.runtime import forking
 from support import tiers
 from support.launch import Launch

@@ -14,7 +14,7 @@ from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.fabric.control import HeadEnd
 from paceline.fabric.numbered import Line
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.averages import Averages
 from paceline.host.averaging import Averaging
 from paceline.host.branch import Branch
@@ -40,6 +40,7 @@ from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.together import Together
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import Wire
+from paceline.ipc import messages
 from paceline.runtime.agent import _Agent
 from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others

@@ -27,8 +27,8 @@ from paceline.fabric.control import (
     Refused,
     Write,
 )
-from paceline.fabric.endpoint import LENGTH, Frames, framed
 from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, written
+from paceline.ipc.endpoint import LENGTH, Frames, framed
 
 
 class Order(msgspec.Struct, tag=True, array_like=True):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.fabric import memory
-from paceline.fabric.memory import Region, Window, available_bytes
+from paceline.ipc import memory
+from paceline.ipc.memory import Region, Window, available_bytes
 
 SIZE = 3 * mmap.PAGESIZE + 100
 

@@ -9,8 +9,8 @@ import pytest
 
 from paceline.errors import MessageUnreadable
 from paceline.fabric import numbered
-from paceline.fabric.endpoint import Frames
 from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, Full, Line, NeverReadable
+from paceline.ipc.endpoint import Frames
 
 
 class Number(msgspec.Struct, tag=True, array_like=True):

@@ -36,7 +36,7 @@ builtins.__build_class__ = _pinned
 def tags() -> dict[str, str]:
     """By module and class: the tag of each message."""
     from paceline.fabric.numbered import Frame
-    from paceline.host.messages import Message
+    from paceline.ipc.messages import Message
 
     return {
         f"{kind.__module__}.{kind.__name__}": kind.__struct_config__.tag

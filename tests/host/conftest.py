@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.host import processes
+from paceline.ipc import processes
 
 
 @pytest.fixture

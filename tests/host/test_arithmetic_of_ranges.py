@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.fabric.unix import Channel, attached, attachment, pair
-from paceline.host import messages
 from paceline.host.arithmetic_process import _serve
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, attached, attachment, pair
 from paceline.training import parts as parts_module
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed

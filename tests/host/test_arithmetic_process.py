@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.fabric.unix import Channel, attachment, pair
-from paceline.host import messages
 from paceline.host.arithmetic_process import _restored, _serve
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, attachment, pair
 from paceline.training.layout import Layout, Places
 from paceline.training.snapshots import OfReplica, OfStore, read
 from paceline.training.store import Store

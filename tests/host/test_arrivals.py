@@ -7,9 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.host import arrivals, messages
+from paceline.host import arrivals
 from paceline.host.arrivals import Arrivals
 from paceline.host.seat import Seat
+from paceline.ipc import messages
 
 VERSION, PLACE = 4, 2
 

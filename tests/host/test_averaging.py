@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from paceline.core import shards
 from paceline.core.items import Item, Mean, Partial
-from paceline.host import averaging, messages
+from paceline.host import averaging
 from paceline.host.averaging import Averaging, Group, Part
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
+from paceline.ipc import messages
 from paceline.training import parts as parts_module
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places

@@ -11,12 +11,13 @@ import pytest
 from paceline.core.choice import choose
 from paceline.core.items import Blob, Update, Version
 from paceline.core.orders import Release, StartPush
-from paceline.host import branch, messages
+from paceline.host import branch
 from paceline.host.between import Attached
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
 from paceline.host.plan import plan
+from paceline.ipc import messages
 from paceline.protocols import registry
 from support.rooms import OFFER
 

@@ -24,8 +24,8 @@ from paceline.core.orders import (
     StepReplica,
 )
 from paceline.errors import MessageUnreadable, PeerLost, RunFailed
-from paceline.host import messages
 from paceline.host.contract import NotHere
+from paceline.ipc import messages
 from paceline.protocols import registry
 from support.companies import PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
 from support.rooms import OFFER

@@ -15,8 +15,8 @@ from paceline.fabric import control
 from paceline.fabric.control import ANOTHER_RUN, HostEnd
 from paceline.host import tcp
 from paceline.host.control_link import AT_ONCE, PURPOSE, HeadLink, HostLink
-from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Opening, dials
+from paceline.ipc.loop import Alarm, Loop
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
 from support.lobby import has_ended
 

@@ -14,8 +14,8 @@ import pytest
 from paceline.fabric.token import Token
 from paceline.host import door, tcp
 from paceline.host.door import MOST_STRANGERS, Door
-from paceline.host.loop import Loop
 from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
+from paceline.ipc.loop import Loop
 from support.clusters import KEYS
 from support.lobby import OTHER_KEYS, PATIENCE, Lobby, answer, frame, has_ended
 

@@ -14,9 +14,9 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
 from paceline.core.orders import ApplyUpdate, DropUpdate, Release, StartPush
 from paceline.core.shards import Shard
-from paceline.host import messages
 from paceline.host.overlap import Early
 from paceline.host.shelf import Shelf
+from paceline.ipc import messages
 from paceline.protocols import registry
 from support import companies
 from support.companies import Elsewhere, elsewhere

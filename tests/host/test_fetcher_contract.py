@@ -15,19 +15,19 @@ import pytest
 
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
-from paceline.fabric.memory import Span
 from paceline.host.attached import empty_file
 from paceline.host.bulk import Bulk, BulkNews, Pipe, Port
 from paceline.host.carrier import Carrier
 from paceline.host.door import Door
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Peer, Where
-from paceline.host.loop import Loop
 from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.host.paced import Paced
 from paceline.host.shelf import Owner
 from paceline.host.tcp import listen
 from paceline.host.wire import Wire
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Span
 from paceline.records.times import Fetch, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from paceline.core.orders import ApplyUpdate, Release, StartPush
-from paceline.host import messages
 from paceline.host.maker import MOST_THREADS
 from paceline.host.seat import Seat, idle_cores
+from paceline.ipc import messages
 from support.companies import Company, company
 from support.rooms import OFFER
 

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from paceline.host.loop import Loop
-from paceline.host.processes import fork_child
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import fork_child
 
 
 def waits() -> int:

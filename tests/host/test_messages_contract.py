@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric import numbered, unix
+from paceline.fabric import numbered
 from paceline.fabric.control import Came, Close, Connected, Delivered, Disconnected, Ended, Event, HeadEnd, HostEnd
-from paceline.fabric.endpoint import Endpoint, framed
-from paceline.fabric.unix import INLINE, Channel
-from paceline.host import outbox
 from paceline.host.control_link import HeadLink, HostLink
 from paceline.host.opening import Keys
-from paceline.host.outbox import Outbox
 from paceline.host.tcp import Stream
+from paceline.ipc import channel, send_queue
+from paceline.ipc.channel import INLINE, Channel
+from paceline.ipc.endpoint import Endpoint, framed
+from paceline.ipc.send_queue import Outbox
 from support import direct
 from support.clusters import KEYS, PATIENCE, Cluster, Order, Told, sockets, tls_keys
 from support.control_nodes import HEAD, EndNode
@@ -154,7 +154,7 @@ class DirectChannels(Channels):
 
 class UnixChannels(Channels):
     def __init__(self) -> None:
-        ours, theirs = unix.pair()
+        ours, theirs = channel.pair()
         super().__init__(
             Channel(ours, Told, "there"), Channel(theirs, Told, "here"), lambda body: ours.send(INLINE + body)
         )
@@ -366,7 +366,7 @@ def test_what_can_not_be_read_becomes_one_line_and_no_message_is_lost_for_it(way
 def test_for_a_receiver_that_takes_nothing_so_many_messages_are_kept_and_then_the_sender_is_told(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST", MOST)
+    monkeypatch.setattr(send_queue, "MOST", MOST)
     monkeypatch.setattr(numbered, "MOST_MESSAGES", MOST)
     way.deafen()
     sent = 0

@@ -11,11 +11,12 @@ import pytest
 
 from paceline.core.items import Item, Update, Version
 from paceline.core.shards import Shard
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.moves import MOVING, Moves, Taking
 from paceline.host.shards import OtherShards
 from paceline.host.shares import Shares
 from paceline.host.shelf import Shelf
+from paceline.ipc import messages
 
 HEAD, B, C = Shard("head", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)
 STATE = between.Attached("share 1 of b", 8)

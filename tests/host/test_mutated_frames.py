@@ -20,7 +20,6 @@ import pytest
 from paceline.core.items import Version
 from paceline.fabric import control
 from paceline.fabric.control import Hello, HostEnd, Refused
-from paceline.fabric.endpoint import LENGTH
 from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
 from paceline.host import bulk, control_link
 from paceline.host.bulk import Cancel, Dialler, Fetch, Never, Part
@@ -28,6 +27,7 @@ from paceline.host.control_link import HostLink
 from paceline.host.door import Door
 from paceline.host.opening import dial
 from paceline.host.tcp import listen
+from paceline.ipc.endpoint import LENGTH
 from support.carriers import Side, Two, contents, hello
 from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
 from support.seeds import each_seed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.outward import MOST, Outward
+from paceline.ipc import messages
 
 
 def outward() -> tuple[Outward, list[messages.Message]]:

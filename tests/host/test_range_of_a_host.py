@@ -14,11 +14,12 @@ from paceline.core.items import Update, Version
 from paceline.core.orders import Release
 from paceline.core.shards import Shard
 from paceline.errors import PeerLost
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
 from paceline.host.plan import plan
+from paceline.ipc import messages
 from paceline.protocols import registry
 from support.rooms import OFFER, Clockwork
 

@@ -9,10 +9,11 @@ from unittest.mock import Mock
 from paceline.core.choice import choose
 from paceline.core.items import Update, Version
 from paceline.core.shards import Shard
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.plan import plan
 from paceline.host.ranges import Ranges
 from paceline.host.shelf import Shelf
+from paceline.ipc import messages
 from paceline.protocols import registry
 
 OWN, ELSEWHERE = 2, 0

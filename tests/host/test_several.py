@@ -17,11 +17,12 @@ from paceline.core.items import Blob, Replica, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.contract import NotHere
 from paceline.host.host import LocalHost
 from paceline.host.replicas_elsewhere import ReplicasElsewhere
 from paceline.host.several import Other, SeveralHosts
+from paceline.ipc import messages
 from paceline.records.times import Fetch
 from support.rooms import OFFER
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.host import messages
 from paceline.host.stand_in import EARLY, StandIn
+from paceline.ipc import messages
 from support.rooms import OFFER
 
 

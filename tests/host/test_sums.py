@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.facts import GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
-from paceline.host import messages
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
+from paceline.ipc import messages
 
 PLAN = Plan(4, slots=4, areas=1, own=1, sums=2)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from paceline.fabric.unix import Channel, pair
-from paceline.host import messages
-from paceline.host.loop import Loop
-from paceline.host.processes import exit_phrase
 from paceline.host.turns import Turns
 from paceline.host.workers import PIECE, Process, Workers
-from paceline.host.zygote import Zygote
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, pair
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import exit_phrase
+from paceline.ipc.zygote import Zygote
 from support.events import LONG
 from support.outputs import output_to
 from support.rooms import OFFER

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.host import zygote as zygotes
-from paceline.host.processes import NoProcess, adopt_orphans, children, exit_phrase, fork_child
-from paceline.host.zygote import Become, Zygote
+from paceline.ipc import zygote as zygotes
+from paceline.ipc.processes import NoProcess, adopt_orphans, children, exit_phrase, fork_child
+from paceline.ipc.zygote import Become, Zygote
 from support.events import LONG, await_stop
 from support.leftovers import Watch
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.times import StepTimes
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.clock import Clock

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.fabric.unix import Channel, pair
-from paceline.host import messages
 from paceline.host.averager import start_averager
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, pair
 from support.launch import Launch
 from support.scripts import training
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.membership import Membership
 from paceline.core.shards import Shard
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.runtime.agent import _interrupted
 from paceline.runtime.draining import Draining
 from paceline.runtime.ending import GRACE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.facts import GradientReady, WorkerLeft
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.folders import edit_file
 from paceline.runtime.edits import Edits
 

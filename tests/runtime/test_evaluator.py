@@ -9,10 +9,10 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.errors import RunFailed
-from paceline.fabric.unix import Channel, attached
-from paceline.host import messages
 from paceline.host.evaluator import Evaluator
-from paceline.host.loop import Loop
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, attached
+from paceline.ipc.loop import Loop
 from support.launch import Launch
 from support.scripts import ENDLESS, training
 

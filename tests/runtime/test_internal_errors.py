@@ -16,8 +16,9 @@ from paceline.cli import main
 from paceline.core.facts import TrainingBegan
 from paceline.errors import RunFailed
 from paceline.files import traced, unforeseen
-from paceline.host import arithmetic_process, between, messages
-from paceline.host.processes import fork_child
+from paceline.host import arithmetic_process, between
+from paceline.ipc import messages
+from paceline.ipc.processes import fork_child
 from paceline.records.ledger import Ledger
 from support.launch import Launch
 from support.scripts import training

@@ -12,8 +12,8 @@ import pytest
 
 from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
-from paceline.host import messages
-from paceline.host.processes import NoProcess
+from paceline.ipc import messages
+from paceline.ipc.processes import NoProcess
 from paceline.runtime.lifecycle import Closing, Gathering, Training
 from paceline.scenario.scenario import Kill, Scenario
 from support.rooms import OFFER, Stage

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.host import processes
-from paceline.host.processes import NoProcess, fork_child, fork_orphan
+from paceline.ipc import processes
+from paceline.ipc.processes import NoProcess, fork_child, fork_orphan
 from support.launch import Launch
 from support.runs import Run
 from support.scripts import training

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.runtime.offers import difference, lack_of_memory, unequal_hosts, unpromised, work
 from support.rooms import OFFER, SETTINGS

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.fabric.unix import Channel, pair
-from paceline.host import messages
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, pair
+from paceline.ipc.loop import Loop
+from paceline.ipc.send_queue import Outbox
 from support.launch import Launch
 from support.scripts import training
 
@@ -90,7 +90,7 @@ def test_nothing_is_kept_for_a_process_whose_end_was_heard(ends: Ends) -> None:
 
 ASKS = """
 if step == 2 and me == 1:
-    from paceline.host import messages
+    from paceline.ipc import messages
     channel = optimizer.paceline_session.link._channel
     for _ in range({count}):
         channel.send(messages.SnapshotWanted(hold=False))

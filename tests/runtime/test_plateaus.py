@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.runtime.plateaus import Plateaus
 from paceline.training.schedules import Plateau
 

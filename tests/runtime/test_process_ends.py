@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.host.processes import adopt_orphans, children, end_adopted, end_groups
+from paceline.ipc.processes import adopt_orphans, children, end_adopted, end_groups
 from support.dispositions import as_from_a_terminal
 from support.launch import Launch
 from support.processes import zygote_of
@@ -22,7 +22,7 @@ from support.scripts import ENDLESS, training
 SHARED = """
 import multiprocessing, os, tempfile
 from multiprocessing import connection
-from paceline.host.processes import share_without_files
+from paceline.ipc.processes import share_without_files
 
 share_without_files()
 multiprocessing.current_process().authkey = b"key"
@@ -158,7 +158,7 @@ def test_what_python_tracks_for_spawned_processes_is_removed_when_their_group_is
 
 GROUPS = """
 import os, signal, subprocess, sys, time
-from paceline.host.processes import adopt_orphans, children, end_adopted, end_groups
+from paceline.ipc.processes import adopt_orphans, children, end_adopted, end_groups
 
 def group(program):
     return subprocess.Popen(["sh", "-c", program], stdin=subprocess.DEVNULL, stdout=write, process_group=0)
@@ -239,7 +239,7 @@ def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_lin
     (tmp_path / "train.py").write_text(training())
     program = """
         import os, signal
-        from paceline.host import zygote
+        from paceline.ipc import zygote
         from paceline.host.workers import Workers
         from support.processes import zygote_of
         def threads():

@@ -353,7 +353,7 @@ DIES_AT_THE_END = script().replace(
 
 LATE = """
 import time
-from paceline.host.loop import Loop
+from paceline.ipc.loop import Loop
 
 wait = Loop.wait
 

@@ -183,7 +183,7 @@ def test_a_worker_of_another_host_may_write_what_all_begin_with(launch: Launch) 
 
 DIES_AS_IT_PACKS = """
 import os, signal
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.host.branch import Branch
 say = Branch.say
 def dies(self, worker, message, attached):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.host.loop import Loop
+from paceline.ipc.loop import Loop
 from paceline.runtime.launch import machines as on
 from paceline.runtime.launch.machines import machines
 from paceline.runtime.launch.remote import Remote, over_ssh
@@ -138,7 +138,7 @@ from paceline.runtime.launch.machines import machines
 from paceline.runtime.launch.remote import over_ssh
 (machine,) = machines("ssh:a", 2)
 with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (remote,):
-    from paceline.host.loop import Loop
+    from paceline.ipc.loop import Loop
     loop = Loop()
     remote.watch(loop, lambda: None)
     remote.came(lambda line: print(line, flush=True))

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.host import messages as m
-from paceline.host.messages import Message
 from paceline.host.turns import MOST_QUESTIONS, Turns
+from paceline.ipc import messages as m
+from paceline.ipc.messages import Message
 from paceline.protocols import registry
 
 OFFERED = m.Offered(

@@ -57,7 +57,7 @@ def test_a_worker_that_speaks_out_of_turn_is_ended_and_the_others_go_on(launch: 
     script = training(
         f"""
         if step == 2 and me:
-            from paceline.host import messages
+            from paceline.ipc import messages
             optimizer.paceline_session.link._channel.send({{{messages}}}[me])
             signal.pause()
         """,
@@ -92,7 +92,7 @@ def test_a_worker_with_a_replica_that_speaks_out_of_turn_is_ended_and_the_others
     script = training(
         """
         if step == 2 and me in (1, 2):
-            from paceline.host import messages
+            from paceline.ipc import messages
             strange = {1: messages.Stepped(99, None), 2: messages.SnapshotWanted(hold=True)}
             optimizer.paceline_session.link._channel.send(strange[me])
             signal.pause()
@@ -108,7 +108,7 @@ def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: 
     script = training(
         """
         if step == 2 and me == 1:
-            from paceline.host import messages
+            from paceline.ipc import messages
             optimizer.paceline_session.link._channel.send(messages.Logged(2, 1, {}), (0, 1))
             signal.pause()
         """

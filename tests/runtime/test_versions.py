@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.segments import LACKING
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.versions import Means, StoredVersions

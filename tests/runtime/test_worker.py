@@ -15,8 +15,8 @@ from torch import nn
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, PeerLost, RunFailed
-from paceline.fabric.unix import Channel, attached, attachment, pair
-from paceline.host import messages
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, attached, attachment, pair
 from paceline.protocols import registry
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink

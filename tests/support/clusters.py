@@ -17,8 +17,8 @@ from paceline.fabric.token import Token
 from paceline.host import tcp
 from paceline.host.control_link import HeadLink, HostLink
 from paceline.host.door import Door
-from paceline.host.loop import Loop
 from paceline.host.opening import Keys
+from paceline.ipc.loop import Loop
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""

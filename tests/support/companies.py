@@ -12,9 +12,6 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
-from paceline.fabric.endpoint import Coding
-from paceline.fabric.memory import Span
-from paceline.host import messages
 from paceline.host.between import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.branch import BEGINNING
 from paceline.host.bulk import BulkNews
@@ -26,6 +23,9 @@ from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shelf import Shelf
 from paceline.host.turns import Turns
+from paceline.ipc import messages
+from paceline.ipc.endpoint import Coding
+from paceline.ipc.memory import Span
 from paceline.protocols import registry
 from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime import agent as agents

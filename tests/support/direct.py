@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.endpoint import Coding, Frames, framed
+from paceline.ipc.endpoint import Coding, Frames, framed
 
 ROOM = 200 * 1024  # bytes that may lie unread before a sender has to wait: as in a Unix socket
 AT_ONCE = 4096  # bytes that are taken out at once: longer messages arrive in parts

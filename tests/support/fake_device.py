@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.fabric.memory import Region
 from paceline.host import arrivals
+from paceline.ipc.memory import Region
 from paceline.training import accelerator, store
 
 POISON = 0xA5

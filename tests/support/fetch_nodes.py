@@ -12,10 +12,10 @@ import msgspec
 
 from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
-from paceline.fabric.endpoint import Coding, Frames, framed
 from paceline.host import fetches
 from paceline.host.fetches import Fetches, Named, Peer, Range, Serves
 from paceline.host.shelf import Owner
+from paceline.ipc.endpoint import Coding, Frames, framed
 from support.seeded_network import Network
 
 NAMES = ("a", "b", "c")

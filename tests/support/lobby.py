@@ -11,8 +11,8 @@ from typing import Any
 from paceline.fabric.token import Token
 from paceline.host import tcp
 from paceline.host.door import Door
-from paceline.host.loop import Loop
 from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
+from paceline.ipc.loop import Loop
 from support.clusters import KEYS, without_port
 
 PATIENCE = 30.0

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.host import processes
+from paceline.ipc import processes
 
 GET_CHILD_SUBREAPER = 37  # from <linux/prctl.h>
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paceline.host.processes import die_with
+from paceline.ipc.processes import die_with
 from support.leftovers import VARIABLE, Traces
 
 CLUSTER = """

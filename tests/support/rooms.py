@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import choose
-from paceline.fabric.unix import attachment
-from paceline.host import messages
+from paceline.ipc import messages
+from paceline.ipc.channel import attachment
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from paceline.host.processes import die_with
+from paceline.ipc.processes import die_with
 from support.leftovers import VARIABLE
 
 PROGRAMS = "ssh", "ssh-keygen", "sshd"

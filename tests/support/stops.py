@@ -45,7 +45,7 @@ for epoch in {epochs}:
 
 FIRST = """
 import errno, os, posix, signal, sqlite3
-from paceline.host import zygote
+from paceline.ipc import zygote
 from paceline.records import cut, ledger
 from paceline.runtime import snapshots, worker
 from paceline.training import session, store

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, PeerLost, RunFailed
-from paceline.fabric.memory import Mapping, Region
+from paceline.ipc.memory import Mapping, Region
 from paceline.protocols import registry
 from paceline.training import accelerator
 from paceline.training.copier import UNLOCKED, Copier

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import paceline
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted
-from paceline.fabric.memory import Region
+from paceline.ipc.memory import Region
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
 from paceline.training.link import Finished, Go, Keep, Lease, Offer, Resumed, Started, Step

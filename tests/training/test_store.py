@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from paceline.fabric.memory import PAGE
+from paceline.ipc.memory import PAGE
 from paceline.training import store as store_module
 from paceline.training.buffers import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places, parameters_sha256

@@ -17,9 +17,9 @@ from paceline.cli.values import shortened
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
 from paceline.fabric.token import FILE_VARIABLE, VARIABLE, find
-from paceline.host.processes import end_with_parent
 from paceline.host.processor import cap
 from paceline.host.tcp import shown
+from paceline.ipc.processes import end_with_parent
 from paceline.runs import baseline, engine
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.resume import LIMITS

@@ -39,7 +39,6 @@ from typing import Any
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric.endpoint import Frames
 from paceline.fabric.numbered import (
     LONGEST,
     LONGEST_SAID,
@@ -54,6 +53,7 @@ from paceline.fabric.numbered import (
     NeverReadable,
     written,
 )
+from paceline.ipc.endpoint import Frames
 
 HANDSHAKE = 5.0
 """Seconds that a connection has for its `Hello`."""

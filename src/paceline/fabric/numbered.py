@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric.endpoint import Coding, framed
+from paceline.ipc.endpoint import Coding, framed
 
 MOST_MESSAGES = 10_000
 """Messages that are kept until they are acknowledged. A run has a few for each worker."""

@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from paceline.core.items import Item
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.unix import Channel, End
-from paceline.host import messages
 from paceline.host.contract import STORE, SUMS
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
-from paceline.host.processes import end_in_time
 from paceline.host.shelf import Owner, Shelf
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, End
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import end_in_time
+from paceline.ipc.send_queue import Outbox
 
 Hear = Callable[[messages.Message, list[int]], bool]
 """Told what the process says of its orders, and the descriptors that came along. Returns whether it was asked."""

@@ -24,11 +24,11 @@ import torch
 from safetensors import SafetensorError
 
 from paceline.errors import ConfigError, PeerLost
-from paceline.fabric.memory import keep_freed_memory
-from paceline.fabric.unix import Channel, attached, attachment
 from paceline.files import to_disk, traced
-from paceline.host import messages
-from paceline.host.processes import fork_orphan
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, attached, attachment
+from paceline.ipc.memory import keep_freed_memory
+from paceline.ipc.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.training.buffers import Policy
 from paceline.training.keeping import Keeping

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.core.items import Version
-from paceline.host import messages
 from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
+from paceline.ipc import messages
 
 TOLD = 8 << 20
 """Bytes that a worker is told of at once. A bus of 50 GB/s takes 0.2 ms for them, and telling takes far less."""

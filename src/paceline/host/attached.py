@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item
 from paceline.errors import RunFailed
-from paceline.fabric.memory import OpenFile, Span, available_bytes
-from paceline.fabric.unix import attachment
 from paceline.files import to_disk
+from paceline.ipc.channel import attachment
+from paceline.ipc.memory import OpenFile, Span, available_bytes
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.carrier import Carrier

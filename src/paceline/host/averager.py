@@ -10,8 +10,8 @@ import traceback
 import torch
 
 from paceline.errors import PeerLost
-from paceline.fabric.unix import Channel
-from paceline.host import messages
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel
 from paceline.training.averages import SharedMemoryGroups
 
 

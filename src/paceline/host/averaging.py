@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol, cast
 from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.unix import Channel, End
-from paceline.host import messages
 from paceline.host.coverage import Coverage
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, End
+from paceline.ipc.loop import Loop
+from paceline.ipc.send_queue import Outbox
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.carrier import Carrier

@@ -15,9 +15,7 @@ from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, R
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
-from paceline.fabric.endpoint import Coding
-from paceline.fabric.memory import Region, Span
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
@@ -26,7 +24,6 @@ from paceline.host.contract import STORE, SUMS, WorkersNews
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
 from paceline.host.linked import Told
-from paceline.host.loop import Loop
 from paceline.host.names import summand_of
 from paceline.host.overlap import Computing
 from paceline.host.plan import Plan
@@ -41,6 +38,10 @@ from paceline.host.stand_in import StandIn
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.endpoint import Coding
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Region, Span
 from paceline.records.times import Fetch
 
 BEGINNING = ("version that training begins with",)

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from paceline.core.items import Sum, Update
-from paceline.fabric.memory import Region
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.contract import SUMS
-from paceline.host.loop import Loop
 from paceline.host.plan import Plan
 from paceline.host.ranges import Ranges
 from paceline.host.shelf import Shelf
 from paceline.host.summer import Summer
 from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Region
 
 
 class SumsNews(Protocol):

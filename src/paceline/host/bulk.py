@@ -33,15 +33,15 @@ from paceline.fabric.control import (
     Refused,
     one_line,
 )
-from paceline.fabric.endpoint import LENGTH, too_long
-from paceline.fabric.memory import Span
 from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
-from paceline.host.loop import Loop
 from paceline.host.names import Fields, fields_of, item_of
 from paceline.host.opening import Keys, Opened, Opening, dial
 from paceline.host.tcp import AT_ONCE, Address, Lines, Stream
+from paceline.ipc.endpoint import LENGTH, too_long
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Span
 
 PURPOSE = "data"
 """What connections are opened for."""

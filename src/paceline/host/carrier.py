@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.core.items import Item
-from paceline.fabric.memory import Span
 from paceline.host.bulk import Bulk, BulkNews, Pipe
 from paceline.host.fetches import (
     Arrived,
@@ -40,6 +39,7 @@ from paceline.host.fetches import (
     Where,
 )
 from paceline.host.shelf import Owner
+from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
 
 

@@ -21,16 +21,16 @@ from typing import ClassVar
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.control import Hello
-from paceline.fabric.memory import Span
-from paceline.fabric.unix import Channel
 from paceline.host.bulk import Bulk, Dialler, Port
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
-from paceline.host.loop import Loop
-from paceline.host.messages import Message
 from paceline.host.names import Fields, fields_of, item_of
 from paceline.host.opening import Answered, Keys
 from paceline.host.tcp import Address
+from paceline.ipc.channel import Channel
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Span
+from paceline.ipc.messages import Message
 
 NAME = "paceline-data"
 """What `ps` and `top` show."""

@@ -13,7 +13,6 @@ from typing import Protocol
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.core.state_edits import StateEdit, StateEdits
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
 from paceline.host.maker import Maker, Pushed, Scalars
@@ -23,6 +22,7 @@ from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
 from paceline.host.sums import Sums
 from paceline.host.versions import Awaited
+from paceline.ipc import messages
 
 HERE = ""
 """What this host's range goes by."""

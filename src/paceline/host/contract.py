@@ -14,7 +14,7 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.core.shards import Shard
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.times import Fetch, TransferTimes
 
 STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the process that records versions"

@@ -37,9 +37,9 @@ from paceline.fabric.control import (
 )
 from paceline.fabric.numbered import LONGEST_SAID, MOST_KEPT
 from paceline.host.door import Door
-from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Keys, Opening, dial
 from paceline.host.tcp import Address, Lines, Stream, peer_of, told
+from paceline.ipc.loop import Alarm, Loop
 
 PURPOSE = "control"
 """What connections are opened for."""

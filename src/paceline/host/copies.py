@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.items import Replica, Version
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps
+from paceline.ipc import messages
 
 Brings = Callable[[Mapping[int, Replica], Callable[[], None], Callable[[int], None]], None]
 """Brings all of these replicas here, by worker, and calls back; or else with a worker whose replica can't come."""

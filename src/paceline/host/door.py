@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.fabric.control import HANDSHAKE
-from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Answered, Keys, Opening, Side, challenges, welcomes
 from paceline.host.tcp import Address, Lines, Listener, peer_of, shown
+from paceline.ipc.loop import Alarm, Loop
 
 MOST_STRANGERS = 128
 """Places of strangers. If 1,000 dial in a second, each has 128 ms for the one round trip that an answer takes."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.unix import Channel, End, path_of
-from paceline.host import messages
 from paceline.host.attached import recorded_file
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
-from paceline.host.processes import fork_orphan
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, End, path_of
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import fork_orphan
+from paceline.ipc.send_queue import Outbox
 
 if TYPE_CHECKING:
     from paceline.training.link import Measure

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.several import Other
 from paceline.host.workers import Workers
+from paceline.ipc import messages
 
 
 class WorkersEverywhere:

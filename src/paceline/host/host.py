@@ -26,8 +26,6 @@ from paceline.core.orders import (
 )
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
-from paceline.fabric.memory import Region, Span
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.arrivals import Arrivals
 from paceline.host.attached import recorded_file, write_attached
@@ -39,7 +37,6 @@ from paceline.host.copies import Brings, Copies
 from paceline.host.evaluator import Evaluator
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.joins import Joins
-from paceline.host.loop import Loop
 from paceline.host.paced import Paced
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
@@ -54,6 +51,9 @@ from paceline.host.summer import Summer
 from paceline.host.sums import Sums
 from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Region, Span
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network

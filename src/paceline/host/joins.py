@@ -10,7 +10,6 @@ from itertools import count
 from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.attached import recorded_file
 from paceline.host.commits import Commits
@@ -21,6 +20,7 @@ from paceline.host.releases import Releases, step_of
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
+from paceline.ipc import messages
 
 Carries = Callable[[Replica, int | None, int, Callable[[], None]], None]
 """Brings that replica from its worker's host, or from this one, to the host of that other worker. Then it calls back,

@@ -9,11 +9,11 @@ import msgspec
 
 from paceline.core.items import Sum, Update, Version
 from paceline.core.state_edits import StateEdit
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.coverage import Coverage
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
+from paceline.ipc import messages
 
 MOST_THREADS = 8
 """A commit is bound by memory, so a few cores are all that it can use.

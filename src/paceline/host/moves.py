@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, heir, taken_over
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.names import fields_of
 from paceline.host.shelf import Owner
+from paceline.ipc import messages
 
 if TYPE_CHECKING:
     from paceline.host.carrier import Carrier

@@ -33,8 +33,8 @@ from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from paceline.fabric.token import Token
-from paceline.host.loop import Loop
 from paceline.host.tcp import ENDED, Address, leave, to_itself, told
+from paceline.ipc.loop import Loop
 
 PROTOCOL = 3
 """The version of what hosts say to each other, over connections of any purpose."""

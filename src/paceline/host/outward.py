@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.host import between, messages
+from paceline.host import between
+from paceline.ipc import messages
 
 MOST = 8
 """Pieces that may be on their way. They go before the host's beats, and a slow link has to carry them in a second."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.host import messages
+from paceline.ipc import messages
 
 PLACES: dict[type[messages.Message], tuple[str, ...]] = {
     messages.Compute: ("slot",),

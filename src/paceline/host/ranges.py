@@ -10,7 +10,7 @@ from typing import Protocol
 
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.maker import Maker
@@ -19,6 +19,7 @@ from paceline.host.names import summand_of
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Awaited
+from paceline.ipc import messages
 
 
 def _kept(version: int) -> Owner:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
-from paceline.host import messages
 from paceline.host.arrivals import Arrivals
 from paceline.host.contract import WorkersNews
 from paceline.host.pulls import Pulls, ahead
@@ -15,6 +14,7 @@ from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
 from paceline.host.versions import Versions
+from paceline.ipc import messages
 
 
 def step_of(worker: int) -> Owner:

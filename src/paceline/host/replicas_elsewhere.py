@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 
 from paceline.core.items import Item, Mean, Partial, Replica
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.averaging import Group
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Where
@@ -22,6 +22,7 @@ from paceline.host.names import fields_of
 from paceline.host.placed import places_of
 from paceline.host.replicas_here import whole
 from paceline.host.shelf import Owner
+from paceline.ipc import messages
 
 
 @dataclass(frozen=True, slots=True)

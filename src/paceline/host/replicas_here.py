@@ -11,16 +11,17 @@ from typing import Any, Protocol
 
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.averaging import Averaging, AveragingNews, Group, Part
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Where
-from paceline.host.loop import Loop
 from paceline.host.names import item_of
 from paceline.host.placed import placed
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
 
 
 class ReplicasNews(AveragingNews, Protocol):

@@ -16,11 +16,9 @@ from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError
-from paceline.fabric.endpoint import Coding, Frames, framed, too_long
-from paceline.fabric.memory import Span
 from paceline.fabric.numbered import LONGEST
 from paceline.files import unforeseen
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
 from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
@@ -34,6 +32,9 @@ from paceline.host.steps import shown
 from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.turns import Turns
 from paceline.host.wire import ADOPTED
+from paceline.ipc import messages
+from paceline.ipc.endpoint import Coding, Frames, framed, too_long
+from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
 
 MOST_SAID = 128 << 20

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Resumption
@@ -17,6 +16,7 @@ from paceline.host.plan import Plan
 from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
+from paceline.ipc import messages
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 
 

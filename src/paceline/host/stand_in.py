@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from paceline.host import messages
 from paceline.host.workers import Workers
+from paceline.ipc import messages
 
 EARLY = "its script has ended before prepare()"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from paceline.core.items import Item, Mean, Replica
 from paceline.core.orders import StepReplica
-from paceline.host import messages
 from paceline.host.contract import NotHere
 from paceline.host.plan import Plan
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
+from paceline.ipc import messages
 
 
 def replica_of(worker: int) -> Owner:

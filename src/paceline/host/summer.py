@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Sum, Update
-from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.coverage import Coverage
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
+from paceline.ipc import messages
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.fetches import Where

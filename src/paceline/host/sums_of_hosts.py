@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.core.items import Sum
-from paceline.host import between, messages
+from paceline.host import between
 from paceline.host.shards import OtherShards
 from paceline.host.summer import Summer, Terms
 from paceline.host.sums import Sums
 from paceline.host.together import Together
+from paceline.ipc import messages
 
 SEVERAL = 2
 """Workers of a host from which on it adds up their updates: a process of its own does that."""

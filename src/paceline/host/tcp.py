@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from paceline.host.loop import BACKLOG, Loop, family
+from paceline.ipc.loop import BACKLOG, Loop, family
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.host import messages
+from paceline.ipc import messages
 
 MOST_QUESTIONS = 100
 """Questions for the optimizer's state that one worker may have open: the store answers each with a copy of it."""

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from paceline.core.listed import workers_named
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.unix import Channel
-from paceline.host import messages
-from paceline.host.loop import Loop
-from paceline.host.outbox import Outbox
-from paceline.host.processes import end_groups, has_handler
 from paceline.host.turns import Turns
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import end_groups, has_handler
+from paceline.ipc.send_queue import Outbox
 
 Hear = Callable[[int, messages.Message, list[int]], None]
 """Told what a worker says: the worker, the message, the descriptors that came along."""

@@ -143,7 +143,7 @@ def main() -> None:
 
     end_when_asked()
     from paceline.host import hash_seed
-    from paceline.host.processes import die_with
+    from paceline.ipc.processes import die_with
 
     die_with(parent)
     os.set_inheritable(report, False)

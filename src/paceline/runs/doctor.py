@@ -94,7 +94,7 @@ def cores() -> Finding:
 
 def memory() -> Finding:
     """What can still be had: parameters, gradients and versions lie in anonymous memory."""
-    from paceline.fabric.memory import available_bytes
+    from paceline.ipc.memory import available_bytes
 
     free = available_bytes()
     return Finding(f"{free / GIB:.1f} GiB free", "free some: 1 GiB is little" if free < LEAST_MEMORY else "")

@@ -11,10 +11,10 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.host import opening, tcp
 from paceline.host.between import Close
-from paceline.host.loop import Loop
 from paceline.host.opening import Keys
 from paceline.host.seed_asked import PURPOSE, heard
 from paceline.host.tcp import Address, shown
+from paceline.ipc.loop import Loop
 
 TRIES_FOR = 5.0
 """Seconds in which somebody has to listen, unless the user says otherwise."""

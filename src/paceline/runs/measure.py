@@ -17,10 +17,10 @@ from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.control import one_line
 from paceline.host import tcp
 from paceline.host.door import Door
-from paceline.host.loop import Loop
 from paceline.host.machine import machine
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
+from paceline.ipc.loop import Loop
 from paceline.runs.join import dialled
 from paceline.runs.link import Link, Side, clock, round_trip
 from paceline.runs.talk import (

@@ -41,7 +41,7 @@ def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
     It leads a process group of its own, so that a terminal's Ctrl-C comes to this process alone. Whatever is in
     `interrupts`, or comes there, is passed on to it once. If this process is killed, so is the run.
     """
-    from paceline.host.processes import die_with
+    from paceline.ipc.processes import die_with
 
     launcher = os.getpid()
     process = subprocess.Popen(
@@ -64,7 +64,7 @@ def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
     """The signals that have asked for an end so far. They do nothing else meanwhile."""
-    from paceline.host.processes import asking_to_end
+    from paceline.ipc.processes import asking_to_end
 
     taken: list[int] = []
     before = {number: signal.signal(number, lambda number, _: taken.append(number)) for number in asking_to_end()}

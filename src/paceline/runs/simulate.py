@@ -96,7 +96,7 @@ def trained(
 @contextmanager
 def interrupts() -> Iterator[Stop]:
     """What says whether Ctrl-C or its like has come: the first is noted, the second ends all at once."""
-    from paceline.host.processes import asking_to_end
+    from paceline.ipc.processes import asking_to_end
 
     came = False
 

@@ -25,10 +25,10 @@ import msgspec
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.control import one_line
-from paceline.fabric.endpoint import LENGTH, too_long
 from paceline.fabric.numbered import Count, Frame, written
-from paceline.host.loop import Loop
 from paceline.host.tcp import AT_ONCE, Address, Stream
+from paceline.ipc.endpoint import LENGTH, too_long
+from paceline.ipc.loop import Loop
 from paceline.runs.link import Arrivals, Link, Side, Way
 
 FLOWING, MOST = 3.0, 400_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes, exposed
 from paceline.runtime.clock import Clock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.host import messages
 from paceline.host.contract import Host
+from paceline.ipc import messages
 from paceline.records.ledger import Ledger
 from paceline.runtime.member import Member
 

@@ -8,7 +8,7 @@ from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.ledger import Ledger
 from paceline.runtime.clock import Clock
 from paceline.runtime.member import Member

@@ -41,7 +41,7 @@ from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
 from paceline.fabric.token import forget
 from paceline.host import devices
-from paceline.host.processes import (
+from paceline.ipc.processes import (
     adopt_orphans,
     children,
     end_adopted,

@@ -24,9 +24,9 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.host import messages
 from paceline.host.contract import called
-from paceline.host.processes import exit_phrase
+from paceline.ipc import messages
+from paceline.ipc.processes import exit_phrase
 from paceline.runtime.disk import PAUSE, Disk
 from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin

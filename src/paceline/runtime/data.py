@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.leases import Batch, Leases
 from paceline.errors import ConfigError
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.ledger import Ledger
 from paceline.runtime.member import Member
 from paceline.runtime.terms import Terms

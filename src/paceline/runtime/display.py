@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paceline.host.loop import Loop
 from paceline.host.output import Output
+from paceline.ipc.loop import Loop
 from paceline.records.summary import Tally
 from paceline.runtime.board import Board
 from paceline.runtime.clock import Clock

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from paceline.core.listed import workers_named
 from paceline.core.shards import Shard
-from paceline.host import messages
 from paceline.host.contract import Host
-from paceline.host.loop import Loop
 from paceline.host.moves import Moved
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger
 from paceline.records.segments import MOVES
 from paceline.runtime.ending import GRACE

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
-from paceline.host import messages
 from paceline.host.contract import Host
+from paceline.ipc import messages
 from paceline.records.folders import edit_file
 from paceline.runtime.member import Member
 from paceline.runtime.terms import Terms

@@ -9,10 +9,10 @@ from functools import partial
 
 from paceline.errors import NotGathered
 from paceline.fabric.token import Token
-from paceline.host.loop import Loop
 from paceline.host.opening import Keys
-from paceline.host.processes import end_in_time, fork_child
 from paceline.host.tcp import listen
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import end_in_time, fork_child
 from paceline.runtime.agent import agent
 from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.meeting import Meeting

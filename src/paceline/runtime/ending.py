@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from paceline.core.listed import printable, workers_named
 from paceline.core.membership import Membership
-from paceline.host.loop import Loop
+from paceline.ipc.loop import Loop
 from paceline.records.summary import Outcome
 from paceline.runtime.member import Member
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.runtime.member import Member
 
 Show = Callable[[int, messages.ToWorker, str], None]

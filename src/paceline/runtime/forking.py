@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from paceline.errors import ConfigError
-from paceline.fabric.memory import available_bytes
 from paceline.fabric.token import forget
-from paceline.fabric.unix import Channel, pair
 from paceline.files import MODE
-from paceline.host import messages
 from paceline.host.door import MOST_STRANGERS
 from paceline.host.output import Output
-from paceline.host.processes import allow_descriptors
 from paceline.host.turns import Turns
 from paceline.host.workers import Process
-from paceline.host.zygote import Zygote
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, pair
+from paceline.ipc.memory import available_bytes
+from paceline.ipc.processes import allow_descriptors
+from paceline.ipc.zygote import Zygote
 from paceline.runtime.offers import too_many
 from paceline.runtime.packed import unpacked
 from paceline.runtime.settings import Settings

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.host.output import Output, Unread
-from paceline.host.processes import asking_to_end
+from paceline.ipc.processes import asking_to_end
 
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a launcher passes on to scripts that have a handler. Slurm sends one before it ends a job."""

@@ -10,11 +10,11 @@ from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBega
 from paceline.core.membership import Membership
 from paceline.core.orders import Release
 from paceline.errors import RunFailed
-from paceline.host import messages
 from paceline.host.contract import Host
-from paceline.host.loop import Loop
-from paceline.host.processes import NoProcess
 from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import NoProcess
 from paceline.records.ledger import Ledger
 from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock

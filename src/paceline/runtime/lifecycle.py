@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from paceline.core.facts import TrainingBegan
-from paceline.fabric.memory import available_bytes
-from paceline.host import messages
 from paceline.host.contract import Resumption, called
+from paceline.ipc import messages
+from paceline.ipc.memory import available_bytes
 from paceline.records.before import read_before
 from paceline.records.segments import ON_DEVICES, PLACEMENT
 from paceline.records.snapshots import replica_file, worker_file

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.listed import printable
 from paceline.core.membership import Membership
-from paceline.host.loop import Loop
+from paceline.ipc.loop import Loop
 from paceline.runtime.ending import GRACE, Ending
 from paceline.runtime.member import Member
 from paceline.runtime.settings import Settings

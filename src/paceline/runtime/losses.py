@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from paceline.core.membership import Membership
-from paceline.host.processes import exit_phrase
+from paceline.ipc.processes import exit_phrase
 from paceline.records.ledger import Ledger
 from paceline.runtime.ending import Ending
 from paceline.runtime.member import Member

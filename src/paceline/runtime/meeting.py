@@ -14,10 +14,10 @@ from typing import Protocol
 from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.host.between import Here
-from paceline.host.loop import Loop
 from paceline.host.movers import Forked, forked_mover
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, listen, shown, told
+from paceline.ipc.loop import Loop
 from paceline.runtime.launch.announced import PATIENCE, Announcement
 from paceline.runtime.sent import Sent
 from paceline.runtime.settings import Settings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.core.facts import Fact
 from paceline.core.listed import listed
 from paceline.core.orders import ApplyUpdate
-from paceline.host import messages
+from paceline.ipc import messages
 from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime.versions import Means, StoredVersions
 

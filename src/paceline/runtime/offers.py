@@ -9,8 +9,8 @@ from paceline.core.leases import Dealing
 from paceline.core.listed import listed, workers_named
 from paceline.core.machine import Spec
 from paceline.core.placement import HEAD
-from paceline.host.messages import Offered
 from paceline.host.plan import BESIDE_READERS
+from paceline.ipc.messages import Offered
 from paceline.records.summary import Target
 from paceline.runtime.settings import Settings
 from paceline.scenario.group_links import assumed

@@ -18,13 +18,12 @@ from paceline.errors import NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.fabric.numbered import LONGEST_OF_NEWCOMERS
 from paceline.fabric.token import FILE_VARIABLE
-from paceline.host import between, hash_seed, messages, seed_asked
+from paceline.host import between, hash_seed, seed_asked
 from paceline.host.carrier import Carrier
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
 from paceline.host.door import Door
 from paceline.host.host import LocalHost
-from paceline.host.loop import Alarm, Loop
 from paceline.host.machine import Machine, machine
 from paceline.host.movers import InLoop, InProcess, Mover
 from paceline.host.moves import Moved
@@ -32,6 +31,8 @@ from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.tcp import ANY, shown
+from paceline.ipc import messages
+from paceline.ipc.loop import Alarm, Loop
 from paceline.runtime.agent import HEAD
 from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There

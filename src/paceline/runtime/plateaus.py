@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
-from paceline.host import messages
+from paceline.ipc import messages
 
 
 class Plateaus:

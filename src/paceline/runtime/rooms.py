@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import DropUpdate
-from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
 from paceline.host.host import LocalHost
-from paceline.host.loop import Loop
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
 from paceline.records.before import Before
 from paceline.records.journal import Journal
 from paceline.records.snapshots import State

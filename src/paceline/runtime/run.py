@@ -22,18 +22,19 @@ from paceline.core.drive import drive
 from paceline.core.listed import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
 from paceline.files import unforeseen, write_whole
-from paceline.host import hash_seed, messages
-from paceline.host.loop import Loop
+from paceline.host import hash_seed
 from paceline.host.machine import Machine, environment, machine
 from paceline.host.output import Output
-from paceline.host.processes import (
+from paceline.host.workers import Workers
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import (
     NoProcess,
     adopt_orphans,
     children,
     end_adopted,
 )
-from paceline.host.workers import Workers
-from paceline.host.zygote import AT_ONCE, Zygote
+from paceline.ipc.zygote import AT_ONCE, Zygote
 from paceline.records import summary as summaries
 from paceline.records.cut import cut, why_not
 from paceline.records.folders import CONFIG

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
-from paceline.host import messages
 from paceline.host.contract import Host
-from paceline.host.loop import Loop
+from paceline.ipc import messages
+from paceline.ipc.loop import Loop
 from paceline.records.due import Due
 from paceline.records.ledger import Ledger
 from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file

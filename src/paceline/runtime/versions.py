@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
-from paceline.host import messages
 from paceline.host.contract import Host
+from paceline.ipc import messages
 from paceline.records.journal import Journal
 from paceline.records.segments import LACKING
 from paceline.runtime.applied import Applied

@@ -22,13 +22,14 @@ import paceline
 from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
-from paceline.fabric.memory import Region
-from paceline.fabric.unix import LONGEST, Channel, attached, attachment, path_of
-from paceline.host import devices, messages
+from paceline.host import devices
 from paceline.host.arithmetic_process import fork_store
 from paceline.host.averager import start_averager
 from paceline.host.evaluator import fork_evaluator
-from paceline.host.processes import (
+from paceline.ipc import messages
+from paceline.ipc.channel import LONGEST, Channel, attached, attachment, path_of
+from paceline.ipc.memory import Region
+from paceline.ipc.processes import (
     NoProcess,
     forks_die_with_me,
     keeps_input,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.fabric.memory import Region
+from paceline.ipc.memory import Region
 
 LOCKED_ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 

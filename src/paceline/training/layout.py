@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.fabric.memory import Mapping, Region, whole_pages
+from paceline.ipc.memory import Mapping, Region, whole_pages
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels like best
 

@@ -16,7 +16,7 @@ from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
-from paceline.fabric.memory import Region
+from paceline.ipc.memory import Region
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.clipping import Clip
 from paceline.training.layout import Layout

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
-from paceline.fabric.memory import Region
-from paceline.fabric.unix import path_of
+from paceline.ipc.channel import path_of
+from paceline.ipc.memory import Region
 from paceline.training import accelerator
 from paceline.training.arguments import check_name, sorted_out
 from paceline.training.batches import Batches

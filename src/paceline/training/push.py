@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.fabric.memory import Mapping
+from paceline.ipc.memory import Mapping
 from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 

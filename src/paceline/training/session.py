@@ -19,8 +19,8 @@ from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
-from paceline.fabric.memory import keep_freed_memory
-from paceline.fabric.unix import path_of
+from paceline.ipc.channel import path_of
+from paceline.ipc.memory import keep_freed_memory
 from paceline.training import schedules
 from paceline.training.batches import Batches, Stands
 from paceline.training.changes import Changes

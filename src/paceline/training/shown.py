@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.fabric.memory import Region, Window
+from paceline.ipc.memory import Region, Window
 from paceline.training.layout import Entry
 
 

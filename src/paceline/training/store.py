@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
-from paceline.fabric.memory import whole_pages
 from paceline.files import to_disk
+from paceline.ipc.memory import whole_pages
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum

@@ -102,7 +102,7 @@ class Ended:
 
 
 class VirtualLoop:
-    """Has the methods of `host.loop.Loop`. A turn handles what is ready, and then the timers, as there."""
+    """Has the methods of `ipc.loop.Loop`. A turn handles what is ready, and then the timers, as there."""
 
     def __init__(self, scheduler: Scheduler, lots: random.Random, machine: Machine) -> None:
         """`machine`: where it runs, which has the sockets and the processes."""

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.host import messages
 from paceline.host.movers import InLoop
 from paceline.host.opening import Keys
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
+from paceline.ipc import messages
 from paceline.runtime.agent import LET_IN, PAUSE, _Agent
 from paceline.runtime.received import Received
 from support.world import insides

@@ -11,8 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 from paceline.core import shards
-from paceline.fabric import memory
-from paceline.fabric.memory import Region
 from paceline.host import arithmetic, bulk, hash_seed
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
@@ -21,6 +19,8 @@ from paceline.host.moves import MOVING
 from paceline.host.ranges import _kept
 from paceline.host.replicas_elsewhere import _carries
 from paceline.host.steps import BEGUN_AS
+from paceline.ipc import memory
+from paceline.ipc.memory import Region
 from paceline.runtime import agent as agents
 from paceline.runtime import others as rest
 

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric.endpoint import Coding
 from paceline.host import between
+from paceline.ipc.endpoint import Coding
 from paceline.runtime.others import Others
 from support.world import insides
 from support.world.clock import VirtualLoop

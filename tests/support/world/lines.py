@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.fabric.endpoint import Coding
-from paceline.fabric.unix import attachment
+from paceline.ipc.channel import attachment
+from paceline.ipc.endpoint import Coding
 from support.direct import ROOM, Direct, pair
 
 

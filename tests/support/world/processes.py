@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PeerLost
-from paceline.fabric.unix import attachment
-from paceline.host import messages
+from paceline.ipc import messages
+from paceline.ipc.channel import attachment
 from support.rooms import OFFER
 from support.world.clock import Scheduler, Seconds
 from support.world.contents import SIZE, TORN, WHOLE, Contents, filled, share

@@ -22,8 +22,8 @@ from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import NotGathered
 from paceline.fabric.token import Token
-from paceline.host import messages
 from paceline.host.opening import Keys
+from paceline.ipc import messages
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime.coordinator import Coordinator

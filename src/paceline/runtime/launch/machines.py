@@ -10,7 +10,7 @@ from shlex import join, quote
 
 from paceline.core.listed import cut, printable
 from paceline.errors import ConfigError
-from paceline.host.processes import exit_phrase
+from paceline.ipc.processes import exit_phrase
 from paceline.scenario.scenario import MOST_WORKERS
 
 SCHEME = "ssh:"

@@ -20,9 +20,9 @@ from pathlib import Path
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token
-from paceline.host.loop import Loop
-from paceline.host.processes import fork_child
 from paceline.host.tcp import Address, shown
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import fork_child
 from paceline.runtime.launch.ssh import leading_to
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
-from paceline.host.loop import Loop
-from paceline.host.processes import fork_child
+from paceline.ipc.loop import Loop
+from paceline.ipc.processes import fork_child
 from paceline.runtime.launch.machines import Machine
 
 ENDS_WITHIN = 5.0

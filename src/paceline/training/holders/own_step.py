@@ -9,7 +9,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from paceline.fabric.memory import Region
+from paceline.ipc.memory import Region
 from paceline.training.holders.stepping import Stepping
 from paceline.training.holders.stored import Stored
 from paceline.training.joined import Joined

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.errors import PeerLost
-from paceline.fabric.endpoint import Endpoint
-from paceline.host import messages
+from paceline.ipc import messages
+from paceline.ipc.endpoint import Endpoint
 
 MOST = 10_000
 """Messages that may wait for one process. A socket holds some two hundred more, and a run has a few for each worker."""

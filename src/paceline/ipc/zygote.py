@@ -17,9 +17,9 @@ from contextlib import suppress
 from functools import partial
 
 from paceline.errors import PeerLost
-from paceline.fabric.unix import Channel, pair
-from paceline.host import messages
-from paceline.host.processes import NoProcess, fork_child, fork_orphans
+from paceline.ipc import messages
+from paceline.ipc.channel import Channel, pair
+from paceline.ipc.processes import NoProcess, fork_child, fork_orphans
 
 AT_ONCE = 16
 """Workers that are forked together at most: their orders have to fit into a socket."""

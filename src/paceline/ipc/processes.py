@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import ConfigError, PacelineError, RunFailed
-from paceline.fabric.memory import available_bytes
 from paceline.files import unforeseen
+from paceline.ipc.memory import available_bytes
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.endpoint import MOST_BYTES, Coding, too_long
+from paceline.ipc.endpoint import MOST_BYTES, Coding, too_long
 
 PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
 INLINE, ATTACHED = b"\0", b"\1"

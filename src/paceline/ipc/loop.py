@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from paceline.fabric.unix import Channel, pair
+from paceline.ipc.channel import Channel, pair
 
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 BACKLOG = 1024
