@@ -26,12 +26,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from paceline.fabric.control import LONGEST_PAUSE, SHORTEST_PAUSE
-from paceline.fabric.token import Token, write
-from paceline.host import tcp
-from paceline.host.door import Door
-from paceline.host.opening import Keys, dial
 from paceline.ipc.loop import Loop
+from paceline.net import tcp
+from paceline.net.control import LONGEST_PAUSE, SHORTEST_PAUSE
+from paceline.net.handshake import Keys, dial
+from paceline.net.listener import Door
+from paceline.net.token import Token, write
 from paceline.runs.join import answers
 from support.floods import ELSEWHERE, HERE, KINDS, far_from, flood
 

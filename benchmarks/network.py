@@ -62,7 +62,7 @@ from typing import Any
 
 from step import Failed, machine, print_table
 
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

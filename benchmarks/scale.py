@@ -62,15 +62,15 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Machine
 from paceline.core.orders import Order, Release
 from paceline.core.placement import HEAD as ON_HEAD
-from paceline.fabric.token import Token
-from paceline.host.control_link import HeadLink
 from paceline.host.movers import InLoop
-from paceline.host.opening import Keys
-from paceline.host.tcp import Address
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region
 from paceline.ipc.processes import allow_descriptors, end_in_time, fork_child
+from paceline.net.handshake import Keys
+from paceline.net.link import HeadLink
+from paceline.net.tcp import Address
+from paceline.net.token import Token
 from paceline.protocols import registry
 from paceline.runtime.agent import _Agent, agent
 from paceline.runtime.emulated import Forked

@@ -81,7 +81,7 @@ def test_core_opens_no_file(file: Path) -> None:
     assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
 
 
-@pytest.mark.parametrize("file", ["fabric/control.py", "ipc/endpoint.py", "fabric/numbered.py", "host/turns.py"])
+@pytest.mark.parametrize("file", ["net/control.py", "ipc/endpoint.py", "net/numbered.py", "host/turns.py"])
 def test_what_is_pure_knows_no_socket_and_no_clock(file: str) -> None:
     tops = {name.split(".")[0] for name in imports(ROOT / file)}
     assert not tops & {*OUTSIDE, "selectors", "threading", "time"}
@@ -216,4 +216,4 @@ def test_nothing_outside_the_host_reaches_its_insides(folder: str) -> None:
 def test_a_coordinator_its_rooms_and_a_host_read_no_clock_and_open_no_socket(file: str) -> None:
     names = imports(ROOT / f"{file}.py")
     assert not {name.split(".")[0] for name in names} & FROM_THE_LOOP
-    assert not {name for name in names if name.startswith("paceline.fabric") and name.endswith(".pair")}
+    assert not {name for name in names if name.startswith("paceline.net") and name.endswith(".pair")}

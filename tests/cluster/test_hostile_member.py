@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric import numbered
 from paceline.host import between
 from paceline.host.machine import Machine
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
+from paceline.net import numbered
 from support.rooms import OFFER
 from support.world.faults import IN_GROUPS, PROTOCOLS, History, Killed, drawn
 from support.world.liar import CODING, LIAR, Liar, changed

@@ -12,8 +12,6 @@ import pytest
 from paceline.core.hosts import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
-from paceline.fabric.control import HeadEnd
-from paceline.fabric.numbered import Line
 from paceline.host import between
 from paceline.host.averages import Averages
 from paceline.host.averaging import Averaging
@@ -41,6 +39,8 @@ from paceline.host.together import Together
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import Wire
 from paceline.ipc import messages
+from paceline.net.control import HeadEnd
+from paceline.net.numbered import Line
 from paceline.runtime.agent import _Agent
 from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others

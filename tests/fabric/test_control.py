@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.fabric import control, numbered
-from paceline.fabric.control import (
+from paceline.ipc.endpoint import LENGTH, Frames, framed
+from paceline.net import control, numbered
+from paceline.net.control import (
     HANDSHAKE,
     BeatAcknowledged,
     Came,
@@ -27,8 +28,7 @@ from paceline.fabric.control import (
     Refused,
     Write,
 )
-from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, written
-from paceline.ipc.endpoint import LENGTH, Frames, framed
+from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, written
 
 
 class Order(msgspec.Struct, tag=True, array_like=True):

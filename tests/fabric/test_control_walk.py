@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.fabric.control import HeadEnd
-from paceline.fabric.numbered import Data, Line
+from paceline.net.control import HeadEnd
+from paceline.net.numbered import Data, Line
 from support.control_nodes import HEAD, HeadNode, HostNode, Register
 from support.seeded_network import Fault, Faults, Network, all_tried
 

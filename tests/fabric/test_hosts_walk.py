@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core import hosts
 from paceline.core.hosts import Fence, Hosts
-from paceline.fabric.control import HeadEnd
+from paceline.net.control import HeadEnd
 from support.control_nodes import HEAD, Register
 from support.judged_nodes import FencedHost, JudgingHead
 from support.seeded_network import Fault, Faults, Network, Paused, all_tried

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric import numbered
-from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, Full, Line, NeverReadable
 from paceline.ipc.endpoint import Frames
+from paceline.net import numbered
+from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, Full, Line, NeverReadable
 
 
 class Number(msgspec.Struct, tag=True, array_like=True):

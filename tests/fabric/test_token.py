@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.errors import ConfigError
-from paceline.fabric.token import FILE_VARIABLE, VARIABLE, Token, find, read, write
+from paceline.net.token import FILE_VARIABLE, VARIABLE, Token, find, read, write
 
 TEXT = "paceline_" + 31 * "00" + "0a"
 OTHER = "paceline_" + 32 * "ff"
@@ -100,7 +100,7 @@ def test_a_token_shows_itself_to_nobody_who_does_not_ask() -> None:
 
 FORGETS = """
 import os, subprocess
-from paceline.fabric.token import forget
+from paceline.net.token import forget
 if not os.fork():
     forget()
     print(open("/proc/self/environ").read(), dict(os.environ), flush=True)

@@ -28,15 +28,15 @@ def _pinned(function: Any, name: str, *bases: Any, **given: Any) -> Any:
 
 
 _build_class = builtins.__build_class__
-if "paceline.fabric" in sys.modules:
+if "paceline.net" in sys.modules:
     raise RuntimeError("import gates.tags before paceline: tags can't be pinned any more")
 builtins.__build_class__ = _pinned
 
 
 def tags() -> dict[str, str]:
     """By module and class: the tag of each message."""
-    from paceline.fabric.numbered import Frame
     from paceline.ipc.messages import Message
+    from paceline.net.numbered import Frame
 
     return {
         f"{kind.__module__}.{kind.__name__}": kind.__struct_config__.tag

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import parser
-from paceline.fabric.token import Token, write
 from paceline.host import hash_seed
+from paceline.net.token import Token, write
 from support.events import said
 from support.launch import Launch
 from support.runs import Run, ended, replayed

@@ -14,14 +14,15 @@ import msgspec
 import pytest
 
 from paceline.core.items import Beginning, Blob, Former, Item, Mean, Replica, Update, Version
-from paceline.fabric.control import LONGEST_HELLO, Refused
-from paceline.fabric.numbered import written
-from paceline.host import bulk, fetches, tcp
+from paceline.host import bulk, fetches
 from paceline.host.bulk import PART, PURPOSE, Fetch, Never, Part
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
-from paceline.host.opening import Keys, Opening, dials
 from paceline.ipc.endpoint import LENGTH, Frames, framed
+from paceline.net import tcp
+from paceline.net.control import LONGEST_HELLO, Refused
+from paceline.net.handshake import Keys, Opening, dials
+from paceline.net.numbered import written
 from support.carriers import Got, Side, Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended

@@ -11,14 +11,15 @@ from random import Random
 import pytest
 
 from paceline.core.items import Item, Version
-from paceline.host import bulk, tcp
+from paceline.host import bulk
 from paceline.host.bulk import Dialler, Port
 from paceline.host.carrier import Carrier
-from paceline.host.door import Door
 from paceline.host.fetches import Where
 from paceline.host.shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
+from paceline.net import tcp
+from paceline.net.listener import Door
 from paceline.records.times import Fetch
 from support.carriers import hello
 from support.clusters import KEYS

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.fabric import control
-from paceline.fabric.control import ANOTHER_RUN, HostEnd
-from paceline.host import tcp
-from paceline.host.control_link import AT_ONCE, PURPOSE, HeadLink, HostLink
-from paceline.host.opening import Opening, dials
 from paceline.ipc.loop import Alarm, Loop
+from paceline.net import control, tcp
+from paceline.net.control import ANOTHER_RUN, HostEnd
+from paceline.net.handshake import Opening, dials
+from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
 from support.lobby import has_ended
 

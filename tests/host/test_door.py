@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.fabric.token import Token
-from paceline.host import door, tcp
-from paceline.host.door import MOST_STRANGERS, Door
-from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
 from paceline.ipc.loop import Loop
+from paceline.net import listener, tcp
+from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
+from paceline.net.listener import MOST_STRANGERS, Door
+from paceline.net.token import Token
 from support.clusters import KEYS
 from support.lobby import OTHER_KEYS, PATIENCE, Lobby, answer, frame, has_ended
 
@@ -236,7 +236,7 @@ def test_a_dialler_of_another_version_is_told_which_one_listens(lobby: Lobby) ->
 
 
 def test_a_silent_stranger_is_closed_with_one_line(lobby: Lobby, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE", 0.05)
+    monkeypatch.setattr(listener, "HANDSHAKE", 0.05)
     silent, slow = lobby.stranger(), lobby.stranger(frame(Kind.GREETING))
     lobby.until(lambda: has_ended(silent) and has_ended(slow))
     assert lobby.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"] * 2

@@ -18,16 +18,16 @@ from paceline.core.items import Item, Update, Version
 from paceline.host.attached import empty_file
 from paceline.host.bulk import Bulk, BulkNews, Pipe, Port
 from paceline.host.carrier import Carrier
-from paceline.host.door import Door
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Peer, Where
 from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.host.paced import Paced
 from paceline.host.shelf import Owner
-from paceline.host.tcp import listen
 from paceline.host.wire import Wire
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
+from paceline.net.listener import Door
+from paceline.net.tcp import listen
 from paceline.records.times import Fetch, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink

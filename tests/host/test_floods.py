@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.host.door import MOST_STRANGERS, goes, network
-from paceline.host.opening import FRAME, Kind
+from paceline.net.handshake import FRAME, Kind
+from paceline.net.listener import MOST_STRANGERS, goes, network
 from support.clusters import Cluster, Order, Told, tls_keys
 from support.floods import KINDS, Manners, far_from, flood
 from support.lobby import Dialler, Lobby, answer, frame, has_ended

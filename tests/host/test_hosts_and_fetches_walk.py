@@ -12,8 +12,8 @@ import pytest
 
 from paceline.core import hosts
 from paceline.core.hosts import Admit, EndHost
-from paceline.fabric.control import Delivered, Event, HeadEnd
 from paceline.host.fetches import Fetches, Peer
+from paceline.net.control import Delivered, Event, HeadEnd
 from support.control_nodes import HEAD, Order, Register
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.judged_nodes import FencedHost, JudgingHead

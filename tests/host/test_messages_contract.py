@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric import numbered
-from paceline.fabric.control import Came, Close, Connected, Delivered, Disconnected, Ended, Event, HeadEnd, HostEnd
-from paceline.host.control_link import HeadLink, HostLink
-from paceline.host.opening import Keys
-from paceline.host.tcp import Stream
 from paceline.ipc import channel, send_queue
 from paceline.ipc.channel import INLINE, Channel
 from paceline.ipc.endpoint import Endpoint, framed
 from paceline.ipc.send_queue import Outbox
+from paceline.net import numbered
+from paceline.net.control import Came, Close, Connected, Delivered, Disconnected, Ended, Event, HeadEnd, HostEnd
+from paceline.net.handshake import Keys
+from paceline.net.link import HeadLink, HostLink
+from paceline.net.tcp import Stream
 from support import direct
 from support.clusters import KEYS, PATIENCE, Cluster, Order, Told, sockets, tls_keys
 from support.control_nodes import HEAD, EndNode

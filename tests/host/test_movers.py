@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 
 from paceline.core.items import Item, Update, Version
-from paceline.fabric.numbered import written
-from paceline.host import fetches, movers, tcp
+from paceline.host import fetches, movers
 from paceline.host.bulk import PART, PURPOSE, Fetch
 from paceline.host.carrier import Carrier
 from paceline.host.carrier_process import BeatHeard, Break
-from paceline.host.door import Door
 from paceline.host.fetches import Where
 from paceline.host.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
-from paceline.host.opening import Keys, Opening, dials
 from paceline.host.shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
+from paceline.net import tcp
+from paceline.net.handshake import Keys, Opening, dials
+from paceline.net.listener import Door
+from paceline.net.numbered import written
 from paceline.records.times import Fetch as Fetched
 from support.carriers import contents, hello
 from support.clusters import EACH_KEYS, KEYS, PATIENCE

@@ -18,16 +18,16 @@ import msgspec
 import pytest
 
 from paceline.core.items import Version
-from paceline.fabric import control
-from paceline.fabric.control import Hello, HostEnd, Refused
-from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
-from paceline.host import bulk, control_link
+from paceline.host import bulk
 from paceline.host.bulk import Cancel, Dialler, Fetch, Never, Part
-from paceline.host.control_link import HostLink
-from paceline.host.door import Door
-from paceline.host.opening import dial
-from paceline.host.tcp import listen
 from paceline.ipc.endpoint import LENGTH
+from paceline.net import control, link
+from paceline.net.control import Hello, HostEnd, Refused
+from paceline.net.handshake import dial
+from paceline.net.link import HostLink
+from paceline.net.listener import Door
+from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
+from paceline.net.tcp import listen
 from support.carriers import Side, Two, contents, hello
 from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
 from support.seeds import each_seed
@@ -163,7 +163,7 @@ class AtTheHead(Fuzz):
         dial(
             self.cluster.door.address,
             self.cluster.keys,
-            control_link.PURPOSE,
+            link.PURPOSE,
             self.loop,
             opened=came.append,
             failed=lambda why, final: came.append(None),
@@ -199,7 +199,7 @@ class AtTheHost(Fuzz):
         self.lines: list[str] = []
         self.ends: list[Any] = []
         self.door = Door(listen(), self.loop, keys, self.lines.append)
-        self.door.serves(control_link.PURPOSE, self.ends.append)
+        self.door.serves(link.PURPOSE, self.ends.append)
 
     def first(self) -> Hello:
         return Hello("a", b"head", 1, 0)

@@ -15,11 +15,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from paceline.fabric.token import Token
-from paceline.host import door, tls
-from paceline.host.opening import FRAME, Keys, Kind, dial
-from paceline.host.tcp import Stream, listen
-from paceline.host.tls import Tls
+from paceline.net import listener, tls
+from paceline.net.handshake import FRAME, Keys, Kind, dial
+from paceline.net.tcp import Stream, listen
+from paceline.net.tls import Tls
+from paceline.net.token import Token
 from support.clusters import KEYS, TOKEN, tls_keys
 from support.lobby import OTHER_TOKEN, Dialler, Lobby, answer, frame, has_ended
 
@@ -300,7 +300,7 @@ def test_handshakes_that_stop_halfway_hold_up_no_other_and_end_in_time(
     good = lobby.dial()
     lobby.until(lambda: good.end)
     assert not any(has_ended(end) for end in halfway)
-    monkeypatch.setattr(door, "HANDSHAKE", 0.0)
+    monkeypatch.setattr(listener, "HANDSHAKE", 0.0)
     lobby.door._see_to_silence()
     lobby.until(lambda: all(has_ended(end) for end in halfway))
     good.end.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 from support.cut_links import Links
 from support.events import said
 from support.launch import Launch

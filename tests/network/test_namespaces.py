@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 from paceline.protocols import registry
 from support.events import LONG, said
 from support.launch import Launch

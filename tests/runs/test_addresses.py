@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.host.tcp import shown
+from paceline.net.tcp import shown
 from paceline.runs.addresses import everywhere, parsed, resolved
 
 

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from paceline.errors import PeerLost
-from paceline.fabric.numbered import Frame, written
 from paceline.host.machine import machine
 from paceline.ipc.endpoint import LENGTH, framed
 from paceline.ipc.loop import Loop
+from paceline.net.numbered import Frame, written
 from paceline.runs import talk
 from paceline.runs.link import Side
 from paceline.runs.talk import UNHEARD, Block, DialBack, Echo, Echoed, Enough, Greeting, Sent, Talk

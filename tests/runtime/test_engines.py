@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 from paceline.runs import engine
 from paceline.runtime.launch.environment import placement
 from support.engines import AT_PORT, await_snapshot, free_port, jobset_at, pytorchjob_at, slurm_at

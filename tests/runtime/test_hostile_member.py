@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 from support.events import said
 from support.launch import Launch
 from support.recorded import checked

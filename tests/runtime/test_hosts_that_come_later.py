@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 from paceline.protocols import registry
 from support.events import said
 from support.launch import Launch

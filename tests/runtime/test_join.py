@@ -23,16 +23,16 @@ from paceline.cli.hosts import named
 from paceline.cli.main import parser
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.fabric.control import ANOTHER_RUN, Hello, HostEnd
-from paceline.fabric.numbered import written
-from paceline.fabric.token import Token, read, write
 from paceline.host import between, bulk
-from paceline.host.control_link import HostLink
 from paceline.host.machine import machine
-from paceline.host.opening import Keys, dial
-from paceline.host.tcp import Stream
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
+from paceline.net.control import ANOTHER_RUN, Hello, HostEnd
+from paceline.net.handshake import Keys, dial
+from paceline.net.link import HostLink
+from paceline.net.numbered import written
+from paceline.net.tcp import Stream
+from paceline.net.token import Token, read, write
 from paceline.protocols import registry
 from paceline.scenario.scenario import HostTable, Scenario
 from support.events import await_stop, said

@@ -11,7 +11,7 @@ from support.runs import Run, ended, replayed
 
 APART = """
 import os, sys
-from paceline.fabric import numbered
+from paceline.net import numbered
 from paceline.runtime import emulated
 
 HIDDEN = {hidden!r}

@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.fabric.numbered import Line
 from paceline.host.between import FromHead, Prepare
+from paceline.net.numbered import Line
 from paceline.protocols import registry
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import Token
 from paceline.host.between import Folder, Part
+from paceline.net.token import Token
 from paceline.runtime import received
 from paceline.runtime.received import WINDOW, Received
 from paceline.runtime.sent import PART, Sent, to_send

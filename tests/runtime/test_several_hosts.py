@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from paceline.host.door import MOST_STRANGERS
+from paceline.net.listener import MOST_STRANGERS
 from paceline.protocols import registry
 from paceline.runtime.forking import DESCRIPTORS, DESCRIPTORS_EACH
 from support.events import said

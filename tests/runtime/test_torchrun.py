@@ -15,7 +15,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import Token, write
+from paceline.net.token import Token, write
 from paceline.records.ledger import connect
 from paceline.runs import engine
 from paceline.runtime.launch import torchrun

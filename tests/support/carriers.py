@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 
 from paceline.core.items import Item
-from paceline.fabric.control import Hello
-from paceline.host import tcp
 from paceline.host.bulk import Bulk, Dialler, Port
 from paceline.host.carrier import Carrier
-from paceline.host.door import Door
 from paceline.host.fetches import Where
-from paceline.host.opening import Keys
 from paceline.host.shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
+from paceline.net import tcp
+from paceline.net.control import Hello
+from paceline.net.handshake import Keys
+from paceline.net.listener import Door
 from paceline.records.times import Fetch
 from support.clusters import KEYS
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from paceline.fabric.control import HeadEnd, HostEnd
-from paceline.fabric.token import Token
-from paceline.host import tcp
-from paceline.host.control_link import HeadLink, HostLink
-from paceline.host.door import Door
-from paceline.host.opening import Keys
 from paceline.ipc.loop import Loop
+from paceline.net import tcp
+from paceline.net.control import HeadEnd, HostEnd
+from paceline.net.handshake import Keys
+from paceline.net.link import HeadLink, HostLink
+from paceline.net.listener import Door
+from paceline.net.token import Token
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""

@@ -1,4 +1,4 @@
-"""Nodes of the seeded network that run an end of `fabric.control`, and what each of them has said and heard."""
+"""Nodes of the seeded network that run an end of `net.control`, and what each of them has said and heard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.fabric.control import (
+from paceline.net.control import (
     Came,
     Close,
     Delivered,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from paceline.host.opening import FRAME
+from paceline.net.handshake import FRAME
 
 Kind = Literal["control", "data"]
 Way = Literal["to the head", "to the host"]

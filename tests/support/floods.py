@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Kind
+from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Kind
 
 Address = tuple[str, int]
 

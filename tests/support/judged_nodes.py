@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core import hosts
 from paceline.core.hosts import Admit, EndHost, Fence, Hosts, Refuse
-from paceline.fabric.control import BeatAcknowledged, Came, Connected, Disconnected, Ended, Event, HeardFrom
+from paceline.net.control import BeatAcknowledged, Came, Connected, Disconnected, Ended, Event, HeardFrom
 from support.control_nodes import HEAD, HeadNode, HostNode, Register
 from support.seeded_network import Network
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.fabric.token import Token
-from paceline.host import tcp
-from paceline.host.door import Door
-from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
 from paceline.ipc.loop import Loop
+from paceline.net import tcp
+from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
+from paceline.net.listener import Door
+from paceline.net.token import Token
 from support.clusters import KEYS, without_port
 
 PATIENCE = 30.0

@@ -16,10 +16,10 @@ from paceline.cli.again import recorded
 from paceline.cli.values import shortened
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
-from paceline.fabric.token import FILE_VARIABLE, VARIABLE, find
 from paceline.host.processor import cap
-from paceline.host.tcp import shown
 from paceline.ipc.processes import end_with_parent
+from paceline.net.tcp import shown
+from paceline.net.token import FILE_VARIABLE, VARIABLE, find
 from paceline.runs import baseline, engine
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.resume import LIMITS

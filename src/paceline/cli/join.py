@@ -13,10 +13,10 @@ from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
 from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
-from paceline.fabric.token import Token
 from paceline.host import hash_seed
 from paceline.host.between import Close
 from paceline.host.processor import cap
+from paceline.net.token import Token
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, hash_seed_of, join
 from paceline.runs.keys import keys_of

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from paceline.fabric.token import FILE_VARIABLE, VARIABLE, Token, write
+from paceline.net.token import FILE_VARIABLE, VARIABLE, Token, write
 
 
 def add_to(commands: Any) -> None:

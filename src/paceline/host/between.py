@@ -12,11 +12,11 @@ import msgspec
 from paceline.core.orders import Order
 from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
-from paceline.fabric.numbered import Count, Seconds, Word
 from paceline.host.machine import Machine
 from paceline.host.names import Fields
 from paceline.ipc import messages
 from paceline.ipc.messages import Message
+from paceline.net.numbered import Count, Seconds, Word
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
 from paceline.scenario.scenario import MOST_WORKERS

@@ -24,7 +24,12 @@ from typing import Any, Protocol
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric.control import (
+from paceline.host.fetches import Named, Peer
+from paceline.host.names import Fields, fields_of, item_of
+from paceline.ipc.endpoint import LENGTH, too_long
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Span
+from paceline.net.control import (
     HANDSHAKE,
     LONGEST_HELLO,
     LONGEST_PAUSE,
@@ -33,15 +38,10 @@ from paceline.fabric.control import (
     Refused,
     one_line,
 )
-from paceline.fabric.numbered import Count, Frame, written
-from paceline.host.door import Door
-from paceline.host.fetches import Named, Peer
-from paceline.host.names import Fields, fields_of, item_of
-from paceline.host.opening import Keys, Opened, Opening, dial
-from paceline.host.tcp import AT_ONCE, Address, Lines, Stream
-from paceline.ipc.endpoint import LENGTH, too_long
-from paceline.ipc.loop import Loop
-from paceline.ipc.memory import Span
+from paceline.net.handshake import Keys, Opened, Opening, dial
+from paceline.net.listener import Door
+from paceline.net.numbered import Count, Frame, written
+from paceline.net.tcp import AT_ONCE, Address, Lines, Stream
 
 PURPOSE = "data"
 """What connections are opened for."""

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.control import Hello
 from paceline.host.bulk import Bulk, Dialler, Port
-from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.names import Fields, fields_of, item_of
-from paceline.host.opening import Answered, Keys
-from paceline.host.tcp import Address
 from paceline.ipc.channel import Channel
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.ipc.messages import Message
+from paceline.net.control import Hello
+from paceline.net.handshake import Answered, Keys
+from paceline.net.listener import Door
+from paceline.net.tcp import Address
 
 NAME = "paceline-data"
 """What `ps` and `top` show."""
@@ -49,7 +49,7 @@ class Listen(Message):
 
 
 class Took(Message):
-    """A connection that a host has opened up to its answer comes along. Do the rest. See `opening.Answered`."""
+    """A connection that a host has opened up to its answer comes along. Do the rest. See `handshake.Answered`."""
 
     descriptors: ClassVar[int] = 1
     purpose: str

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import msgspec
 
 from paceline.core.listed import workers_named
-from paceline.fabric.numbered import Count, Word
 from paceline.host import devices, hash_seed
 from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
+from paceline.net.numbered import Count, Word
 from paceline.version import __version__
 
 OF_THE_HEAD = ("python", "torch", "numpy", "cpu_capability", "platform", "cores", "devices")

@@ -17,20 +17,20 @@ from itertools import count
 from typing import Any, Protocol
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.control import Hello
 from paceline.host import carrier_process as told
 from paceline.host.bulk import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port
-from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.names import fields_of, item_of
-from paceline.host.opening import Answered, Keys
-from paceline.host.tcp import Address
 from paceline.ipc.channel import Channel, End, pair
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region, Span
 from paceline.ipc.messages import Message
 from paceline.ipc.processes import cpu_seconds, end_in_time, fork_child
 from paceline.ipc.send_queue import Outbox
+from paceline.net.control import Hello
+from paceline.net.handshake import Answered, Keys
+from paceline.net.listener import Door
+from paceline.net.tcp import Address
 
 PATIENCE = 5.0
 """Seconds that the process has to stop what it does. It takes a few milliseconds."""

@@ -7,8 +7,9 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-from paceline.host import hash_seed, tcp
-from paceline.host.door import Door
+from paceline.host import hash_seed
+from paceline.net import tcp
+from paceline.net.listener import Door
 
 PURPOSE = "hash-seed"
 SEED = struct.Struct("!q")

@@ -16,7 +16,6 @@ from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError
-from paceline.fabric.numbered import LONGEST
 from paceline.files import unforeseen
 from paceline.host import between
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
@@ -35,6 +34,7 @@ from paceline.host.wire import ADOPTED
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.ipc.memory import Span
+from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
 
 MOST_SAID = 128 << 20

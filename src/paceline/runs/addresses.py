@@ -6,7 +6,7 @@ import re
 import socket
 
 from paceline.errors import ConfigError
-from paceline.host.tcp import ANY, Address, shown
+from paceline.net.tcp import ANY, Address, shown
 
 
 def parsed(text: str, name: str, least: int = 1) -> Address:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import ConfigError
-from paceline.host.tcp import Address, shown
+from paceline.net.tcp import Address, shown
 from paceline.records.cut import why_not
 from paceline.records.folders import is_run
 from paceline.records.reading import LEDGER, is_written

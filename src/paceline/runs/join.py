@@ -9,12 +9,12 @@ from contextlib import closing
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.host import opening, tcp
 from paceline.host.between import Close
-from paceline.host.opening import Keys
 from paceline.host.seed_asked import PURPOSE, heard
-from paceline.host.tcp import Address, shown
 from paceline.ipc.loop import Loop
+from paceline.net import handshake, tcp
+from paceline.net.handshake import Keys
+from paceline.net.tcp import Address, shown
 
 TRIES_FOR = 5.0
 """Seconds in which somebody has to listen, unless the user says otherwise."""
@@ -94,7 +94,7 @@ def dialled(address: Address, keys: Keys, purpose: str, loop: Loop) -> tuple[Any
     ends: list[Any] = []
     whys: list[tuple[str, bool]] = []
     try:
-        attempt = opening.dial(
+        attempt = handshake.dial(
             address, keys, purpose, loop, opened=ends.append, failed=lambda why, final: whys.append((why, final))
         )
     except OSError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import FILE_VARIABLE, Token, find
-from paceline.host.opening import Keys
+from paceline.net.handshake import Keys
+from paceline.net.token import FILE_VARIABLE, Token, find
 
 
 def keys_of(trusted: bool, token: Token | None = None) -> Keys:

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ConfigError, PeerLost
-from paceline.fabric.control import one_line
-from paceline.host import tcp
-from paceline.host.door import Door
 from paceline.host.machine import machine
-from paceline.host.opening import Keys
-from paceline.host.tcp import Address, shown
 from paceline.ipc.loop import Loop
+from paceline.net import tcp
+from paceline.net.control import one_line
+from paceline.net.handshake import Keys
+from paceline.net.listener import Door
+from paceline.net.tcp import Address, shown
 from paceline.runs.join import dialled
 from paceline.runs.link import Link, Side, clock, round_trip
 from paceline.runs.talk import (

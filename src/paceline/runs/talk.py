@@ -24,11 +24,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.control import one_line
-from paceline.fabric.numbered import Count, Frame, written
-from paceline.host.tcp import AT_ONCE, Address, Stream
 from paceline.ipc.endpoint import LENGTH, too_long
 from paceline.ipc.loop import Loop
+from paceline.net.control import one_line
+from paceline.net.numbered import Count, Frame, written
+from paceline.net.tcp import AT_ONCE, Address, Stream
 from paceline.runs.link import Arrivals, Link, Side, Way
 
 FLOWING, MOST = 3.0, 400_000_000

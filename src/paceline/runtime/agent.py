@@ -32,26 +32,26 @@ from paceline.core.hosts import Fence, is_taken
 from paceline.core.items import Sum, Update
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError
-from paceline.fabric.control import Hello, HostEnd
 from paceline.files import unforeseen
 from paceline.host import between, devices
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
-from paceline.host.control_link import HostLink
-from paceline.host.door import Door
 from paceline.host.machine import difference, machine
 from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.host.names import fields_of
-from paceline.host.opening import Keys
 from paceline.host.outward import Outward
 from paceline.host.plan import plan
 from paceline.host.stand_in import StandIn
-from paceline.host.tcp import Address
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.ipc.zygote import AT_ONCE
+from paceline.net.control import Hello, HostEnd
+from paceline.net.handshake import Keys
+from paceline.net.link import HostLink
+from paceline.net.listener import Door
+from paceline.net.tcp import Address
 from paceline.records.times import Fetch
 from paceline.runtime.folders import notes_of
 from paceline.runtime.forking import fork_workers, forked_zygote

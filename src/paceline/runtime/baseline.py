@@ -39,7 +39,6 @@ from torch.utils.data import (
 
 from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
-from paceline.fabric.token import forget
 from paceline.host import devices
 from paceline.ipc.processes import (
     adopt_orphans,
@@ -51,6 +50,7 @@ from paceline.ipc.processes import (
     has_handler,
     share_without_files,
 )
+from paceline.net.token import forget
 from paceline.records import summary as summaries
 from paceline.records.due import Due
 from paceline.records.summary import Summary

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.errors import NotGathered
-from paceline.fabric.token import Token
-from paceline.host.opening import Keys
-from paceline.host.tcp import listen
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import end_in_time, fork_child
+from paceline.net.handshake import Keys
+from paceline.net.tcp import listen
+from paceline.net.token import Token
 from paceline.runtime.agent import agent
 from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.meeting import Meeting

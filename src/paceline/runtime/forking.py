@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import forget
 from paceline.files import MODE
-from paceline.host.door import MOST_STRANGERS
 from paceline.host.output import Output
 from paceline.host.turns import Turns
 from paceline.host.workers import Process
@@ -20,6 +18,8 @@ from paceline.ipc.channel import Channel, pair
 from paceline.ipc.memory import available_bytes
 from paceline.ipc.processes import allow_descriptors
 from paceline.ipc.zygote import Zygote
+from paceline.net.listener import MOST_STRANGERS
+from paceline.net.token import forget
 from paceline.runtime.offers import too_many
 from paceline.runtime.packed import unpacked
 from paceline.runtime.settings import Settings

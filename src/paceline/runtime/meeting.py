@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.host.between import Here
 from paceline.host.movers import Forked, forked_mover
-from paceline.host.opening import Keys
-from paceline.host.tcp import Address, listen, shown, told
 from paceline.ipc.loop import Loop
+from paceline.net.handshake import Keys
+from paceline.net.tcp import Address, listen, shown, told
+from paceline.net.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.runtime.launch.announced import PATIENCE, Announcement
 from paceline.runtime.sent import Sent
 from paceline.runtime.settings import Settings

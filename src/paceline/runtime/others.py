@@ -15,14 +15,9 @@ from paceline.core.listed import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
 from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import NotGathered
-from paceline.fabric.control import HeadEnd, Hello
-from paceline.fabric.numbered import LONGEST_OF_NEWCOMERS
-from paceline.fabric.token import FILE_VARIABLE
 from paceline.host import between, hash_seed, seed_asked
 from paceline.host.carrier import Carrier
 from paceline.host.contract import News
-from paceline.host.control_link import HeadLink
-from paceline.host.door import Door
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
 from paceline.host.movers import InLoop, InProcess, Mover
@@ -30,9 +25,14 @@ from paceline.host.moves import Moved
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
-from paceline.host.tcp import ANY, shown
 from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop
+from paceline.net.control import HeadEnd, Hello
+from paceline.net.link import HeadLink
+from paceline.net.listener import Door
+from paceline.net.numbered import LONGEST_OF_NEWCOMERS
+from paceline.net.tcp import ANY, shown
+from paceline.net.token import FILE_VARIABLE
 from paceline.runtime.agent import HEAD
 from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
-from paceline.fabric.numbered import LONGEST
+from paceline.net.numbered import LONGEST
 from paceline.protocols import registry
 from paceline.records.segments import choice_of
 from paceline.records.summary import Target

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import LONGEST, Token
 from paceline.host.between import Folder, Part
+from paceline.net.token import LONGEST, Token
 from paceline.records.reading import LEDGER
 
 MOST_BYTES = 64 << 20

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.host.movers import InLoop
-from paceline.host.opening import Keys
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
+from paceline.net.handshake import Keys
 from paceline.runtime.agent import LET_IN, PAUSE, _Agent
 from paceline.runtime.received import Received
 from support.world import insides

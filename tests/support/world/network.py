@@ -99,7 +99,7 @@ class _Way:
 
 
 class Socket:
-    """One end of a connection. Has the methods of `socket.socket` that `host.tcp` calls."""
+    """One end of a connection. Has the methods of `socket.socket` that `net.tcp` calls."""
 
     def __init__(self, machine: Machine, network: Network, address: Address, peer: Address) -> None:
         self.machine = machine

@@ -21,9 +21,9 @@ from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import NotGathered
-from paceline.fabric.token import Token
-from paceline.host.opening import Keys
 from paceline.ipc import messages
+from paceline.net.handshake import Keys
+from paceline.net.token import Token
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime.coordinator import Coordinator

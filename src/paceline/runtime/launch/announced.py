@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 from paceline.files import write_whole
-from paceline.host.tcp import Address
+from paceline.net.tcp import Address
 from paceline.runtime.launch import torchrun
 from paceline.runtime.launch.environment import Placement
 

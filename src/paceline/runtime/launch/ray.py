@@ -19,10 +19,10 @@ from pathlib import Path
 
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
-from paceline.fabric.token import Token
-from paceline.host.tcp import Address, shown
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import fork_child
+from paceline.net.tcp import Address, shown
+from paceline.net.token import Token
 from paceline.runtime.launch.ssh import leading_to
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from paceline.core.listed import listed, printable
 from paceline.errors import ConfigError
-from paceline.fabric.token import Token
-from paceline.host.tcp import Address
+from paceline.net.tcp import Address
+from paceline.net.token import Token
 from paceline.runtime.launch.machines import (
     Machine,
     configuration,

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.host.tcp import Address, shown
+from paceline.net.tcp import Address, shown
 from paceline.runtime.launch.environment import Placement
 
 if TYPE_CHECKING:

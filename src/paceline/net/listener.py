@@ -1,6 +1,6 @@
 """Where other hosts dial: one port, whatever a connection is for.
 
-A connection is opened (`host.opening`), and goes to who serves its purpose. Until its dialler has shown the token, it
+A connection is opened (`net.handshake`), and goes to who serves its purpose. Until its dialler has shown the token, it
 is a stranger's. Strangers have so many places, and get no TLS and no other process.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from paceline.fabric.control import HANDSHAKE
-from paceline.host.opening import Answered, Keys, Opening, Side, challenges, welcomes
-from paceline.host.tcp import Address, Lines, Listener, peer_of, shown
 from paceline.ipc.loop import Alarm, Loop
+from paceline.net.control import HANDSHAKE
+from paceline.net.handshake import Answered, Keys, Opening, Side, challenges, welcomes
+from paceline.net.tcp import Address, Lines, Listener, peer_of, shown
 
 MOST_STRANGERS = 128
 """Places of strangers. If 1,000 dial in a second, each has 128 ms for the one round trip that an answer takes."""

@@ -32,9 +32,9 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from paceline.fabric.token import Token
-from paceline.host.tcp import ENDED, Address, leave, to_itself, told
 from paceline.ipc.loop import Loop
+from paceline.net.tcp import ENDED, Address, leave, to_itself, told
+from paceline.net.token import Token
 
 PROTOCOL = 3
 """The version of what hosts say to each other, over connections of any purpose."""
@@ -69,7 +69,7 @@ class Kind(IntEnum):
 
 
 class Certificates(Protocol):
-    """See `host.tls`."""
+    """See `net.tls`."""
 
     def wrap(self, end: socket.socket, *, listens: bool) -> ssl.SSLSocket:
         """Return the socket with TLS over it. The handshake is still to come."""
@@ -91,7 +91,7 @@ class Keys:
     @classmethod
     def encrypted(cls, token: Token) -> Keys:
         """Return those for connections with TLS."""
-        from paceline.host.tls import Tls  # which nobody needs who has no such connection
+        from paceline.net.tls import Tls  # which nobody needs who has no such connection
 
         return cls(token.key("challenge"), Tls(token))
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from paceline.fabric.token import Token
+from paceline.net.token import Token
 
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Of the group of P-256: a private key is below it."""
@@ -25,7 +25,7 @@ FROM, UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UT
 
 
 class Tls:
-    """This process's certificate, and what it demands of others. See `opening.Certificates`."""
+    """This process's certificate, and what it demands of others. See `handshake.Certificates`."""
 
     def __init__(self, token: Token) -> None:
         secret = int.from_bytes(token.key("authority", 48), "big") % (ORDER - 1) + 1
@@ -39,7 +39,7 @@ class Tls:
         self._listens = _context(ssl.PROTOCOL_TLS_SERVER, chain, _pem(issuer))
 
     def wrap(self, end: socket.socket, *, listens: bool) -> ssl.SSLSocket:
-        """See `opening.Certificates`."""
+        """See `handshake.Certificates`."""
         context = self._listens if listens else self._dials
         return context.wrap_socket(end, server_side=listens, do_handshake_on_connect=False)
 

@@ -1,6 +1,6 @@
 """TCP between hosts, in the loop: nothing here waits, and nothing here grows without a bound.
 
-A `Stream` goes over a connection that `host.opening` has opened, in plain or with TLS.
+A `Stream` goes over a connection that `net.handshake` has opened, in plain or with TLS.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ should go on while the machine sleeps.
 
 The host dials and says `Hello`; the head answers with its own `Hello`, or with `Refused`. A host that comes for the
 first time has incarnation 0 and is given one. From then on its `Hello` names that incarnation, and each side says how
-many messages it has received. Both then send the rest again (see `fabric.numbered`). So a message is delivered at most
+many messages it has received. Both then send the rest again (see `net.numbered`). So a message is delivered at most
 once, and exactly once if the incarnation lives long enough. A newer connection of an incarnation replaces the older.
 
 The host beats every fifth of its timeout. The head answers each beat, so a host knows that it was heard. Neither end
@@ -39,7 +39,8 @@ from typing import Any
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.fabric.numbered import (
+from paceline.ipc.endpoint import Frames
+from paceline.net.numbered import (
     LONGEST,
     LONGEST_SAID,
     Acknowledged,
@@ -53,7 +54,6 @@ from paceline.fabric.numbered import (
     NeverReadable,
     written,
 )
-from paceline.ipc.endpoint import Frames
 
 HANDSHAKE = 5.0
 """Seconds that a connection has for its `Hello`."""

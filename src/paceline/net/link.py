@@ -1,4 +1,4 @@
-"""Control between hosts over TCP: drives the pure ends of `fabric.control` in the loop.
+"""Control between hosts over TCP: drives the pure ends of `net.control` in the loop.
 
     news ◄── events ── HeadLink ── facts ──► HeadEnd        HostEnd ◄── facts ── HostLink ── events ──► news
                           │ ◄──── orders ────                  ──── orders ────►    │
@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from paceline.fabric.control import (
+from paceline.ipc.loop import Alarm, Loop
+from paceline.net.control import (
     BeatAcknowledged,
     Came,
     Close,
@@ -35,11 +36,10 @@ from paceline.fabric.control import (
     Outcome,
     Write,
 )
-from paceline.fabric.numbered import LONGEST_SAID, MOST_KEPT
-from paceline.host.door import Door
-from paceline.host.opening import Keys, Opening, dial
-from paceline.host.tcp import Address, Lines, Stream, peer_of, told
-from paceline.ipc.loop import Alarm, Loop
+from paceline.net.handshake import Keys, Opening, dial
+from paceline.net.listener import Door
+from paceline.net.numbered import LONGEST_SAID, MOST_KEPT
+from paceline.net.tcp import Address, Lines, Stream, peer_of, told
 
 PURPOSE = "control"
 """What connections are opened for."""
