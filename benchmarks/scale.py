@@ -62,7 +62,6 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Machine
 from paceline.core.orders import Order, Release
 from paceline.core.placement import HEAD as ON_HEAD
-from paceline.host.movers import InLoop
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region
@@ -82,6 +81,7 @@ from paceline.scenario.scenario import HostTable, Scenario
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
+from paceline.transfer.movers import InLoop
 
 WORKLOAD = Path(__file__).parent / "workloads" / "small.py"
 HEAD = "head"

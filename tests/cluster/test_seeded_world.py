@@ -26,7 +26,7 @@ from paceline.core.items import Item, Mean, Partial, Update
 from paceline.host.averaging import Averaging
 from paceline.host.between import Close
 from paceline.host.branch import Branch
-from paceline.host.fetches import Where
+from paceline.transfer.fetch_table import Where
 from support.seeded_network import Blocked
 from support.suites import each
 from support.world.clock import VirtualLoop

@@ -17,7 +17,6 @@ from paceline.host.averages import Averages
 from paceline.host.averaging import Averaging
 from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
-from paceline.host.carrier import Carrier
 from paceline.host.commits import Commits
 from paceline.host.host import LocalHost
 from paceline.host.maker import Maker
@@ -37,13 +36,14 @@ from paceline.host.sums import Sums
 from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.together import Together
 from paceline.host.versions import Elsewhere
-from paceline.host.wire import Wire
 from paceline.ipc import messages
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
 from paceline.runtime.agent import _Agent
 from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others
+from paceline.transfer.manager import Carrier
+from paceline.transfer.remote_fetcher import Wire
 from support.seeded_network import Blocked, Killed, Slow
 from support.suites import each
 from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn, grouped

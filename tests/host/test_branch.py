@@ -14,11 +14,11 @@ from paceline.core.orders import Release, StartPush
 from paceline.host import branch
 from paceline.host.between import Attached
 from paceline.host.branch import Branch
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Peer
 from paceline.host.plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
+from paceline.transfer.fetch_table import Peer
+from paceline.transfer.manager import Carrier
 from support.rooms import OFFER
 
 HEAD = Peer("node-0", 1)

@@ -14,15 +14,15 @@ import msgspec
 import pytest
 
 from paceline.core.items import Beginning, Blob, Former, Item, Mean, Replica, Update, Version
-from paceline.host import bulk, fetches
-from paceline.host.bulk import PART, PURPOSE, Fetch, Never, Part
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Peer
 from paceline.ipc.endpoint import LENGTH, Frames, framed
 from paceline.net import tcp
 from paceline.net.control import LONGEST_HELLO, Refused
 from paceline.net.handshake import Keys, Opening, dials
 from paceline.net.numbered import written
+from paceline.transfer import data_connection, fetch_table
+from paceline.transfer.data_connection import PART, PURPOSE, Fetch, Never, Part
+from paceline.transfer.fetch_table import Peer
+from paceline.transfer.manager import Carrier
 from support.carriers import Got, Side, Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended
@@ -132,7 +132,7 @@ def test_what_is_cancelled_stays_held_until_nothing_of_it_waits_for_room(two: Tw
 
 
 def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "AT_ONCE", 10_000)
+    monkeypatch.setattr(data_connection, "AT_ONCE", 10_000)
     got = apart.a.fetch(Version(1), 100_000)
     end = raw(apart, written(hello("b", 3)))
     apart.until(lambda: apart.a.connected)
@@ -425,7 +425,7 @@ def test_fetches_under_way_go_on_after_a_reconnect(two: Two) -> None:
 def test_a_connection_that_has_sent_as_much_as_a_key_is_good_for_is_renewed(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "MOST_SENT", 2 * PART)
+    monkeypatch.setattr(data_connection, "MOST_SENT", 2 * PART)
     first = two.a.bulk._connection
     two.a.has[Version(1)] = contents(LARGE)
     got = two.b.fetch(Version(1), LARGE)
@@ -451,8 +451,8 @@ def test_after_a_reconnect_only_the_rest_is_asked_for(apart: Two) -> None:
 
 
 def test_every_byte_may_be_the_last_before_the_connection_breaks(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "SHORTEST_PAUSE", 0.0)
-    monkeypatch.setattr(bulk, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(data_connection, "SHORTEST_PAUSE", 0.0)
+    monkeypatch.setattr(data_connection, "LONGEST_PAUSE", 0.0)
     two.diallers[0]._pause = 0.0
     two.a.has[Version(1)] = contents(1000)
     for cut_after in range(60):
@@ -539,7 +539,7 @@ def raw(two: Two, said: bytes, buffer: int | None = None) -> socket.socket:
 
 def answers(two: Two, end: socket.socket, wanted: int) -> list[Any]:
     """The next frames that somebody hears who has opened a connection: hello first."""
-    coding, heard, found = Frames(), bulk._FRAMES, []
+    coding, heard, found = Frames(), data_connection._FRAMES, []
 
     def there() -> bool:
         with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
@@ -602,7 +602,7 @@ PEER = {
 def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(
     apart: Two, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(fetches, "MOST_ASKED", 10)
+    monkeypatch.setattr(fetch_table, "MOST_ASKED", 10)
     end = raw(apart, written(hello("b", 3)) + said)
     apart.until(lambda: has_ended(end))
     (line,) = apart.lines
@@ -624,7 +624,7 @@ def test_a_part_must_fit_into_what_is_missing_of_its_item(apart: Two, length: in
 def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "HANDSHAKE", 0.05)
+    monkeypatch.setattr(data_connection, "HANDSHAKE", 0.05)
     silent = raw(two, b"")
     two.until(lambda: has_ended(silent))
     assert two.lines == ["connection refused: it has said nothing for 0 s"]
@@ -670,7 +670,7 @@ def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> Non
 
 
 def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "HANDSHAKE", 0.05)
+    monkeypatch.setattr(data_connection, "HANDSHAKE", 0.05)
     silent = socket.create_server(tcp.LOOPBACK)
     apart.dial(address=silent.getsockname())
     came: list[Any] = []

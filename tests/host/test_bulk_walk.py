@@ -11,16 +11,16 @@ from random import Random
 import pytest
 
 from paceline.core.items import Item, Version
-from paceline.host import bulk
-from paceline.host.bulk import Dialler, Port
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Where
 from paceline.host.shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net import tcp
 from paceline.net.listener import Door
 from paceline.records.times import Fetch
+from paceline.transfer import data_connection
+from paceline.transfer.data_connection import Dialler, Port
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.manager import Carrier
 from support.carriers import hello
 from support.clusters import KEYS
 from support.seeds import each_seed
@@ -200,8 +200,8 @@ def walk(seed: int) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "SHORTEST_PAUSE", 0.001)
-    monkeypatch.setattr(bulk, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(data_connection, "SHORTEST_PAUSE", 0.001)
+    monkeypatch.setattr(data_connection, "LONGEST_PAUSE", 0.002)
 
 
 @each_seed(range(6))

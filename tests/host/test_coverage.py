@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from paceline.host.coverage import Coverage
+from paceline.transfer.byte_ranges import Coverage
 
 
 def test_bytes_are_there_once_all_of_them_were_added_in_any_order() -> None:

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.core.items import Update
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Peer
 from paceline.ipc.memory import Span
+from paceline.transfer.fetch_table import Peer
+from paceline.transfer.manager import Carrier
 
 OTHER, ITEM, OWNER = Peer("b", 1), Update(1, 0), ("for the store", 1)
 

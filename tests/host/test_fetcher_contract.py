@@ -16,14 +16,7 @@ import pytest
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
 from paceline.host.attached import empty_file
-from paceline.host.bulk import Bulk, BulkNews, Pipe, Port
-from paceline.host.carrier import Carrier
-from paceline.host.fetch import Fetcher, Local
-from paceline.host.fetches import Peer, Where
-from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
-from paceline.host.paced import Paced
 from paceline.host.shelf import Owner
-from paceline.host.wire import Wire
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net.listener import Door
@@ -32,6 +25,13 @@ from paceline.records.times import Fetch, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network, Scenario
+from paceline.transfer.data_connection import Bulk, BulkNews, Pipe, Port
+from paceline.transfer.fetch_table import Peer, Where
+from paceline.transfer.fetcher import Fetcher, Local
+from paceline.transfer.manager import Carrier
+from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
+from paceline.transfer.remote_fetcher import Wire
+from paceline.transfer.shaped_fetcher import Paced
 from support.carriers import hello
 from support.clusters import PATIENCE, tls_keys
 

@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
-from paceline.host import fetches as module
-from paceline.host.fetches import (
+from paceline.transfer import fetch_table as module
+from paceline.transfer.fetch_table import (
     Arrived,
     Ask,
     Brought,

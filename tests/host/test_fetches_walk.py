@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.host import fetches
-from paceline.host.fetches import Fetches, Named, Peer, Range, Serves
 from paceline.host.shelf import Owner
+from paceline.transfer import fetch_table
+from paceline.transfer.fetch_table import Fetches, Named, Peer, Range, Serves
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
 
@@ -172,7 +172,7 @@ def a_cancelled_request_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_claim_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     release = Fetches.release
 
-    def leaky(self: Fetches, named: Named, owner: Owner) -> list[fetches.Order]:
+    def leaky(self: Fetches, named: Named, owner: Owner) -> list[fetch_table.Order]:
         record = self._records.get(named)
         return [] if record is not None and not record.here else release(self, named, owner)
 
@@ -182,9 +182,9 @@ def a_claim_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_place_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     drop = Fetches._drop
 
-    def leaky(self: Fetches, record: Any) -> list[fetches.Order]:
+    def leaky(self: Fetches, record: Any) -> list[fetch_table.Order]:
         orders = drop(self, record)
-        return [one for one in orders if not isinstance(one, fetches.FreePlace)] if not record.here else orders
+        return [one for one in orders if not isinstance(one, fetch_table.FreePlace)] if not record.here else orders
 
     monkeypatch.setattr(Fetches, "_drop", leaky)
 
@@ -192,7 +192,7 @@ def a_place_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
 def bytes_that_come_twice_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived = Fetches.arrived
 
-    def trusting(self: Fetches, peer: Peer, request: int, begin: int, end: int) -> list[fetches.Order]:
+    def trusting(self: Fetches, peer: Peer, request: int, begin: int, end: int) -> list[fetch_table.Order]:
         if (found := self._requests.get(request)) is not None:
             begin, end = found[1].have, min(found[1].have + end - begin, found[1].end)
         return arrived(self, peer, request, begin, end)
@@ -203,9 +203,9 @@ def bytes_that_come_twice_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def only_the_first_is_told_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     lose = Fetches._lose
 
-    def forgetful(self: Fetches, record: Any, why: str) -> list[fetches.Order]:
+    def forgetful(self: Fetches, record: Any, why: str) -> list[fetch_table.Order]:
         orders = lose(self, record, why)
-        lost = [one for one in orders if isinstance(one, fetches.Lost)]
+        lost = [one for one in orders if isinstance(one, fetch_table.Lost)]
         return [one for one in orders if one not in lost[1:]]
 
     monkeypatch.setattr(Fetches, "_lose", forgetful)
@@ -227,14 +227,14 @@ def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item is asked for again while it is on its way."""
     ask = Fetches._ask
 
-    def again(self: Fetches, record: Any) -> list[fetches.Order]:
+    def again(self: Fetches, record: Any) -> list[fetch_table.Order]:
         for one in record.coming:
             one.request = None
         return ask(self, record)
 
     claim = Fetches.claim
 
-    def eager(self: Fetches, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[fetches.Order]:
+    def eager(self: Fetches, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[fetch_table.Order]:
         orders = claim(self, named, owner, ranges)
         return orders + again(self, self._records[named]) if named in self._records else orders
 
@@ -242,11 +242,11 @@ def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    def early(self: Any, peer: Peer) -> list[fetches.Order]:
+    def early(self: Any, peer: Peer) -> list[fetch_table.Order]:
         size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
-        return [fetches.Brought(self.named, peer, size)]
+        return [fetch_table.Brought(self.named, peer, size)]
 
-    monkeypatch.setattr(fetches._Record, "brought", early)
+    monkeypatch.setattr(fetch_table._Record, "brought", early)
 
 
 OURS = [

@@ -12,8 +12,8 @@ import pytest
 
 from paceline.core import hosts
 from paceline.core.hosts import Admit, EndHost
-from paceline.host.fetches import Fetches, Peer
 from paceline.net.control import Delivered, Event, HeadEnd
+from paceline.transfer.fetch_table import Fetches, Peer
 from support.control_nodes import HEAD, Order, Register
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.judged_nodes import FencedHost, JudgingHead

@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Replica, Update, Version
-from paceline.host.fetch import Fetcher, Local, Then
-from paceline.host.linked import Linked, Told
 from paceline.records.times import Fetch
 from paceline.scenario.host_traffic import HostTraffic
 from paceline.scenario.scenario import HostTable, Scenario
+from paceline.transfer.fetcher import Fetcher, Local, Then
+from paceline.transfer.linked_fetcher import Linked, Told
 
 SCENARIO = Scenario(
     nodes=2,

@@ -14,12 +14,6 @@ from typing import Any
 import pytest
 
 from paceline.core.items import Item, Update, Version
-from paceline.host import fetches, movers
-from paceline.host.bulk import PART, PURPOSE, Fetch
-from paceline.host.carrier import Carrier
-from paceline.host.carrier_process import BeatHeard, Break
-from paceline.host.fetches import Where
-from paceline.host.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
 from paceline.host.shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
@@ -28,6 +22,12 @@ from paceline.net.handshake import Keys, Opening, dials
 from paceline.net.listener import Door
 from paceline.net.numbered import written
 from paceline.records.times import Fetch as Fetched
+from paceline.transfer import fetch_table, movers
+from paceline.transfer.data_connection import PART, PURPOSE, Fetch
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.io_process import BeatHeard, Break
+from paceline.transfer.manager import Carrier
+from paceline.transfer.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
 from support.carriers import contents, hello
 from support.clusters import EACH_KEYS, KEYS, PATIENCE
 from support.lobby import has_ended
@@ -246,7 +246,7 @@ def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(pl
 
 def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process knows what frames look like, and the host what may be asked."""
-    monkeypatch.setattr(fetches, "MOST_ASKED", 10)
+    monkeypatch.setattr(fetch_table, "MOST_ASKED", 10)
     asks = b"".join(written(Fetch(number, 0, 1, (number, "version"), 0, 10)) for number in range(11))
     for said in (b"\0\0\0\5rubbish", asks):
         plain.lines.clear()
@@ -334,7 +334,7 @@ def test_the_death_of_the_process_is_told_once_in_one_line_and_to_who_comes_late
 
 
 def test_a_process_that_does_not_stop_in_time_is_ended(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.host.movers.PATIENCE", 0.1)
+    monkeypatch.setattr("paceline.transfer.movers.PATIENCE", 0.1)
     plain.connect()
     plain.b.fetch(Version(1), 10)
     os.kill(plain.processes["b"], signal.SIGSTOP)

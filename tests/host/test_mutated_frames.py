@@ -18,8 +18,6 @@ import msgspec
 import pytest
 
 from paceline.core.items import Version
-from paceline.host import bulk
-from paceline.host.bulk import Cancel, Dialler, Fetch, Never, Part
 from paceline.ipc.endpoint import LENGTH
 from paceline.net import control, link
 from paceline.net.control import Hello, HostEnd, Refused
@@ -28,6 +26,8 @@ from paceline.net.link import HostLink
 from paceline.net.listener import Door
 from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
 from paceline.net.tcp import listen
+from paceline.transfer import data_connection
+from paceline.transfer.data_connection import Cancel, Dialler, Fetch, Never, Part
 from support.carriers import Side, Two, contents, hello
 from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
 from support.seeds import each_seed
@@ -250,7 +250,7 @@ class AtThePort(Fuzz):
         dial(
             self.two.door.address,
             self.two.keys,
-            bulk.PURPOSE,
+            data_connection.PURPOSE,
             self.loop,
             opened=came.append,
             failed=lambda why, final: came.append(None),
@@ -284,7 +284,7 @@ class AtTheDialler(Fuzz):
         self.lines: list[str] = []
         self.ends: list[Any] = []
         self.door = Door(listen(), self.loop, keys, self.lines.append)
-        self.door.serves(bulk.PURPOSE, self.ends.append)
+        self.door.serves(data_connection.PURPOSE, self.ends.append)
         to = self.side.bulk, self.door.address, keys
         self.dialler = Dialler(*to, self.loop, hello("here", 1), self.lines.append)
 
@@ -313,7 +313,7 @@ TARGETS: list[Callable[[Any], Any]] = [AtTheHead, AtTheHost, AtThePort, AtTheDia
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (control, bulk):
+    for module in (control, data_connection):
         monkeypatch.setattr(module, "SHORTEST_PAUSE", 0.0005)
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.0005)
 

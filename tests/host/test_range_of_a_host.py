@@ -16,11 +16,11 @@ from paceline.core.shards import Shard
 from paceline.errors import PeerLost
 from paceline.host import between
 from paceline.host.branch import Branch
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Peer
 from paceline.host.plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
+from paceline.transfer.fetch_table import Peer
+from paceline.transfer.manager import Carrier
 from support.rooms import OFFER, Clockwork
 
 HEAD = Peer("node-0", 1)

@@ -9,10 +9,10 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update, Version
 from paceline.core.orders import ApplyUpdate
 from paceline.host import between
-from paceline.host.names import fields_of
 from paceline.host.shards import OtherShards
 from paceline.host.shares import Shares
 from paceline.ipc import messages
+from paceline.transfer.item_names import fields_of
 
 
 class Head:

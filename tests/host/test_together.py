@@ -8,12 +8,12 @@ import pytest
 
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update, Version
-from paceline.host.fetch import Fetchable, Then
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
 from paceline.host.together import Together
+from paceline.transfer.fetcher import Fetchable, Then
 from support.fetchers import NoFetcher
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}

@@ -23,7 +23,7 @@ from paceline.cli.hosts import named
 from paceline.cli.main import parser
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.host import between, bulk
+from paceline.host import between
 from paceline.host.machine import machine
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -35,6 +35,7 @@ from paceline.net.tcp import Stream
 from paceline.net.token import Token, read, write
 from paceline.protocols import registry
 from paceline.scenario.scenario import HostTable, Scenario
+from paceline.transfer import data_connection
 from support.events import await_stop, said
 from support.launch import Launch
 from support.recorded import checked
@@ -866,7 +867,7 @@ class Hostile:
     def delivered(self, message: object) -> None:
         if isinstance(message, between.Prepare):
             self.prepared = True
-            dial(self.address, self.keys, bulk.PURPOSE, self.loop, opened=self._for_data, failed=Mock())
+            dial(self.address, self.keys, data_connection.PURPOSE, self.loop, opened=self._for_data, failed=Mock())
         if isinstance(message, between.Introduce):
             self.link.goes_by(message.host_timeout)
         for one in self.says.get(type(message), ()):

@@ -140,7 +140,7 @@ optimizer.load_state_dict(full.state_dict())
 BEGINS_LATE = """
 import time
 from paceline.core.items import Version
-from paceline.host.carrier import Carrier
+from paceline.transfer.manager import Carrier
 fetch = Carrier.fetch
 def late(self, item, *more):
     time.sleep(1.0 if item == Version(0) else 0.0)

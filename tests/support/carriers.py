@@ -8,9 +8,6 @@ import time
 from collections.abc import Callable
 
 from paceline.core.items import Item
-from paceline.host.bulk import Bulk, Dialler, Port
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Where
 from paceline.host.shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
@@ -19,6 +16,9 @@ from paceline.net.control import Hello
 from paceline.net.handshake import Keys
 from paceline.net.listener import Door
 from paceline.records.times import Fetch
+from paceline.transfer.data_connection import Bulk, Dialler, Port
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.manager import Carrier
 from support.clusters import KEYS
 
 PATIENCE = 30.0

@@ -14,9 +14,6 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.host.between import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.branch import BEGINNING
-from paceline.host.bulk import BulkNews
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Named, Peer
 from paceline.host.host import LocalHost
 from paceline.host.machine import machine
 from paceline.host.plan import plan
@@ -32,6 +29,9 @@ from paceline.runtime import agent as agents
 from paceline.runtime.agent import _Agent as Agent
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.scenario import Network, Scenario
+from paceline.transfer.data_connection import BulkNews
+from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.manager import Carrier
 from support.clusters import KEYS
 from support.rooms import OFFER, SETTINGS, Clockwork, Crew, Line
 

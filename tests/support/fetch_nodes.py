@@ -12,10 +12,10 @@ import msgspec
 
 from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
-from paceline.host import fetches
-from paceline.host.fetches import Fetches, Named, Peer, Range, Serves
 from paceline.host.shelf import Owner
 from paceline.ipc.endpoint import Coding, Frames, framed
+from paceline.transfer import fetch_table
+from paceline.transfer.fetch_table import Fetches, Named, Peer, Range, Serves
 from support.seeded_network import Network
 
 NAMES = ("a", "b", "c")
@@ -127,7 +127,7 @@ class Node:
         self.dialled: dict[str, int] = {}
         self.dial_at = dict.fromkeys([other for other in NAMES if other > self.name], 0.0)
         self.beat_at = 0.0
-        self.sending: dict[tuple[Peer, int], fetches.Send] = {}
+        self.sending: dict[tuple[Peer, int], fetch_table.Send] = {}
         self.send_at = 0.0
 
     # --- what the world has it do -------------------------------------------------------------------
@@ -177,31 +177,31 @@ class Node:
 
     # --- orders -------------------------------------------------------------------------------------
 
-    def carry_out(self, orders: list[fetches.Order]) -> None:
+    def carry_out(self, orders: list[fetch_table.Order]) -> None:
         for order in orders:
             match order:
-                case fetches.TakePlace(named):
+                case fetch_table.TakePlace(named):
                     if named in self.places or len(self.places) >= self.room:
                         raise Wrong(f"{named} has a place, or none is free")
                     self.places[named] = bytearray(3 * SIZE)
                     self.brought[named] = set()
-                case fetches.FreePlace(named):
+                case fetch_table.FreePlace(named):
                     del self.places[named], self.brought[named]
-                case fetches.Ask(peer, request, named, begin, end):
+                case fetch_table.Ask(peer, request, named, begin, end):
                     self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
-                case fetches.Cancel(peer, request):
+                case fetch_table.Cancel(peer, request):
                     self.say(peer, Cancel(request))
-                case fetches.Brought(named, peer, size):
+                case fetch_table.Brought(named, peer, size):
                     if peer.host in self.brought[named] or size != SIZE * owners(named, self.name).count(peer.host):
                         raise Wrong(f"{peer} has brought {size} bytes of {named}, or had before")
                     self.brought[named].add(peer.host)
-                case fetches.Arrived(named, owner):
+                case fetch_table.Arrived(named, owner):
                     waits = self.answered(named, owner, "arrived")
                     if self.brought[named] != set(owners(named, self.name)):
                         raise Wrong(f"{named} has arrived, and only {self.brought[named]} have brought theirs")
                     if waits.expected and bytes(self.places[named][: len(waits.expected)]) != waits.expected:
                         raise Wrong(f"{named} arrived with other bytes than its owner has")
-                case fetches.Lost(named, owner):
+                case fetch_table.Lost(named, owner):
                     self.answered(named, owner, "lost")
 
     def answered(self, named: Named, owner: Owner, told: str) -> Waits:
@@ -214,21 +214,21 @@ class Node:
             self.network.at(later, lambda: self.network.on(self.name, lambda: self.release((named, owner))))
         return waits
 
-    def serve(self, orders: list[fetches.ServeOrder]) -> None:
+    def serve(self, orders: list[fetch_table.ServeOrder]) -> None:
         for order in orders:
             match order:
-                case fetches.Claim(named, owner):
+                case fetch_table.Claim(named, owner):
                     self.shelf.add((named, owner))
-                case fetches.Release(named, owner):
+                case fetch_table.Release(named, owner):
                     self.shelf.remove((named, owner))
-                case fetches.Send(peer, request):
+                case fetch_table.Send(peer, request):
                     if not self.sending:
                         self.send_at = self.network.now + CHUNK_TAKES
                     self.sending[peer, request] = order
-                case fetches.Stop(peer, request):
+                case fetch_table.Stop(peer, request):
                     self.sending.pop((peer, request), None)
                     self.written(peer, request)
-                case fetches.Say(peer, request, why):
+                case fetch_table.Say(peer, request, why):
                     self.say(peer, Refused(request, why))
 
     def written(self, peer: Peer, request: int) -> None:
@@ -335,7 +335,7 @@ class Node:
             data = content(order.named, self.name, self.life)[order.begin : end]
             self.say(order.peer, Bytes(order.request, order.begin, data))
             if end < order.end:
-                self.sending[key] = fetches.Send(order.peer, order.request, order.named, end, order.end)
+                self.sending[key] = fetch_table.Send(order.peer, order.request, order.named, end, order.end)
             else:
                 del self.sending[key]
                 self.serve(self.serves.sent(*key))

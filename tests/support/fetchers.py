@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.facts import Fact
-from paceline.host.fetch import Fetchable, Then
+from paceline.transfer.fetcher import Fetchable, Then
 
 
 class NoFetcher:

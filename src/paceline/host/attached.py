@@ -16,7 +16,7 @@ from paceline.ipc.channel import attachment
 from paceline.ipc.memory import OpenFile, Span, available_bytes
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.carrier import Carrier
+    from paceline.transfer.manager import Carrier
 
 
 @contextmanager

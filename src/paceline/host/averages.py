@@ -12,11 +12,11 @@ from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
 from paceline.host.averaging import Averaging, Group, Part
 from paceline.host.contract import News
-from paceline.host.fetch import Fetcher
 from paceline.host.plan import Plan
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
+from paceline.transfer.fetcher import Fetcher
 
 
 def mean_of(group: int) -> Owner:

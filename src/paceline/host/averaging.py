@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Protocol, cast
 from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.coverage import Coverage
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop
 from paceline.ipc.send_queue import Outbox
+from paceline.transfer.byte_ranges import Coverage
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.carrier import Carrier
-    from paceline.host.fetches import Where
+    from paceline.transfer.fetch_table import Where
+    from paceline.transfer.manager import Carrier
 
 
 STEP = 4 << 20
@@ -245,7 +245,7 @@ class Averaging:
         """Whether that host's part of averages is made here."""
         return self._carrier is None or host == self._name
 
-    # --- items: see `carrier.Items` -----------------------------------------------------------------
+    # --- items: see `manager.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
         """Which hosts have which bytes of that: of a partial, those of the slice that is made here."""

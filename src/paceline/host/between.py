@@ -13,13 +13,13 @@ from paceline.core.orders import Order
 from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
 from paceline.host.machine import Machine
-from paceline.host.names import Fields
 from paceline.ipc import messages
 from paceline.ipc.messages import Message
 from paceline.net.numbered import Count, Seconds, Word
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
 from paceline.scenario.scenario import MOST_WORKERS
+from paceline.transfer.item_names import Fields
 
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 

@@ -19,12 +19,7 @@ from paceline.host import between
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
-from paceline.host.carrier import Carrier
 from paceline.host.contract import STORE, SUMS, WorkersNews
-from paceline.host.fetch import Fetcher, Local
-from paceline.host.fetches import Where
-from paceline.host.linked import Told
-from paceline.host.names import summand_of
 from paceline.host.overlap import Computing
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
@@ -36,13 +31,18 @@ from paceline.host.seat import Seat, Seats, idle_cores
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.stand_in import StandIn
 from paceline.host.versions import Elsewhere
-from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region, Span
 from paceline.records.times import Fetch
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.fetcher import Fetcher, Local
+from paceline.transfer.item_names import summand_of
+from paceline.transfer.linked_fetcher import Told
+from paceline.transfer.manager import Carrier
+from paceline.transfer.remote_fetcher import ADOPTED, FIXED, Wire
 
 BEGINNING = ("version that training begins with",)
 LONG = 1 << 20
@@ -548,7 +548,7 @@ class Branch:
         """See `RangesNews`."""
         self._news.shard_lost(why)
 
-    # --- items: see `carrier.Items` -----------------------------------------------------------------
+    # --- items: see `manager.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`. The head's host has what training begins with, and what comes along with what it says."""

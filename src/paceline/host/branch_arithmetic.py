@@ -11,7 +11,6 @@ from typing import Protocol
 from paceline.core.items import Sum, Update
 from paceline.host import between
 from paceline.host.arithmetic import Arithmetic
-from paceline.host.carrier import Carrier
 from paceline.host.contract import SUMS
 from paceline.host.plan import Plan
 from paceline.host.ranges import Ranges
@@ -21,6 +20,7 @@ from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region
+from paceline.transfer.manager import Carrier
 
 
 class SumsNews(Protocol):

@@ -35,9 +35,7 @@ from paceline.host.commits import HERE, NEWEST, Commits
 from paceline.host.contract import News, Progress, Resumption, Updates, called
 from paceline.host.copies import Brings, Copies
 from paceline.host.evaluator import Evaluator
-from paceline.host.fetch import Fetcher, Local
 from paceline.host.joins import Joins
-from paceline.host.paced import Paced
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
@@ -49,7 +47,6 @@ from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
-from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -57,15 +54,18 @@ from paceline.ipc.memory import Region, Span
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
+from paceline.transfer.fetcher import Fetcher, Local
+from paceline.transfer.remote_fetcher import ADOPTED, FIXED, Wire
+from paceline.transfer.shaped_fetcher import Paced
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.carrier import Carrier
-    from paceline.host.fetches import Where
-    from paceline.host.linked import Linked
     from paceline.host.overlap import Computing, Early
     from paceline.host.shards import OtherShards
     from paceline.host.together import Together
     from paceline.scenario.host_traffic import HostTraffic
+    from paceline.transfer.fetch_table import Where
+    from paceline.transfer.linked_fetcher import Linked
+    from paceline.transfer.manager import Carrier
 
 
 def beginning_of(worker: int) -> Owner:
@@ -204,7 +204,7 @@ class LocalHost:
                 self.others.host_of = self.together.host_of
         self._linked: Linked | None = None
         if traffic is not None:
-            from paceline.host.linked import Linked  # which a run on one host does without
+            from paceline.transfer.linked_fetcher import Linked  # which a run on one host does without
 
             self._fetcher = self._linked = Linked(traffic, self._fetcher, news, now, self._moment)
         self.averaging = Averaging(

@@ -14,13 +14,13 @@ from paceline.host.arithmetic import Arithmetic
 from paceline.host.attached import recorded_file
 from paceline.host.commits import Commits
 from paceline.host.contract import News
-from paceline.host.fetch import Fetcher
 from paceline.host.plan import Plan
 from paceline.host.releases import Releases, step_of
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
 from paceline.ipc import messages
+from paceline.transfer.fetcher import Fetcher
 
 Carries = Callable[[Replica, int | None, int, Callable[[], None]], None]
 """Brings that replica from its worker's host, or from this one, to the host of that other worker. Then it calls back,

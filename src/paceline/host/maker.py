@@ -10,10 +10,10 @@ import msgspec
 from paceline.core.items import Sum, Update, Version
 from paceline.core.state_edits import StateEdit
 from paceline.host.arithmetic import Arithmetic
-from paceline.host.coverage import Coverage
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.ipc import messages
+from paceline.transfer.byte_ranges import Coverage
 
 MOST_THREADS = 8
 """A commit is bound by memory, so a few cores are all that it can use.

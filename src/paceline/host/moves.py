@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, heir, taken_over
 from paceline.host import between
-from paceline.host.names import fields_of
 from paceline.host.shelf import Owner
 from paceline.ipc import messages
+from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
-    from paceline.host.carrier import Carrier
     from paceline.host.host import LocalHost
     from paceline.host.shards import OtherShards
+    from paceline.transfer.manager import Carrier
 
 MOVING = ("moving range",)
 """Who claims all versions at the head, while the range of each of them moves."""

@@ -8,13 +8,13 @@ what came early.
 from __future__ import annotations
 
 from paceline.core.items import Update
-from paceline.host.coverage import Coverage
-from paceline.host.fetches import Where
 from paceline.host.plan import Plan
 from paceline.host.pushes import Pushes
 from paceline.host.shards import OtherShards
 from paceline.host.shelf import Shelf
-from paceline.host.wire import Wire
+from paceline.transfer.byte_ranges import Coverage
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.remote_fetcher import Wire
 
 
 class Computing:

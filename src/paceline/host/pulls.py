@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Version
 from paceline.core.orders import StartPull
-from paceline.host.fetch import Fetcher
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Versions
+from paceline.transfer.fetcher import Fetcher
 
 
 def ahead(worker: int) -> Owner:

@@ -9,11 +9,11 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.contract import NotHere, Updates
-from paceline.host.fetch import Fetcher
 from paceline.host.maker import Pushed
 from paceline.host.plan import Plan
 from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
+from paceline.transfer.fetcher import Fetcher
 
 
 @dataclass(slots=True)

@@ -12,14 +12,14 @@ from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
 from paceline.host import between
 from paceline.host.arithmetic import Arithmetic
-from paceline.host.carrier import Carrier
 from paceline.host.maker import Maker
 from paceline.host.moves import Taking
-from paceline.host.names import summand_of
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Awaited
 from paceline.ipc import messages
+from paceline.transfer.item_names import summand_of
+from paceline.transfer.manager import Carrier
 
 
 def _kept(version: int) -> Owner:

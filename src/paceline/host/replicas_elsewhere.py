@@ -15,14 +15,14 @@ from itertools import count
 from paceline.core.items import Item, Mean, Partial, Replica
 from paceline.host import between
 from paceline.host.averaging import Group
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
-from paceline.host.names import fields_of
 from paceline.host.placed import places_of
 from paceline.host.replicas_here import whole
 from paceline.host.shelf import Owner
 from paceline.ipc import messages
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.item_names import fields_of
+from paceline.transfer.manager import Carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class ReplicasElsewhere:
         self._lie_here.discard(worker)
         self._without.add(worker)
 
-    # --- items: see `carrier.Items` -----------------------------------------------------------------
+    # --- items: see `manager.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`."""

@@ -13,15 +13,15 @@ from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import between
 from paceline.host.averaging import Averaging, AveragingNews, Group, Part
-from paceline.host.carrier import Carrier
-from paceline.host.fetches import Where
-from paceline.host.names import item_of
 from paceline.host.placed import placed
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.item_names import item_of
+from paceline.transfer.manager import Carrier
 
 
 class ReplicasNews(AveragingNews, Protocol):
@@ -111,7 +111,7 @@ class ReplicasHere:
                 self._borrow(order)
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `carrier.Items`."""
+        """See `manager.Items`."""
         if isinstance(item, Partial | Mean):
             return self.averaging.ranges(item)
         host, _ = self._borrowed[item]

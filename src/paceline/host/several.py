@@ -19,23 +19,23 @@ from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import between
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
-from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
-from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
 from paceline.host.moves import Moves
-from paceline.host.names import summand_of
 from paceline.host.replicas_elsewhere import ReplicasElsewhere
 from paceline.host.shelf import Owner
 from paceline.host.steps import shown
 from paceline.host.sums_of_hosts import SumsOfHosts
 from paceline.host.turns import Turns
-from paceline.host.wire import ADOPTED
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.ipc.memory import Span
 from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.item_names import summand_of
+from paceline.transfer.manager import Carrier
+from paceline.transfer.remote_fetcher import ADOPTED
 
 MOST_SAID = 128 << 20
 """Bytes of what a worker says at once. The longest is an epoch's order, of some 5 bytes for each sample."""
@@ -357,7 +357,7 @@ class SeveralHosts:
         self._others[name] = other
         other.tell(between.Open())
 
-    # --- items: see `carrier.Items` -----------------------------------------------------------------
+    # --- items: see `manager.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`. What workers have made or said comes here, from their hosts."""

@@ -16,10 +16,10 @@ from paceline.core.orders import ApplyUpdate
 from paceline.core.state_edits import StateEdit
 from paceline.host import between
 from paceline.host.commits import HERE
-from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.host.maker import Pushed, Scalars
-from paceline.host.names import fields_of
 from paceline.ipc import messages
+from paceline.transfer.fetcher import Fetchable, Fetcher, Then
+from paceline.transfer.item_names import fields_of
 
 WIDER = "wider range"
 """What is lacking of an update that was coming as a host took over another's range, until that host has all it lacked.

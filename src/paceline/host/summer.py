@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Sum, Update
 from paceline.host.arithmetic import Arithmetic
-from paceline.host.coverage import Coverage
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.ipc import messages
+from paceline.transfer.byte_ranges import Coverage
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.fetches import Where
+    from paceline.transfer.fetch_table import Where
 
 Terms = Sequence[tuple[Update, float]]
 """Updates, each with its weight, in the order in which they are summed."""

@@ -9,9 +9,9 @@ from itertools import count
 
 from paceline.core.facts import Fact, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update
-from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.host.summer import Summer, Terms
 from paceline.host.sums import Sums
+from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 
 @dataclass(slots=True)

@@ -35,10 +35,7 @@ from paceline.errors import ConfigError
 from paceline.files import unforeseen
 from paceline.host import between, devices
 from paceline.host.branch import Branch
-from paceline.host.carrier import Carrier
 from paceline.host.machine import difference, machine
-from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
-from paceline.host.names import fields_of
 from paceline.host.outward import Outward
 from paceline.host.plan import plan
 from paceline.host.stand_in import StandIn
@@ -60,6 +57,9 @@ from paceline.runtime.packed import packed, unpacked
 from paceline.runtime.received import Received, received
 from paceline.runtime.settings import Settings
 from paceline.scenario.scenario_file import LONGEST_NAME
+from paceline.transfer.item_names import fields_of
+from paceline.transfer.manager import Carrier
+from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
 
 HEAD = 1
 """The head's own incarnation: a run has no other head."""

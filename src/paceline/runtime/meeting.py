@@ -13,7 +13,6 @@ from typing import Protocol
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.host.between import Here
-from paceline.host.movers import Forked, forked_mover
 from paceline.ipc.loop import Loop
 from paceline.net.handshake import Keys
 from paceline.net.tcp import Address, listen, shown, told
@@ -22,6 +21,7 @@ from paceline.runtime.launch.announced import PATIENCE, Announcement
 from paceline.runtime.sent import Sent
 from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import HostTable, Scenario
+from paceline.transfer.movers import Forked, forked_mover
 
 Settle = Callable[[Mapping[str, Here]], Settings]
 """Settles the run, once all hosts have said what they have. Raises ConfigError if they can't make it."""

@@ -16,11 +16,9 @@ from paceline.core.placement import HEAD as ON_HEAD
 from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import NotGathered
 from paceline.host import between, hash_seed, seed_asked
-from paceline.host.carrier import Carrier
 from paceline.host.contract import News
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
-from paceline.host.movers import InLoop, InProcess, Mover
 from paceline.host.moves import Moved
 from paceline.host.output import Output
 from paceline.host.plan import plan
@@ -41,6 +39,8 @@ from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
 from paceline.scenario.host_traffic import HostTraffic
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
+from paceline.transfer.manager import Carrier
+from paceline.transfer.movers import InLoop, InProcess, Mover
 
 IN_GOOD_ORDER = "it has left in good order"
 AT_ONCE = "the run is ended at once"

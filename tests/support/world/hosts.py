@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.host.movers import InLoop
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
 from paceline.net.handshake import Keys
 from paceline.runtime.agent import LET_IN, PAUSE, _Agent
 from paceline.runtime.received import Received
+from paceline.transfer.movers import InLoop
 from support.world import insides
 from support.world.clock import VirtualLoop
 from support.world.lines import lines, named_by

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from paceline.core import shards
-from paceline.host import arithmetic, bulk, hash_seed
+from paceline.host import arithmetic, hash_seed
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
 from paceline.host.machine import Machine
@@ -23,6 +23,7 @@ from paceline.ipc import memory
 from paceline.ipc.memory import Region
 from paceline.runtime import agent as agents
 from paceline.runtime import others as rest
+from paceline.transfer import data_connection
 
 __all__ = ["BEGINNING", "BEGUN_AS", "MOVING", "NEWEST"]
 
@@ -178,7 +179,7 @@ def lent_at(agent: Any) -> Any:
 def replaced(parts: int) -> Iterator[None]:
     """Have items sent in parts of so many bytes, and every machine be the same."""
     with (
-        patch.object(bulk, "PART", parts),
+        patch.object(data_connection, "PART", parts),
         patch.object(shards, "PIECE", parts // 2),
         patch.object(rest, "machine", lambda: MACHINE),
         patch.object(agents, "machine", lambda: MACHINE),

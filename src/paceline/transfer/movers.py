@@ -17,10 +17,6 @@ from itertools import count
 from typing import Any, Protocol
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host import carrier_process as told
-from paceline.host.bulk import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port
-from paceline.host.fetches import Named, Peer
-from paceline.host.names import fields_of, item_of
 from paceline.ipc.channel import Channel, End, pair
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region, Span
@@ -31,6 +27,10 @@ from paceline.net.control import Hello
 from paceline.net.handshake import Answered, Keys
 from paceline.net.listener import Door
 from paceline.net.tcp import Address
+from paceline.transfer import io_process as told
+from paceline.transfer.data_connection import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port
+from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.item_names import fields_of, item_of
 
 PATIENCE = 5.0
 """Seconds that the process has to stop what it does. It takes a few milliseconds."""

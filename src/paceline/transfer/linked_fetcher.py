@@ -14,9 +14,9 @@ from functools import partial
 from paceline.core.facts import Fact
 from paceline.core.items import Buffers, Replica, Sum, Update, Version
 from paceline.host.contract import News
-from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.records.times import Fetch
 from paceline.scenario.host_traffic import Came, HostTraffic
+from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 LATE = 10.0
 """Seconds after its moment by which a fact is handled."""

@@ -7,7 +7,7 @@
 A `Bulk` is what one host exchanges with one incarnation of another, over whichever connection there is. A `Dialler`
 gives it one, and another after a loss. At the other side a `Port` does, behind the door. Both sides say `Hello` first,
 as in control. Which items are wanted, and what becomes of a request when its connection breaks, is not known here: see
-`host.carrier`.
+`transfer.manager`.
 
 Bytes go from the owner's memory into the receiver's, a part at a time, and are copied by the kernel alone. A request
 names the segment and the incarnation that it is for.
@@ -24,8 +24,6 @@ from typing import Any, Protocol
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.host.fetches import Named, Peer
-from paceline.host.names import Fields, fields_of, item_of
 from paceline.ipc.endpoint import LENGTH, too_long
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
@@ -42,6 +40,8 @@ from paceline.net.handshake import Keys, Opened, Opening, dial
 from paceline.net.listener import Door
 from paceline.net.numbered import Count, Frame, written
 from paceline.net.tcp import AT_ONCE, Address, Lines, Stream
+from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.item_names import Fields, fields_of, item_of
 
 PURPOSE = "data"
 """What connections are opened for."""

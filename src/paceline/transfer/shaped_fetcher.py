@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from paceline.core.facts import Fact
 from paceline.core.items import Replica, Update, Version
-from paceline.host.fetch import Fetchable, Local, Then
 from paceline.records.times import TransferTimes
 from paceline.scenario.group_links import GroupLinks, Moved, ring_bytes
 from paceline.scenario.network import Direction, SharedLink, Transfer
+from paceline.transfer.fetcher import Fetchable, Local, Then
 
 Ended = Callable[[int, str, int, int, TransferTimes], None]
 """Told of each transfer: the worker, what it was, the number of its step, version or group, bytes, times."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact
 from paceline.core.items import Blob, Buffers, Replica, Sum, Update, Version
-from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.host.shelf import Owner
+from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.carrier import Carrier
+    from paceline.transfer.manager import Carrier
 
 FIXED = Blob("fixed")
 """What never moves."""

@@ -20,9 +20,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.bulk import Bulk, Dialler, Port
-from paceline.host.fetches import Named, Peer
-from paceline.host.names import Fields, fields_of, item_of
 from paceline.ipc.channel import Channel
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
@@ -31,6 +28,9 @@ from paceline.net.control import Hello
 from paceline.net.handshake import Answered, Keys
 from paceline.net.listener import Door
 from paceline.net.tcp import Address
+from paceline.transfer.data_connection import Bulk, Dialler, Port
+from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.item_names import Fields, fields_of, item_of
 
 NAME = "paceline-data"
 """What `ps` and `top` show."""

@@ -1,4 +1,4 @@
-"""Items between this host and all others: what is fetched, and what is served. It carries out what `host.fetches` says.
+"""Items between this host and all others: what is fetched, and what is served. It carries out what `transfer.fetch_table` says.
 
     fetch, cancel, ended, begins ──►  Fetches ── Ask, Cancel ───────►  Bulk   a connection with each other host,
     made, never, begins ───────────►  Serves  ── Send, Stop, Say ──►          whose frames and bytes come back here
@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.core.items import Item
-from paceline.host.bulk import Bulk, BulkNews, Pipe
-from paceline.host.fetches import (
+from paceline.host.shelf import Owner
+from paceline.ipc.memory import Span
+from paceline.records.times import Fetch
+from paceline.transfer.data_connection import Bulk, BulkNews, Pipe
+from paceline.transfer.fetch_table import (
     Arrived,
     Ask,
     Brought,
@@ -38,9 +41,6 @@ from paceline.host.fetches import (
     TakePlace,
     Where,
 )
-from paceline.host.shelf import Owner
-from paceline.ipc.memory import Span
-from paceline.records.times import Fetch
 
 
 class Items(Protocol):
