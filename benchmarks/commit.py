@@ -23,8 +23,8 @@ from step import machine, print_table
 from torch import nn
 
 from paceline.ipc.memory import keep_freed_memory
+from paceline.store.store import Store
 from paceline.training.layout import Layout, Places
-from paceline.training.store import Store
 
 WIDTHS = (1024, 4096, 4096, 1024)
 OPTIMIZERS: dict[str, tuple[int, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]] = {

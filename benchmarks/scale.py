@@ -164,10 +164,10 @@ def script(batches: int, seed: int) -> Script:
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
+    from paceline.store.chunks import cuts_of
+    from paceline.store.store import scalars_of
     from paceline.training.layout import Layout
     from paceline.training.orders import Orders
-    from paceline.training.parts import cuts_of
-    from paceline.training.store import scalars_of
 
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.host.arithmetic_process import _serve
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
-from paceline.training import parts as parts_module
+from paceline.store import chunks as parts_module
+from paceline.store.chunks import STATE, cuts_of
+from paceline.store.process import _serve
+from paceline.store.store import Store
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed
-from paceline.training.parts import STATE, cuts_of
-from paceline.training.store import Store
 
 SLOTS, WORKERS = 3, 2
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.host.arithmetic_process import _restored, _serve
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attachment, pair
+from paceline.store.process import _restored, _serve
+from paceline.store.snapshots import OfReplica, OfStore, read
+from paceline.store.store import Store
 from paceline.training.layout import Layout, Places
-from paceline.training.snapshots import OfReplica, OfStore, read
-from paceline.training.store import Store
 
 SLOTS, WORKERS = 3, 2
 

@@ -21,10 +21,10 @@ from paceline.host.averaging import Averaging, Group, Part
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.ipc import messages
-from paceline.training import parts as parts_module
+from paceline.store import chunks as parts_module
+from paceline.store.chunks import chunks_at
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
-from paceline.training.parts import chunks_at
 from support.rooms import Clockwork
 from support.seeds import each_seed
 

@@ -16,10 +16,11 @@ from paceline.cli import main
 from paceline.core.facts import TrainingBegan
 from paceline.errors import RunFailed
 from paceline.files import traced, unforeseen
-from paceline.host import arithmetic_process, between
+from paceline.host import between
 from paceline.ipc import messages
 from paceline.ipc.processes import fork_child
 from paceline.records.ledger import Ledger
+from paceline.store import process
 from support.launch import Launch
 from support.scripts import training
 
@@ -149,15 +150,15 @@ def test_of_the_process_that_makes_versions_and_of_its_thread_that_writes(
     from host.test_arithmetic_process import Process
 
     orders: dict[str, tuple[object, str, messages.Message]] = {
-        "commit": (arithmetic_process.Store, "commit", messages.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
+        "commit": (process.Store, "commit", messages.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
         "write": (
-            arithmetic_process.NamedVersion,
+            process.NamedVersion,
             "record",
             messages.Record(0, 0, str(folder / "v"), [], "mean", False, messages.UNTOLD),
         ),
-        "keep": (arithmetic_process.Store, "keep", messages.KeepState(0, str(folder / "s"))),
-        "seal": (arithmetic_process, "_seal", messages.Seal(str(folder), b"", [])),
-        "share": (arithmetic_process, "pack_share", messages.SendShare(0)),
+        "keep": (process.Store, "keep", messages.KeepState(0, str(folder / "s"))),
+        "seal": (process, "_seal", messages.Seal(str(folder), b"", [])),
+        "share": (process, "pack_share", messages.SendShare(0)),
     }
     where, name, order = orders[does]
     monkeypatch.setattr(where, name, boom)

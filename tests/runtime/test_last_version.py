@@ -14,7 +14,7 @@ def test_the_last_version_is_recorded_though_all_workers_have_gone_before_it_is_
 ) -> None:
     """It takes a second to be written."""
     before = """
-    from paceline.training.store import NamedVersion
+    from paceline.store.store import NamedVersion
     record = NamedVersion.record
 
     def slow(self, file):

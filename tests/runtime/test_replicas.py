@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.training import parts
+from paceline.store import chunks as parts
 from paceline.training.averages import Averages
 
 SAMPLES, EPOCHS = 256, 2  # 64 batches of 4 an epoch

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.host import arrivals
 from paceline.ipc.memory import Region
-from paceline.training import accelerator, store
+from paceline.store import store
+from paceline.training import accelerator
 
 POISON = 0xA5
 """What a copy brings that does not wait for what it copies."""

@@ -256,7 +256,7 @@ around(averages.SharedMemoryGroups, "average", lambda self, *arguments: "average
 """
 """What the run's first process executes before anything else. So it is in all processes, and not in the script."""
 SMALL = """
-from paceline.training import parts
+from paceline.store import chunks as parts
 parts.CHUNK = {elements}
 """
 """The same, of a replay too: how long a piece is. So a small model has several."""

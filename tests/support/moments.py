@@ -23,7 +23,7 @@ told."""
 
 FIRST = """
 import importlib, os, signal
-from paceline.host import arithmetic
+from paceline.host import store_process as arithmetic
 VICTIM, SIGNAL, (module, owner, name), TELLS = {victim!r}, {signal!r}, {call!r}, {tells!r}
 stores, done = [], []
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training import parts as parts_module
+from paceline.store import chunks as parts_module
+from paceline.store.chunks import NotFinite
+from paceline.store.store import Store, scalars_of
 from paceline.training.averages import Averages, SharedMemoryGroups
 from paceline.training.layout import Layout, Places
-from paceline.training.parts import NotFinite
-from paceline.training.store import Store, scalars_of
 from support.rounding import apart
 
 SHAPES = [(33, 7), (7,), (1,), (50, 41), (), (0, 3), (97,)]

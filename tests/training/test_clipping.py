@@ -16,13 +16,13 @@ from torch.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_
 
 import paceline
 from paceline.errors import ConfigError
+from paceline.store.chunks import CHUNK, NotFinite, cuts_of
+from paceline.store.store import Store
 from paceline.training import own_clipping, prepare
 from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import Layout, Places
 from paceline.training.own_clipping import OwnClipping, watch
-from paceline.training.parts import CHUNK, NotFinite, cuts_of
-from paceline.training.store import Store
 
 SLOTS, WORKERS = 3, 2
 CLIPS = (Clip(0.5, None), Clip(1e6, None), Clip(None, 0.1))

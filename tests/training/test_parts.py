@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training import parts as parts_module
-from paceline.training import store as store_module
+from paceline.store import chunks as parts_module
+from paceline.store import store as store_module
+from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, NotFinite, Part, cuts_of
+from paceline.store.store import Store, scalars_of
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import ELEMENTWISE, STATE, WHOLE, NotFinite, Part, cuts_of
 from paceline.training.prepare import _state_bytes
-from paceline.training.store import Store, scalars_of
 
 SLOTS, WORKERS, STEPS = 3, 2, 30
 THREADS = (1, 2, 3, 8)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.store.gradient_reader import Pushed, Range
+from paceline.store.store import Committed, Store
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
-from paceline.training.pushed import Pushed, Range
-from paceline.training.store import Committed, Store
 
 NAN = 7.0
 """Stands for a NaN in the form that is pushed here. Any other value stands for twice itself."""

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from paceline.core.shards import cut
 from paceline.errors import ConfigError
-from paceline.training import parts as parts_module
-from paceline.training import store as store_module
+from paceline.store import chunks as parts_module
+from paceline.store import store as store_module
+from paceline.store.chunks import ELEMENTWISE, STATE, NotFinite, cuts_of
+from paceline.store.gradient_reader import Pushed
+from paceline.store.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
+from paceline.store.store import Committed, Scalars, Store, scalars_of
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import ELEMENTWISE, STATE, NotFinite, cuts_of
-from paceline.training.pushed import Pushed
-from paceline.training.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
-from paceline.training.store import Committed, Scalars, Store, scalars_of
 from support.suites import each
 
 SLOTS, WORKERS = 3, 2

@@ -20,12 +20,12 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.memory import Region
+from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
 from paceline.training.link import Finished, Go, Keep, Lease, Offer, Resumed, Started, Step
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
-from paceline.training.snapshots import unpack
 from support.suites import each
 
 SEED, EPOCHS, BATCHES = 3, 4, 5

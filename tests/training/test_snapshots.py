@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.training import parts as parts_module
-from paceline.training import snapshots
-from paceline.training import store as store_module
+from paceline.store import chunks as parts_module
+from paceline.store import snapshots
+from paceline.store import store as store_module
+from paceline.store.chunks import Part
+from paceline.store.snapshots import OfReplica, OfStore, OfWorker
+from paceline.store.store import Scalars, Store
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import load, packed, packs, save, unpacked
-from paceline.training.parts import Part
-from paceline.training.snapshots import OfReplica, OfStore, OfWorker
-from paceline.training.store import Scalars, Store
 
 WORKERS, SLOTS = 2, 3
 STEPS = 6

@@ -2,8 +2,8 @@
 
 import torch
 
+from paceline.store.store import scalars_of
 from paceline.training.holders.stepping import with_scalars
-from paceline.training.store import scalars_of
 
 
 class Counting(torch.optim.SGD):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.ipc.memory import PAGE
-from paceline.training import store as store_module
+from paceline.store import store as store_module
+from paceline.store.chunks import cuts_of
+from paceline.store.store import Store, scalars_of, set_scalars
 from paceline.training.buffers import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places, parameters_sha256
-from paceline.training.parts import cuts_of
-from paceline.training.store import Store, scalars_of, set_scalars
 
 SLOTS, WORKERS = 3, 2
 

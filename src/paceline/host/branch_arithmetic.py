@@ -10,11 +10,11 @@ from typing import Protocol
 
 from paceline.core.items import Sum, Update
 from paceline.host import between
-from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import SUMS
 from paceline.host.plan import Plan
 from paceline.host.ranges import Ranges
 from paceline.host.shelf import Shelf
+from paceline.host.store_process import Arithmetic
 from paceline.host.summer import Summer
 from paceline.host.workers import Workers
 from paceline.ipc import messages

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.items import Replica, Version
-from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps
+from paceline.host.store_process import Arithmetic
 from paceline.ipc import messages
 
 Brings = Callable[[Mapping[int, Replica], Callable[[], None], Callable[[int], None]], None]

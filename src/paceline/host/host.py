@@ -26,7 +26,6 @@ from paceline.core.orders import (
 )
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
-from paceline.host.arithmetic import Arithmetic
 from paceline.host.arrivals import Arrivals
 from paceline.host.attached import recorded_file, write_attached
 from paceline.host.averages import Averages, MadeHere
@@ -45,6 +44,7 @@ from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
+from paceline.host.store_process import Arithmetic
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
 from paceline.host.workers import Workers

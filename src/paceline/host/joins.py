@@ -10,7 +10,6 @@ from itertools import count
 from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
-from paceline.host.arithmetic import Arithmetic
 from paceline.host.attached import recorded_file
 from paceline.host.commits import Commits
 from paceline.host.contract import News
@@ -19,6 +18,7 @@ from paceline.host.releases import Releases, step_of
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
+from paceline.host.store_process import Arithmetic
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 

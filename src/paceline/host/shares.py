@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline.host.arithmetic import Arithmetic
+from paceline.host.store_process import Arithmetic
 from paceline.ipc import messages
 
 if TYPE_CHECKING:  # which a run on one host does without

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
-from paceline.host.arithmetic import Arithmetic
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Resumption
 from paceline.host.copies import Brings
@@ -16,6 +15,7 @@ from paceline.host.plan import Plan
 from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
+from paceline.host.store_process import Arithmetic
 from paceline.ipc import messages
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 

@@ -279,7 +279,7 @@ class Edited(Message):
 
 
 class OwnValues(Message):
-    """What comes along, packed, are this worker's values of what no step moves. See `training.store.OwnValues`."""
+    """What comes along, packed, are this worker's values of what no step moves. See `store.store.OwnValues`."""
 
     descriptors: ClassVar[int] = 1
 
@@ -737,7 +737,7 @@ FromAverager = Averaged
 
 
 class Commit(Message):
-    """Make this version. See `training.store.Store.commit`."""
+    """Make this version. See `store.store.Store.commit`."""
 
     version: int
     source: int
@@ -761,7 +761,7 @@ class Commit(Message):
 
 
 class TakeNorms(Message):
-    """Tell the norms of this range's mean gradients, before the version is made. See `training.store.Store.norms`."""
+    """Tell the norms of this range's mean gradients, before the version is made. See `store.store.Store.norms`."""
 
     version: int
     target: int
@@ -772,7 +772,7 @@ class TakeNorms(Message):
 
 
 class SumUp(Message):
-    """Put the sum of these updates into that push area. See `training.store.Store.sum_up`."""
+    """Put the sum of these updates into that push area. See `store.store.Store.sum_up`."""
 
     number: int
     target: int
@@ -936,7 +936,7 @@ class DropDraft(Message):
 
 
 class Restore(Message):
-    """Go on from a version in that file, before the first commit. See `training.store.Store.restore`."""
+    """Go on from a version in that file, before the first commit. See `store.store.Store.restore`."""
 
     file: str
     slot: int | None
@@ -1023,7 +1023,7 @@ class Committed(Message):
     version: Count
     seconds: Seconds
     checksum: int
-    """See `training.store.Committed`."""
+    """See `store.store.Committed`."""
     not_finite: tuple[Word, Count | None] | None
     """A parameter with a NaN or an infinity, and the worker whose gradient has it, if one has."""
 

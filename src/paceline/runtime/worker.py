@@ -23,7 +23,6 @@ from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.host import devices
-from paceline.host.arithmetic_process import fork_store
 from paceline.host.averager import start_averager
 from paceline.host.evaluator import fork_evaluator
 from paceline.ipc import messages
@@ -42,6 +41,8 @@ from paceline.runtime.interpreter import ended_by_parser
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
 from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import Scenario
+from paceline.store.process import fork_store
+from paceline.store.snapshots import unpack
 from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
@@ -62,7 +63,6 @@ from paceline.training.link import (
 )
 from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import plain_ids, seed_script
-from paceline.training.snapshots import unpack
 from paceline.training.structure import Structure
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"

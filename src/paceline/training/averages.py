@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite
+from paceline.store.gradient_reader import Pushed, Range, add_up
 from paceline.training.buffers import added, merged
 from paceline.training.layout import Entry, Places, PushArea
-from paceline.training.parts import TELLS, NotFinite, Piece, chunks_of, finite
-from paceline.training.pushed import Pushed, Range, add_up
 
 NARROW = (torch.bfloat16, torch.float16)
 """Types averaged in float32. A sum of weighted gradients is made in their own type, as in a commit."""

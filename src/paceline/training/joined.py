@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.store.chunks import State, own
+from paceline.store.snapshots import OfWorker
+from paceline.store.store import own_attributes
 from paceline.training.clipping import Clip
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.link import Link
-from paceline.training.parts import State, own
-from paceline.training.snapshots import OfWorker
-from paceline.training.store import own_attributes
 from paceline.training.structure import Followed
 
 

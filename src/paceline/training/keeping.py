@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.training.parts import Part, PartState
+from paceline.store.chunks import Part, PartState
 
 
 class Keeping:
@@ -26,7 +26,7 @@ class Keeping:
         told: list[dict[str, Any]],
         buffers: dict[int, dict[str, Tensor]],
     ) -> None:
-        """All but the parts' state is small, and copied already. See `training.snapshots.OfStore`."""
+        """All but the parts' state is small, and copied already. See `store.snapshots.OfStore`."""
         self.groups, self.attributes, self.told, self.buffers = groups, attributes, told, buffers
         self.apart = [part.first for part in parts if part.is_split]
         """See `Share`."""

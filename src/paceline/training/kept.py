@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from paceline.errors import ConfigError
+from paceline.store.snapshots import OfWorker, pack
+from paceline.store.store import packable
 from paceline.training.packing import check
 from paceline.training.schedules import Schedule, left_out, schedulers_of
-from paceline.training.snapshots import OfWorker, pack
-from paceline.training.store import packable
 
 EMPTY: Mapping[str, torch.Tensor] = {}
 KEEP = 'prepare(..., keep={"scheduler": ...})'

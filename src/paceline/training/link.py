@@ -17,13 +17,13 @@ from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.ipc.memory import Region
+from paceline.store.snapshots import OfWorker
+from paceline.store.store import Scalars, Store
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.clipping import Clip
 from paceline.training.layout import Layout
 from paceline.training.orders import Orders
 from paceline.training.schedules import Plateau
-from paceline.training.snapshots import OfWorker
-from paceline.training.store import Scalars, Store
 from paceline.training.structure import Structure
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -33,7 +33,7 @@ MakeStore = Callable[[Region, int, int, int, bool, tuple[int, int]], Store]
 """Make the store over a region, with so many slots, so many push areas for each worker, and so many for sums.
 
 Then: whether it steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions. The last
-argument is the range of each version that it makes. See `parts.parts_of`.
+argument is the range of each version that it makes. See `chunks.parts_of`.
 """
 
 
@@ -43,9 +43,9 @@ class Offer:
 
     layout: Layout
     cuts: list[int]
-    """Where a version may be cut. See `parts.cuts_of`."""
+    """Where a version may be cut. See `chunks.cuts_of`."""
     chunks: list[int]
-    """Where an average may be cut. See `parts.chunks_at`."""
+    """Where an average may be cut. See `chunks.chunks_at`."""
     state_bytes: int
     """An estimate of what the optimizer's state will take in the store."""
     make_store: MakeStore

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import profiler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from paceline.training.parts import user_class
+from paceline.store.chunks import user_class
 from paceline.training.uncompiled import uncompiled
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
+from paceline.store.chunks import STATE, State
 from paceline.training.packing import packed
-from paceline.training.parts import STATE, State
 
 
 class NewestState(defaultdict[Tensor, dict[str, Any]]):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from paceline.training.parts import user_class
+from paceline.store.chunks import user_class
 
 if TYPE_CHECKING:
     from paceline.training.session import Session

@@ -22,6 +22,8 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import Region
+from paceline.store.chunks import chunks_at, cuts_of
+from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
 from paceline.training.arguments import check_name, sorted_out
 from paceline.training.batches import Batches
@@ -48,14 +50,12 @@ from paceline.training.misuse import TRAINERS_OPTIMIZER, Unprepared, prepared_ag
 from paceline.training.one_ahead import with_last
 from paceline.training.optimizer import is_replaced, pace
 from paceline.training.own_clipping import OwnClipping, watch, watch_none
-from paceline.training.parts import chunks_at, cuts_of
 from paceline.training.probe import ENDLESS
 from paceline.training.schedules import check_schedulers, plateaus_of, schedule_of, watch_plateau, with_schedules
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install, structure_of
 from paceline.training.signals import undisturbed
 from paceline.training.state_dicts import follow_state_dicts
-from paceline.training.store import Store, scalars_of, unfit_rate
 from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
 

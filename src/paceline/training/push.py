@@ -1,7 +1,7 @@
 """What a worker pushes, on its way into the memory that all map.
 
 A holder pushes through one of these, and `holders.choice` says which. A gradient changes its form here on its way, or
-nowhere: what compresses it, say, is one more class with these methods. `training.pushed` then reads that form.
+nowhere: what compresses it, say, is one more class with these methods. `store.gradient_reader` then reads that form.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import keep_freed_memory
+from paceline.store.snapshots import OfWorker
+from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
 from paceline.training.batches import Batches, Stands
 from paceline.training.changes import Changes
@@ -51,8 +53,6 @@ from paceline.training.packing import packed, unpacked
 from paceline.training.schedules import Plateau, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
-from paceline.training.snapshots import OfWorker
-from paceline.training.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training.structure import Followed, Shape, Structure
 from paceline.training.uncompiled import uncompiled
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.store.chunks import TELLS
 from paceline.training.buckets import Filling, buckets_of
 from paceline.training.joined import Joined
 from paceline.training.layout import Layout
-from paceline.training.parts import TELLS
 from paceline.training.push import AreaPush
 
 BUCKET = TELLS

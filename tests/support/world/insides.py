@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from paceline.core import shards
-from paceline.host import arithmetic, hash_seed
+from paceline.host import hash_seed, store_process
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
 from paceline.host.machine import Machine
@@ -192,7 +192,7 @@ def replaced(parts: int) -> Iterator[None]:
 @contextmanager
 def ends_stores(ends: Callable[[int], None]) -> Iterator[None]:
     """Have this called with the number of a store's process that is told to end."""
-    with patch.object(arithmetic, "end_in_time", ends):
+    with patch.object(store_process, "end_in_time", ends):
         yield
 
 

@@ -14,7 +14,7 @@ from paceline.records.broken import FILE_HASH, FILE_NOTED, READABLE, Broken, cou
 from paceline.records.check.checking import Checking
 
 ORDER = "parameters"
-"""The key of a file's metadata with its parameters' names in the order of the hash, as `training.store` writes them."""
+"""The key of a file's metadata with its parameters' names in the order of the hash, as `store.store` writes them."""
 CHUNK = 1 << 20
 MOST = 100_000_000
 """The most bytes of a header that the format allows."""

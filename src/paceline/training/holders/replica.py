@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from paceline.store.chunks import finite
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.stepping import Stepping
 from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 from paceline.training.link import Step
-from paceline.training.parts import finite
 from paceline.training.push import GradientPush
 from paceline.training.shown import Shown, Windowed
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.store.chunks import user_class
+from paceline.store.store import Scalars, scalars_of, set_scalars
 from paceline.training.joined import Joined
-from paceline.training.parts import user_class
-from paceline.training.store import Scalars, scalars_of, set_scalars
 
 
 class Stepping:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paceline.store.chunks import STATE, PartState, Span, State
 from paceline.training.packing import Tree, packed, unpacked
-from paceline.training.parts import STATE, PartState, Span, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

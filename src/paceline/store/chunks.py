@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.store.gradient_reader import Pushed, Range, add_up
 from paceline.training.clipping import Limit
 from paceline.training.layout import Entry, Layout
-from paceline.training.pushed import Pushed, Range, add_up
 
 CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 TELLS = 1 << 20  # bytes of what is being made that are told of at once: no more than is asked for (core.shards.PIECE)

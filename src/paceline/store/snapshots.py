@@ -17,8 +17,8 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.files import to_disk
+from paceline.store.chunks import State
 from paceline.training.packing import Tree, load, packed, save, unpacked
-from paceline.training.parts import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,16 +26,7 @@ from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.files import to_disk
 from paceline.ipc.memory import whole_pages
-from paceline.training.averages import Averages
-from paceline.training.buffers import Policy, merged
-from paceline.training.checksums import checksum
-from paceline.training.clipping import Clip, Limit
-from paceline.training.keeping import Keeping
-from paceline.training.layout import Layout, Places, parameters_sha256
-from paceline.training.optimizer import OURS
-from paceline.training.optimizer_state import by_parameter
-from paceline.training.packing import Tree, packs
-from paceline.training.parts import (
+from paceline.store.chunks import (
     CAPTURABLE,
     ELEMENTWISE,
     TELLS,
@@ -52,9 +43,18 @@ from paceline.training.parts import (
     state_of,
     user_class,
 )
-from paceline.training.pushed import Pushed, add_up
-from paceline.training.shares import Share, Whole
-from paceline.training.snapshots import OfReplica, OfStore, put, read, write
+from paceline.store.gradient_reader import Pushed, add_up
+from paceline.store.shares import Share, Whole
+from paceline.store.snapshots import OfReplica, OfStore, put, read, write
+from paceline.training.averages import Averages
+from paceline.training.buffers import Policy, merged
+from paceline.training.checksums import checksum
+from paceline.training.clipping import Clip, Limit
+from paceline.training.keeping import Keeping
+from paceline.training.layout import Layout, Places, parameters_sha256
+from paceline.training.optimizer import OURS
+from paceline.training.optimizer_state import by_parameter
+from paceline.training.packing import Tree, packs
 from paceline.training.structure import UNSAVED, Structure
 
 Scalars = list[dict[str, Any]]
@@ -154,7 +154,7 @@ class Store:
         within: tuple[int, int] | None = None,
         clip: Clip | None = None,
     ) -> None:
-        """`within`: where the range begins and ends; None: it is the whole. See `parts.parts_of`.
+        """`within`: where the range begins and ends; None: it is the whole. See `chunks.parts_of`.
 
         `clip`: what mean gradients are clipped to before the optimizer has them.
         """

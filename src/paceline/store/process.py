@@ -30,13 +30,13 @@ from paceline.ipc.channel import Channel, attached, attachment
 from paceline.ipc.memory import keep_freed_memory
 from paceline.ipc.processes import fork_orphan
 from paceline.records import snapshots
+from paceline.store.chunks import STATE, NotFinite
+from paceline.store.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
+from paceline.store.snapshots import write_packed
+from paceline.store.store import Committed, NamedVersion, Store, WorkersTold
 from paceline.training.buffers import Policy
 from paceline.training.keeping import Keeping
 from paceline.training.packing import load, packed, unpacked
-from paceline.training.parts import STATE, NotFinite
-from paceline.training.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
-from paceline.training.snapshots import write_packed
-from paceline.training.store import Committed, NamedVersion, Store, WorkersTold
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:

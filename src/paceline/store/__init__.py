@@ -1,0 +1,1 @@
+"""The parameter store: it makes the versions of a run, in a process of its own."""
