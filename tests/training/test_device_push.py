@@ -14,10 +14,10 @@ from paceline.training import copier as copier_module
 from paceline.training.buckets import Filling, buckets_of
 from paceline.training.copier import Copier
 from paceline.training.device_push import CHANGED, DeviceGradients
-from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.structure import Followed
 from paceline.training.told import same_bits
+from paceline.training.training_context import Joined
 from support.fake_device import FakeDevice
 
 SEEDS = range(4)

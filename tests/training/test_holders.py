@@ -25,12 +25,12 @@ from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
-from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Step
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
 from paceline.training.structure import Followed
 from paceline.training.told import ToldPush
+from paceline.training.training_context import Joined
 from support.fake_device import FakeDevice
 
 WORKERS, SLOTS, AREAS = 2, 4, 6

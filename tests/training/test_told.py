@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.training import push, told
-from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.push import AreaPush
 from paceline.training.structure import Followed
 from paceline.training.told import CHANGED, ToldPush, same_bits
+from paceline.training.training_context import Joined
 
 SIZE = 32
 """Bytes of each parameter but the last, which has fewer. A place for any takes 64."""

@@ -35,8 +35,8 @@ from paceline.store.shares import Share, pack_share, pack_whole, unpack_share, u
 from paceline.store.snapshots import write_packed
 from paceline.store.store import Committed, NamedVersion, Store, WorkersTold
 from paceline.training.buffers import Policy
-from paceline.training.keeping import Keeping
 from paceline.training.packing import load, packed, unpacked
+from paceline.training.state_snapshot import Keeping
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:

@@ -50,11 +50,11 @@ from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip, Limit
-from paceline.training.keeping import Keeping
 from paceline.training.layout import Layout, Places, parameters_sha256
 from paceline.training.optimizer import OURS
 from paceline.training.optimizer_state import by_parameter
 from paceline.training.packing import Tree, packs
+from paceline.training.state_snapshot import Keeping
 from paceline.training.structure import UNSAVED, Structure
 
 Scalars = list[dict[str, Any]]

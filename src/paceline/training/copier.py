@@ -14,9 +14,9 @@ from torch.utils.dlpack import from_dlpack
 
 from paceline.training.accelerator import Accelerator, Mark
 from paceline.training.buckets import Bucket, buckets_of
-from paceline.training.joined import Joined
 from paceline.training.layout import Entry, PushArea
-from paceline.training.shown import same_bytes
+from paceline.training.parameter_views import same_bytes
+from paceline.training.training_context import Joined
 
 BUCKET = 4 << 20
 """Bytes that leave the device together: they take a bus of 50 GB/s 0.1 ms, and beginning a copy takes far less."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paceline.training.buckets import Bucket, Filling
 from paceline.training.copier import Arena, Copier
-from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 from paceline.training.told import same_bits
+from paceline.training.training_context import Joined
 
 COMPARED = 64 << 20
 """Bytes of gradients that are compared at once: their differences take as much memory on the device."""

@@ -32,7 +32,6 @@ from paceline.training.clipping import Clip, clip_before_steps
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.final import install_final, tell_of_structure
 from paceline.training.in_use import in_variables
-from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer, Plateaus
 from paceline.training.loader import (
@@ -58,6 +57,7 @@ from paceline.training.signals import undisturbed
 from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
+from paceline.training.user_state import Kept, check_kept
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741

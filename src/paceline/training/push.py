@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.ipc.memory import Mapping
-from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
+from paceline.training.training_context import Joined
 
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
 

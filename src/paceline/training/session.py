@@ -25,13 +25,9 @@ from paceline.store.snapshots import OfWorker
 from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
 from paceline.training.batches import Batches, Stands
-from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip
-from paceline.training.fixed import Fixed
 from paceline.training.holders.choice import holder_of
-from paceline.training.joined import Joined
-from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
 from paceline.training.link import (
     Arrives,
@@ -47,14 +43,18 @@ from paceline.training.link import (
     TakenUp,
 )
 from paceline.training.loop import Loop
+from paceline.training.non_optimized import Fixed
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
+from paceline.training.pre_training_edits import Changes
 from paceline.training.schedules import Plateau, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
 from paceline.training.structure import Followed, Shape, Structure
+from paceline.training.training_context import Joined
 from paceline.training.uncompiled import uncompiled
+from paceline.training.user_state import Kept, begins_anew, past_epochs
 
 if TYPE_CHECKING:
     from paceline.training.loader import Iterated

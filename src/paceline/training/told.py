@@ -13,9 +13,9 @@ from torch import Tensor
 
 from paceline.store.chunks import TELLS
 from paceline.training.buckets import Filling, buckets_of
-from paceline.training.joined import Joined
 from paceline.training.layout import Layout
 from paceline.training.push import AreaPush
+from paceline.training.training_context import Joined
 
 BUCKET = TELLS
 """Bytes that are told of at once."""

@@ -12,9 +12,9 @@ from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
-from paceline.training.joined import Joined
 from paceline.training.push import AreaPush, NoPush
 from paceline.training.told import ToldPush
+from paceline.training.training_context import Joined
 
 
 def holder_of(kind: HolderKind, pushes: Pushes, joined: Joined, *, tells: bool = False) -> Holder:

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from paceline.core.machine import Pushes
 from paceline.training.copier import Arena, Copier
+from paceline.training.device_parameters import Mirror
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.own_step import Steps
 from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
-from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 from paceline.training.link import Step
-from paceline.training.mirror import Mirror
 from paceline.training.push import NoPush
+from paceline.training.training_context import Joined
 
 
 class _OnDevice:

@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from paceline.errors import RunFailed
-from paceline.training.joined import Joined
 from paceline.training.link import Step
+from paceline.training.training_context import Joined
 
 
 class Holder(ABC):

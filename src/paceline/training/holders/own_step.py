@@ -12,9 +12,9 @@ from torch import Tensor
 from paceline.ipc.memory import Region
 from paceline.training.holders.stepping import Stepping
 from paceline.training.holders.stored import Stored
-from paceline.training.joined import Joined
+from paceline.training.parameter_views import Windowed, same_bytes
 from paceline.training.push import UpdatePush
-from paceline.training.shown import Windowed, same_bytes
+from paceline.training.training_context import Joined
 
 
 class Steps(Stored):

@@ -12,11 +12,11 @@ from paceline.store.chunks import finite
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.stepping import Stepping
-from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 from paceline.training.link import Step
+from paceline.training.parameter_views import Shown, Windowed
 from paceline.training.push import GradientPush
-from paceline.training.shown import Shown, Windowed
+from paceline.training.training_context import Joined
 
 
 class Replica(Holder):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.store.chunks import user_class
 from paceline.store.store import Scalars, scalars_of, set_scalars
-from paceline.training.joined import Joined
+from paceline.training.training_context import Joined
 
 
 class Stepping:

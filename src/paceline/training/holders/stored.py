@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from paceline.training.holders.holder import Holder
-from paceline.training.joined import Joined
 from paceline.training.push import Push
+from paceline.training.training_context import Joined
 
 
 class Stored(Holder):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from paceline.training.holders.stored import Stored
-from paceline.training.joined import Joined
+from paceline.training.parameter_views import Shown, Windowed
 from paceline.training.push import GradientPush
-from paceline.training.shown import Shown, Windowed
+from paceline.training.training_context import Joined
 
 
 class Window(Stored):

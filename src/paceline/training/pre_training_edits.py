@@ -20,11 +20,11 @@ from paceline.core.state_edits import CLEARED, StateEdit
 from paceline.errors import ConfigError
 from paceline.store.chunks import STATE, State, user_class
 from paceline.store.store import is_sent
-from paceline.training.fixed import Fixed
 from paceline.training.holders.holder import Holder
-from paceline.training.joined import Joined
+from paceline.training.non_optimized import Fixed
 from paceline.training.optimizer_state import NewestState, edits_of, same
 from paceline.training.packing import packed, unpacked
+from paceline.training.training_context import Joined
 
 CHANGED = (
     "and other workers can't follow; change it before that; clamp or mask it in the step() of an optimizer class of "

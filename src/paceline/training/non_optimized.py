@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.training.layout import Places
-from paceline.training.shown import Copied, Windowed
+from paceline.training.parameter_views import Copied, Windowed
 from paceline.training.structure import Followed
 
 

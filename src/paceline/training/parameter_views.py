@@ -13,7 +13,7 @@ from paceline.training.layout import Entry
 
 
 class Shown(Protocol):
-    """The script's parameters, which show one part or another. See also `mirror.Mirror`."""
+    """The script's parameters, which show one part or another. See also `device_parameters.Mirror`."""
 
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.training.copier import COLUMNS, Copier
-from paceline.training.joined import Joined
-from paceline.training.shown import same_bytes
+from paceline.training.parameter_views import same_bytes
+from paceline.training.training_context import Joined
 
 
 class Mirror:
