@@ -29,8 +29,8 @@ from typing import Literal
 from claims import Claim, print_claims, print_table
 
 from paceline.core.choice import choose
-from paceline.core.lots import Lots
 from paceline.core.orders import ApplyUpdate
+from paceline.core.rng import Lots
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.costs import ScenarioCosts

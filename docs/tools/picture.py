@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from paceline.core.listed import cut, listed, workers_named
+from paceline.core.phrases import cut, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records.ledger import connect, read_facts
 from paceline.records.timeline import Averaging, Computing, Lane, Notes, Stay, Switch, Timeline, Transfer

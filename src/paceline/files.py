@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 
 MODE = 0o666
 """The mode of every file that a run makes, before the umask."""

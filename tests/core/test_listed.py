@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from paceline.core.listed import cut, listed, numbers, workers_named
+from paceline.core.phrases import cut, listed, numbers, workers_named
 
 
 @pytest.mark.parametrize(

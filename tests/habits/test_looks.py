@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.check import WRONG
 from paceline.cli.main import main
 from paceline.protocols import registry
-from paceline.records import broken
+from paceline.records import violations
 from support.launch import Launch
 from support.runs import Run
 from support.suites import each
@@ -61,8 +61,8 @@ LONG = ("dssp", "hsp", "ssp", "sync-switch")  # others of their kind are tried b
 
 
 FORGED = [
-    ("INSERT INTO looks VALUES (0, 1, 5)", broken.LEASED),
-    ("INSERT INTO looks SELECT * FROM looks", broken.LEASED),
+    ("INSERT INTO looks VALUES (0, 1, 5)", violations.LEASED),
+    ("INSERT INTO looks SELECT * FROM looks", violations.LEASED),
 ]
 """What is added to a ledger, and the rule that it breaks."""
 

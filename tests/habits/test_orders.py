@@ -17,7 +17,7 @@ from paceline.cli.check import WRONG
 from paceline.cli.main import main
 from paceline.core.leases import Batch
 from paceline.protocols import registry
-from paceline.records import broken
+from paceline.records import violations
 from paceline.training import orders as orders_module
 from paceline.training.orders import Orders, in_blocks
 from paceline.training.seeding import order_digest, seed_epoch
@@ -86,7 +86,7 @@ def test_what_an_endless_sampler_gave_is_replayed_to_the_bit_and_a_forged_block_
     with closing(sqlite3.connect(ended.folder / "ledger.sqlite")) as database, database:
         database.execute("DELETE FROM epochs WHERE first = 16")
     assert main(["check", str(ended.folder)]) == WRONG
-    assert broken.BLOCKS in capsys.readouterr().out
+    assert violations.BLOCKS in capsys.readouterr().out
 
 
 def test_a_protocol_that_needs_the_amount_of_work_takes_it_from_the_sampler_s_length(launch: Launch) -> None:

@@ -20,7 +20,7 @@ from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.orders import DropUpdate, Order
 from paceline.protocols import registry
-from paceline.records import broken
+from paceline.records import violations
 from paceline.records.check import check
 from paceline.records.ledger import SCHEMA
 from paceline.records.reading import open_run
@@ -112,7 +112,7 @@ def test_reasons_are_compared(tmp_path: Path, why: str) -> None:
     folder = edited(simulated(tmp_path / "run", "sync-switch:first=bsp,then=asp"), f"UPDATE orders SET why = {why}")
     found = wrong(folder)
     assert (found.table, found.row) == ("orders", 1)
-    assert found.rule == (broken.SAME_REASONS if "because" in why else broken.READABLE)
+    assert found.rule == (violations.SAME_REASONS if "because" in why else violations.READABLE)
 
 
 def test_a_run_that_crashed_is_checked_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,62 +371,72 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("protocol", "edit", "table", "rule"),
     [
-        ("asp", swaps_two_applies, "orders", broken.ARRIVED),
-        ("asp", applies_once_more, "orders", broken.APPLIED_ONCE),
-        ("asp", drops_what_was_applied, "orders", broken.NOT_BOTH),
-        ("hsp:idle=guarded,stale=next,broadcast=all", drops_once_more, "orders", broken.DROPPED_ONCE),
-        ("bsp", follows_from_nothing, "orders", broken.BELONGS),
-        ("bsp", removes_a_fact, "facts", broken.WITHOUT_GAP),
-        ("bsp", removes_a_fact_alone, "orders", broken.WITHOUT_GAP),
-        ("bsp", removes_the_last_facts, "facts", broken.ALL_LEFT),
-        ("ssp", removes_an_order, "facts", broken.SAME_ORDERS),
-        ("ssp", adds_an_order, "orders", broken.SAME_ORDERS),
-        ("ssp", counts_an_order_twice, "orders", broken.POSITIONS),
-        ("asp", column_against_body, "facts", broken.READABLE),
-        ("asp", no_json, "facts", broken.READABLE),
-        ("asp", changes("facts", "GradientReady", at=0.01), "facts", broken.FORWARD),
+        ("asp", swaps_two_applies, "orders", violations.ARRIVED),
+        ("asp", applies_once_more, "orders", violations.APPLIED_ONCE),
+        ("asp", drops_what_was_applied, "orders", violations.NOT_BOTH),
+        ("hsp:idle=guarded,stale=next,broadcast=all", drops_once_more, "orders", violations.DROPPED_ONCE),
+        ("bsp", follows_from_nothing, "orders", violations.BELONGS),
+        ("bsp", removes_a_fact, "facts", violations.WITHOUT_GAP),
+        ("bsp", removes_a_fact_alone, "orders", violations.WITHOUT_GAP),
+        ("bsp", removes_the_last_facts, "facts", violations.ALL_LEFT),
+        ("ssp", removes_an_order, "facts", violations.SAME_ORDERS),
+        ("ssp", adds_an_order, "orders", violations.SAME_ORDERS),
+        ("ssp", counts_an_order_twice, "orders", violations.POSITIONS),
+        ("asp", column_against_body, "facts", violations.READABLE),
+        ("asp", no_json, "facts", violations.READABLE),
+        ("asp", changes("facts", "GradientReady", at=0.01), "facts", violations.FORWARD),
         ("asp", changes("facts", "UpdateArrived", worker=lambda worker: 3 - worker), "facts", None),
-        ("asp", changes("facts", "ParametersTaken", version=0), "facts", broken.PULLS),
-        ("asp", changes("facts", "GradientReady", version=99), "facts", broken.PULLED),
-        ("asp", changes("orders", "ApplyUpdate", version=lambda version: version + 1), "orders", broken.VERSIONS),
-        ("bsp", changes("orders", "ApplyUpdate", contributions=[[0, 8, 1.5]]), "orders", broken.WEIGHT_1),
-        ("ssp", changes("orders", "Release", step=0), "orders", broken.STEPS_ONCE),
-        ("ssp", changes("orders", "Release", parameters="held"), "orders", broken.SAME_ORDERS),
-        ("ssp", changes("orders", "Hold", worker=lambda worker: worker + 1), "orders", broken.SAME_ORDERS),
-        ("ad-psgd", overlaps, "orders", broken.NO_OVERLAP),
-        ("ad-psgd", changes("orders", "Reduce", group=0), "orders", broken.GROUP_ONCE),
-        ("ad-psgd", changes("facts", "ReduceFinished", group=0), "facts", broken.ENDS),
-        ("ripples", changes("orders", "StepReplica", version=lambda version: version + 1), "orders", broken.REPLICAS),
-        ("all-reduce", changes("orders", "Reduce", contributions=[[0, 8, 0.5]]), "orders", broken.WEIGHT_1),
-        ("leases", uses_a_batch_twice, "batches", broken.ONCE),
-        ("leases", takes_a_batch_of_another, "batches", broken.LEASED),
-        ("leases", loses_a_batch, "batches", broken.BATCHES),
-        ("leases", invents_an_epoch, "batches", broken.OPENED),
-        ("leases", uses_a_batch_again_that_it_never_had, "batches", broken.AGAIN),
-        ("leases", uses_a_batch_again_in_its_own_step, "batches", broken.AGAIN),
-        ("leases", uses_a_batch_again_that_no_gradient_counts, "batches", broken.BATCHES),
-        ("leases", exchanges_a_sample, "epochs", broken.DIGEST),
-        ("leases", claims_more_samples, "pushes", broken.PUSHED),
-        ("leases", leases_twice, "leases", broken.LEASED_ONCE),
-        ("leases", has_no_leases, "batches", broken.LEASED),
-        ("leases", forgets_a_batch, "leases", broken.TO_ITS_END),
-        ("asp", runs("DROP VIEW applied_updates", "applied_updates"), "sqlite_schema", broken.SCHEMA_KEPT),
-        ("asp", runs("CREATE TABLE trophies (name TEXT)", "trophies"), "sqlite_schema", broken.SCHEMA_KEPT),
-        ("asp", runs("INSERT INTO scalars VALUES (77, 3, 0.3, 'loss', 1.0)", 1), "scalars", broken.SCALARS),
-        ("asp", changes("facts", "GradientReady", accuracy=0.99), "facts", broken.READABLE),
-        ("asp", changes("orders", "ApplyUpdate", accuracy=0.99), "orders", broken.READABLE),
-        ("leases", runs("DELETE FROM pushes"), "pushes", broken.PUSHES),
-        ("leases", runs("DELETE FROM pushes WHERE rowid = 9"), "pushes", broken.PUSHES),
-        ("leases", runs("INSERT INTO pushes SELECT * FROM pushes LIMIT 1 OFFSET 3", 0), "pushes", broken.PUSHES),
-        ("leases", runs("DELETE FROM checksums"), "checksums", broken.CHECKSUMS),
-        ("leases", runs("DELETE FROM checksums WHERE version = 5"), "checksums", broken.CHECKSUMS),
-        ("leases", runs("UPDATE checksums SET version = 4 WHERE version = 5", 5), "checksums", broken.CHECKSUMS),
-        ("leases", runs("UPDATE checksums SET version = 999 WHERE version = 5", 5), "checksums", broken.CHECKSUMS),
-        ("network", runs("DELETE FROM transfers"), "transfers", broken.TRANSFERS),
-        ("network", runs("DELETE FROM transfers WHERE rowid = 9"), "transfers", broken.TRANSFERS),
-        ("network", runs("INSERT INTO transfers SELECT * FROM transfers LIMIT 1", 0), "transfers", broken.TRANSFERS),
-        ("ripples", runs("INSERT INTO undone VALUES (0, 2)", 1), "undone", broken.UNDONE),
-        ("ripples", runs("INSERT INTO undone VALUES (9, 999)", 1), "undone", broken.UNDONE),
+        ("asp", changes("facts", "ParametersTaken", version=0), "facts", violations.PULLS),
+        ("asp", changes("facts", "GradientReady", version=99), "facts", violations.PULLED),
+        ("asp", changes("orders", "ApplyUpdate", version=lambda version: version + 1), "orders", violations.VERSIONS),
+        ("bsp", changes("orders", "ApplyUpdate", contributions=[[0, 8, 1.5]]), "orders", violations.WEIGHT_1),
+        ("ssp", changes("orders", "Release", step=0), "orders", violations.STEPS_ONCE),
+        ("ssp", changes("orders", "Release", parameters="held"), "orders", violations.SAME_ORDERS),
+        ("ssp", changes("orders", "Hold", worker=lambda worker: worker + 1), "orders", violations.SAME_ORDERS),
+        ("ad-psgd", overlaps, "orders", violations.NO_OVERLAP),
+        ("ad-psgd", changes("orders", "Reduce", group=0), "orders", violations.GROUP_ONCE),
+        ("ad-psgd", changes("facts", "ReduceFinished", group=0), "facts", violations.ENDS),
+        (
+            "ripples",
+            changes("orders", "StepReplica", version=lambda version: version + 1),
+            "orders",
+            violations.REPLICAS,
+        ),
+        ("all-reduce", changes("orders", "Reduce", contributions=[[0, 8, 0.5]]), "orders", violations.WEIGHT_1),
+        ("leases", uses_a_batch_twice, "batches", violations.ONCE),
+        ("leases", takes_a_batch_of_another, "batches", violations.LEASED),
+        ("leases", loses_a_batch, "batches", violations.BATCHES),
+        ("leases", invents_an_epoch, "batches", violations.OPENED),
+        ("leases", uses_a_batch_again_that_it_never_had, "batches", violations.AGAIN),
+        ("leases", uses_a_batch_again_in_its_own_step, "batches", violations.AGAIN),
+        ("leases", uses_a_batch_again_that_no_gradient_counts, "batches", violations.BATCHES),
+        ("leases", exchanges_a_sample, "epochs", violations.DIGEST),
+        ("leases", claims_more_samples, "pushes", violations.PUSHED),
+        ("leases", leases_twice, "leases", violations.LEASED_ONCE),
+        ("leases", has_no_leases, "batches", violations.LEASED),
+        ("leases", forgets_a_batch, "leases", violations.TO_ITS_END),
+        ("asp", runs("DROP VIEW applied_updates", "applied_updates"), "sqlite_schema", violations.SCHEMA_KEPT),
+        ("asp", runs("CREATE TABLE trophies (name TEXT)", "trophies"), "sqlite_schema", violations.SCHEMA_KEPT),
+        ("asp", runs("INSERT INTO scalars VALUES (77, 3, 0.3, 'loss', 1.0)", 1), "scalars", violations.SCALARS),
+        ("asp", changes("facts", "GradientReady", accuracy=0.99), "facts", violations.READABLE),
+        ("asp", changes("orders", "ApplyUpdate", accuracy=0.99), "orders", violations.READABLE),
+        ("leases", runs("DELETE FROM pushes"), "pushes", violations.PUSHES),
+        ("leases", runs("DELETE FROM pushes WHERE rowid = 9"), "pushes", violations.PUSHES),
+        ("leases", runs("INSERT INTO pushes SELECT * FROM pushes LIMIT 1 OFFSET 3", 0), "pushes", violations.PUSHES),
+        ("leases", runs("DELETE FROM checksums"), "checksums", violations.CHECKSUMS),
+        ("leases", runs("DELETE FROM checksums WHERE version = 5"), "checksums", violations.CHECKSUMS),
+        ("leases", runs("UPDATE checksums SET version = 4 WHERE version = 5", 5), "checksums", violations.CHECKSUMS),
+        ("leases", runs("UPDATE checksums SET version = 999 WHERE version = 5", 5), "checksums", violations.CHECKSUMS),
+        ("network", runs("DELETE FROM transfers"), "transfers", violations.TRANSFERS),
+        ("network", runs("DELETE FROM transfers WHERE rowid = 9"), "transfers", violations.TRANSFERS),
+        (
+            "network",
+            runs("INSERT INTO transfers SELECT * FROM transfers LIMIT 1", 0),
+            "transfers",
+            violations.TRANSFERS,
+        ),
+        ("ripples", runs("INSERT INTO undone VALUES (0, 2)", 1), "undone", violations.UNDONE),
+        ("ripples", runs("INSERT INTO undone VALUES (9, 999)", 1), "undone", violations.UNDONE),
     ],
 )
 def test_the_first_wrong_row_and_its_rule_are_named(
@@ -446,27 +456,35 @@ def test_a_protocol_with_other_parameters_decides_otherwise(tmp_path: Path) -> N
     folder = simulated(tmp_path / "run", "ssp:bound=2", steps=100)
     edited(folder, "UPDATE run SET value = json_set(value, '$.config.bound', 1) WHERE key = 'protocol'")
     found = wrong(folder)
-    assert (found.table, found.row, found.rule) == ("run", "protocol", broken.SAME_CONFIG)
+    assert (found.table, found.row, found.rule) == ("run", "protocol", violations.SAME_CONFIG)
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("bound = 2", "bound = 1"))
-    assert wrong(folder).rule == broken.SEGMENTS
+    assert wrong(folder).rule == violations.SEGMENTS
     edited(folder, "UPDATE segments SET protocol = (SELECT value FROM run WHERE key = 'protocol')")
-    assert wrong(folder).rule == broken.SAME_REASONS  # it says how far a worker may lead, before any has to wait
+    assert wrong(folder).rule == violations.SAME_REASONS  # it says how far a worker may lead, before any has to wait
 
 
 @pytest.mark.parametrize(
     ("edit", "row", "rule"),
     [
-        (lambda summary: summary["staleness"]["histogram"].update({"0": 99}), "staleness.histogram", broken.STALENESS),
-        (lambda summary: summary.update(steps=41), "steps", broken.SUMMED_UP),
-        (lambda summary: summary["per_worker"][2].update(max_lead=99), "per_worker[2].max_lead", broken.SUMMED_UP),
+        (
+            lambda summary: summary["staleness"]["histogram"].update({"0": 99}),
+            "staleness.histogram",
+            violations.STALENESS,
+        ),
+        (lambda summary: summary.update(steps=41), "steps", violations.SUMMED_UP),
+        (lambda summary: summary["per_worker"][2].update(max_lead=99), "per_worker[2].max_lead", violations.SUMMED_UP),
         (
             lambda summary: summary["per_worker"][1].update(compute_seconds=0.5),
             "per_worker[1].compute_seconds",
-            broken.SUMMED_UP,
+            violations.SUMMED_UP,
         ),
-        (lambda summary: summary.update(final_parameters_sha256="0" * 64), "final_parameters_sha256", broken.SUMMED_UP),
-        (lambda summary: summary.pop("versions"), "versions", broken.SUMMED_UP),
+        (
+            lambda summary: summary.update(final_parameters_sha256="0" * 64),
+            "final_parameters_sha256",
+            violations.SUMMED_UP,
+        ),
+        (lambda summary: summary.pop("versions"), "versions", violations.SUMMED_UP),
     ],
 )
 def test_a_summary_that_says_something_else_is_caught(
@@ -484,7 +502,7 @@ def test_more_missed_samples_than_are_missing_are_caught(tmp_path: Path) -> None
     folder = leased(tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "samples_missed": 4}))
-    assert wrong(folder).rule == broken.MISSED
+    assert wrong(folder).rule == violations.MISSED
 
 
 def test_a_batch_that_was_leased_and_is_neither_used_nor_missed_is_caught(tmp_path: Path) -> None:
@@ -497,7 +515,7 @@ def test_a_batch_that_was_leased_and_is_neither_used_nor_missed_is_caught(tmp_pa
         columns = "rowid, worker, during, epoch, batch"
         database.executemany(f"INSERT OR REPLACE INTO leases ({columns}) VALUES (?, ?, ?, ?, ?)", json.loads(leases))
     found = wrong(folder)
-    assert (found.rule, found.expected) == (broken.ACCOUNTED, "4 or more missed")
+    assert (found.rule, found.expected) == (violations.ACCOUNTED, "4 or more missed")
 
 
 def test_of_a_run_that_ended_for_want_of_data_every_sample_is_accounted_for(tmp_path: Path) -> None:
@@ -558,7 +576,7 @@ def test_a_gradient_that_a_protocol_has_forgotten_is_named(tmp_path: Path) -> No
     with closing((opened := open_run(tmp_path / "run", {"asp": spec})).ledger):
         found = check(opened).wrong
     assert found is not None
-    assert found.rule == broken.SETTLED
+    assert found.rule == violations.SETTLED
 
 
 # --- the command ------------------------------------------------------------------------------------
@@ -602,4 +620,4 @@ def test_what_was_proved_can_be_read_by_programs(tmp_path: Path, capsys: pytest.
     edited(folder, "DELETE FROM orders WHERE id = 9")
     assert main(["check", "--json", str(folder)]) == 3
     plain = json.loads(capsys.readouterr().out)
-    assert (plain["ok"], plain["wrong"]["rule"]) == (False, broken.SAME_ORDERS)
+    assert (plain["ok"], plain["wrong"]["rule"]) == (False, violations.SAME_ORDERS)

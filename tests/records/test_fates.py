@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
-from paceline.records.fates import Applied, Dropped, Fate, Fates
+from paceline.records.update_outcomes import Applied, Dropped, Fate, Fates
 from records.histories import PROTOCOLS, History
 
 LOST = ("lost",)

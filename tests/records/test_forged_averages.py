@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.records import broken
+from paceline.records import violations
 from support import runs
 from support.recorded import checked, edited, wrong
 from support.scripts import training
@@ -40,16 +40,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("statement", "rule"),
     [
-        ("UPDATE transfers SET ended = ended + 0.001 WHERE rowid = 1", broken.LINK),
-        ("UPDATE transfers SET began = began - 0.002, ended = ended - 0.002 WHERE number = 0", broken.LINK),
-        ("UPDATE transfers SET bytes = bytes + 1 WHERE number = 0", broken.LINK),
-        ("UPDATE transfers SET began = 0.0 WHERE number = 0", broken.LINK),
-        ("UPDATE transfers SET worker = 3 - worker WHERE number = 0", broken.TRANSFERS),
-        ("UPDATE transfers SET number = 1000 WHERE number = 0", broken.TRANSFERS),
-        ("DELETE FROM transfers WHERE rowid = 1", broken.TRANSFERS),
-        ("DELETE FROM transfers WHERE number = 0", broken.TRANSFERS),
-        ("UPDATE transfers SET delivered = ended - 0.001 WHERE number = 0", broken.AVERAGED),
-        ("UPDATE transfers SET ended = ended + 0.00001, delivered = delivered + 60 WHERE number = 0", broken.AVERAGED),
+        ("UPDATE transfers SET ended = ended + 0.001 WHERE rowid = 1", violations.LINK),
+        ("UPDATE transfers SET began = began - 0.002, ended = ended - 0.002 WHERE number = 0", violations.LINK),
+        ("UPDATE transfers SET bytes = bytes + 1 WHERE number = 0", violations.LINK),
+        ("UPDATE transfers SET began = 0.0 WHERE number = 0", violations.LINK),
+        ("UPDATE transfers SET worker = 3 - worker WHERE number = 0", violations.TRANSFERS),
+        ("UPDATE transfers SET number = 1000 WHERE number = 0", violations.TRANSFERS),
+        ("DELETE FROM transfers WHERE rowid = 1", violations.TRANSFERS),
+        ("DELETE FROM transfers WHERE number = 0", violations.TRANSFERS),
+        ("UPDATE transfers SET delivered = ended - 0.001 WHERE number = 0", violations.AVERAGED),
+        (
+            "UPDATE transfers SET ended = ended + 0.00001, delivered = delivered + 60 WHERE number = 0",
+            violations.AVERAGED,
+        ),
     ],
 )
 def test_a_changed_transfer_of_an_average_is_caught(made: Path, tmp_path: Path, statement: str, rule: str) -> None:

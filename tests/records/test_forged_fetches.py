@@ -15,13 +15,13 @@ import pytest
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, Release
 from paceline.protocols import registry
-from paceline.records import broken
-from paceline.records.broken import Broken
+from paceline.records import violations
 from paceline.records.check.checking import Checking
 from paceline.records.check.fetches import fetches
 from paceline.records.ledger import Ledger
 from paceline.records.reading import open_run
 from paceline.records.times import Fetch
+from paceline.records.violations import Broken
 from support import runs
 from support.recorded import AS_REAL, checked, noted, said, wrong
 from support.scripts import training
@@ -65,7 +65,7 @@ def place(rows: Rows, kind: str, number: int, worker: int | None = None) -> int:
 @pytest.mark.real_run
 def test_a_version_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
     found = wrong(forged(real, lambda rows: rows.pop(place(rows, "version", 2))))
-    assert (found.table, found.rule) == ("facts", broken.FETCHED)
+    assert (found.table, found.rule) == ("facts", violations.FETCHED)
     assert found.expected.startswith("version 2 for worker ")
     assert found.found == "it never was"
 
@@ -73,7 +73,7 @@ def test_a_version_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
 @pytest.mark.real_run
 def test_an_update_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
     found = wrong(forged(real, lambda rows: rows.pop(place(rows, "update", 1, worker=3))))
-    assert (found.table, found.rule) == ("facts", broken.FETCHED)
+    assert (found.table, found.rule) == ("facts", violations.FETCHED)
     assert found.expected.startswith("the update of step 1 of worker 3 is fetched by node-0")
 
 
@@ -84,7 +84,7 @@ def test_an_update_that_was_fetched_twice_is_caught(real: Path) -> None:
         rows.insert(at, list(rows[at]))
 
     found = wrong(forged(real, twice))
-    assert (found.table, found.rule) == ("fetches", broken.FETCHED_ONCE)
+    assert (found.table, found.rule) == ("fetches", violations.FETCHED_ONCE)
 
 
 @pytest.mark.real_run
@@ -99,7 +99,7 @@ def test_a_version_that_is_fetched_while_a_worker_there_has_it_is_caught(real: P
         rows.insert(next((number for number, one in enumerate(rows) if one[FACT] > fact), len(rows)), row)
 
     found = wrong(forged(real, again))
-    assert (found.table, found.rule) == ("fetches", broken.FETCHED_ONCE)
+    assert (found.table, found.rule) == ("fetches", violations.FETCHED_ONCE)
     assert found.expected == "version 2 once to host node-1"
 
 
@@ -118,41 +118,41 @@ def changed(kind: str, column: int, value: Any) -> Callable[[Rows], None]:
 @pytest.mark.parametrize(
     ("kind", "column", "value", "rule"),
     [
-        ("version", FACT, None, broken.READABLE),
-        ("version", FACT, 10**9, broken.FETCHES),
-        ("version", FACT, 1, broken.FETCHES),
-        ("version", HOST, "node-0", broken.FETCHES),
-        ("version", HOST, 7, broken.READABLE),
-        ("version", SOURCE, "node-1", broken.FETCHES),
-        ("version", KIND, "trophy", broken.READABLE),
-        ("version", NUMBER, 3000, broken.FETCHES),
-        ("version", NUMBER, None, broken.READABLE),
-        ("version", WORKER, 1, broken.READABLE),
-        ("version", BYTES, 7, broken.FETCHES),
-        ("version", BYTES, -7, broken.READABLE),
-        ("version", BEGAN, 0.0, broken.FETCHES),
-        ("version", BEGAN, 1e6, broken.FETCHES),
-        ("version", ENDED, lambda ended: ended + 100, broken.FETCHES),
-        ("version", ENDED, "soon", broken.READABLE),
-        ("update", HOST, "node-1", broken.FETCHES),
-        ("update", SOURCE, "node-0", broken.FETCHES),
-        ("update", WORKER, 0, broken.FETCHES),
-        ("update", WORKER, 17, broken.FETCHES),
-        ("update", WORKER, None, broken.READABLE),
-        ("update", NUMBER, 3000, broken.FETCHES),
-        ("update", BYTES, 7, broken.FETCHES),
-        ("update", BEGAN, 0.0, broken.FETCHES),
+        ("version", FACT, None, violations.READABLE),
+        ("version", FACT, 10**9, violations.FETCHES),
+        ("version", FACT, 1, violations.FETCHES),
+        ("version", HOST, "node-0", violations.FETCHES),
+        ("version", HOST, 7, violations.READABLE),
+        ("version", SOURCE, "node-1", violations.FETCHES),
+        ("version", KIND, "trophy", violations.READABLE),
+        ("version", NUMBER, 3000, violations.FETCHES),
+        ("version", NUMBER, None, violations.READABLE),
+        ("version", WORKER, 1, violations.READABLE),
+        ("version", BYTES, 7, violations.FETCHES),
+        ("version", BYTES, -7, violations.READABLE),
+        ("version", BEGAN, 0.0, violations.FETCHES),
+        ("version", BEGAN, 1e6, violations.FETCHES),
+        ("version", ENDED, lambda ended: ended + 100, violations.FETCHES),
+        ("version", ENDED, "soon", violations.READABLE),
+        ("update", HOST, "node-1", violations.FETCHES),
+        ("update", SOURCE, "node-0", violations.FETCHES),
+        ("update", WORKER, 0, violations.FETCHES),
+        ("update", WORKER, 17, violations.FETCHES),
+        ("update", WORKER, None, violations.READABLE),
+        ("update", NUMBER, 3000, violations.FETCHES),
+        ("update", BYTES, 7, violations.FETCHES),
+        ("update", BEGAN, 0.0, violations.FETCHES),
     ],
 )
 def test_a_changed_row_is_caught(real: Path, kind: str, column: int, value: Any, rule: str) -> None:
     found = wrong(forged(real, changed(kind, column, value)))
-    assert (found.table, found.rule) in (("fetches", rule), ("facts", broken.FETCHED))
+    assert (found.table, found.rule) in (("fetches", rule), ("facts", violations.FETCHED))
 
 
 @pytest.mark.real_run
 def test_fetches_of_a_run_that_says_it_was_on_one_host_are_caught(real: Path) -> None:
     found = wrong(said(real, hosts=None))
-    assert (found.table, found.row, found.rule) == ("fetches", 1, broken.FETCHES)
+    assert (found.table, found.row, found.rule) == ("fetches", 1, violations.FETCHES)
 
 
 # --- histories by hand --------------------------------------------------------------------------------
@@ -213,16 +213,16 @@ HELD = [BEGAN_AT_0, version(0, 0.1), version(5, 0.2), taken(1, 5, 0.3)]
 @pytest.mark.parametrize(
     ("then", "rule"),
     [
-        ([version(5, 0.4), ready(1, 0, 5, 0.5)], broken.FETCHED_ONCE),
+        ([version(5, 0.4), ready(1, 0, 5, 0.5)], violations.FETCHED_ONCE),
         ([ready(1, 0, 5, 0.4), version(5, 0.5), taken(2, 5, 0.6)], None),
         ([version(5, 0.5), ready(1, 0, 5, 0.4)], None),
         ([version(5, 0.5), (ready(2, 0, 0, 0.4), Release(worker=1, step=1, version=6))], None),
-        ([version(5, 0.4), WorkerLeft(worker=1, reason="died", at=0.5)], broken.FETCHED_ONCE),
+        ([version(5, 0.4), WorkerLeft(worker=1, reason="died", at=0.5)], violations.FETCHED_ONCE),
         ([version(5, 0.5), WorkerLeft(worker=1, reason="died", at=0.4)], None),
         ([version(6, 0.4), taken(2, 6, 0.5)], None),
         ([taken(2, 5, 0.4)], None),
-        ([taken(2, 6, 0.4)], broken.FETCHED),
-        ([version(6, 0.5), taken(2, 6, 0.4)], broken.FETCHED),
+        ([taken(2, 6, 0.4)], violations.FETCHED),
+        ([version(6, 0.5), taken(2, 6, 0.4)], violations.FETCHED),
     ],
 )
 def test_a_host_fetches_a_version_again_only_if_no_worker_there_has_it(
@@ -237,10 +237,10 @@ def test_a_host_fetches_a_version_again_only_if_no_worker_there_has_it(
     [
         ([update(1, 0, 0.5), UpdateArrived(worker=1, step=0, at=0.5)], None),
         ([update(1, 0, 0.5), WorkerLeft(worker=1, reason="died", at=0.6)], None),
-        ([WorkerLeft(worker=1, reason="died", at=0.6), update(1, 0, 0.7)], broken.FETCHES),
-        ([update(1, 0, 0.7), UpdateArrived(worker=1, step=0, at=0.6)], broken.FETCHED),
-        ([update(2, 0, 0.5)], broken.FETCHES),
-        ([update(1, 0, 0.3)], broken.FETCHES),
+        ([WorkerLeft(worker=1, reason="died", at=0.6), update(1, 0, 0.7)], violations.FETCHES),
+        ([update(1, 0, 0.7), UpdateArrived(worker=1, step=0, at=0.6)], violations.FETCHED),
+        ([update(2, 0, 0.5)], violations.FETCHES),
+        ([update(1, 0, 0.3)], violations.FETCHES),
     ],
 )
 def test_an_update_is_fetched_once_it_is_ready_and_before_it_arrives(
@@ -258,21 +258,23 @@ def test_an_update_is_fetched_from_its_steps_release_on_and_is_not_all_there_bef
     released = (taken(1, 5, 0.2), Release(worker=1, step=0, version=5))
     fetch = Fetch(host="node-0", source="node-1", kind="update", worker=1, number=0, bytes=48, began=began, ended=ended)
     told = [BEGAN_AT_0, version(0, 0.1), version(5, 0.15), released, ready(1, 0, 5, 0.4), fetch]
-    expected = broken.FETCHES if rule or protocol == "hsp" else None
+    expected = violations.FETCHES if rule or protocol == "hsp" else None
     assert broken_rule(tmp_path / "run", told, {"protocol": {"name": protocol, "config": {}}}) == expected
 
 
 def test_what_an_earlier_segment_fetched_is_fetched_anew(tmp_path: Path) -> None:
     resumed = TrainingBegan(members=MEMBERS, version=5, at=1.0)
     before = [*HELD, ready(1, 0, 5, 0.4), update(1, 0, 0.5), resumed]
-    assert broken_rule(tmp_path / "once", [*before, taken(1, 5, 1.2)]) == broken.FETCHED
+    assert broken_rule(tmp_path / "once", [*before, taken(1, 5, 1.2)]) == violations.FETCHED
     assert broken_rule(tmp_path / "twice", [*before, version(5, 1.1), taken(1, 5, 1.2)]) is None
-    assert broken_rule(tmp_path / "older", [*before, version(4, 1.1)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "older", [*before, version(4, 1.1)]) == violations.FETCHES
     arrives = UpdateArrived(worker=1, step=0, at=1.2)
-    assert broken_rule(tmp_path / "update", [*before, version(5, 1.1), arrives]) == broken.FETCHED
+    assert broken_rule(tmp_path / "update", [*before, version(5, 1.1), arrives]) == violations.FETCHED
     assert broken_rule(tmp_path / "held", [*HELD, resumed, version(5, 1.1), taken(1, 5, 1.2)]) is None
-    assert broken_rule(tmp_path / "coming", [*HELD, version(6, 0.4), resumed, taken(1, 6, 1.2)]) == broken.FETCHED
-    assert broken_rule(tmp_path / "late", [*HELD, ready(1, 0, 5, 0.4), resumed, update(1, 0, 1.1)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "coming", [*HELD, version(6, 0.4), resumed, taken(1, 6, 1.2)]) == violations.FETCHED
+    assert (
+        broken_rule(tmp_path / "late", [*HELD, ready(1, 0, 5, 0.4), resumed, update(1, 0, 1.1)]) == violations.FETCHES
+    )
 
 
 def test_what_training_begins_with_may_be_fetched_again(tmp_path: Path) -> None:
@@ -286,8 +288,8 @@ def test_a_version_is_fetched_once_it_is_ordered(tmp_path: Path) -> None:
     then = [BEGAN_AT_0, (ready(0, 0, 0, 0.03), ordered)]
     assert broken_rule(tmp_path / "after", [*then, version(5, 0.051)]) is None
     assert broken_rule(tmp_path / "meanwhile", [*then, version(5, 0.031)]) is None
-    assert broken_rule(tmp_path / "before", [*then, version(5, 0.029)]) == broken.FETCHES
-    assert broken_rule(tmp_path / "never", [*then, version(50, 0.5)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "before", [*then, version(5, 0.029)]) == violations.FETCHES
+    assert broken_rule(tmp_path / "never", [*then, version(50, 0.5)]) == violations.FETCHES
 
 
 def test_another_hosts_clock_may_measure_a_little_too_long(tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_another_hosts_clock_may_measure_a_little_too_long(tmp_path: Path) -> No
         return Fetch(host="node-1", source="node-0", kind="version", number=5, bytes=40, began=began, ended=10.0)
 
     assert broken_rule(tmp_path / "little", [BEGAN_AT_0, fetch(0.045)]) is None
-    assert broken_rule(tmp_path / "much", [BEGAN_AT_0, fetch(0.035)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "much", [BEGAN_AT_0, fetch(0.035)]) == violations.FETCHES
 
 
 LINKS = {"scenario": {"host": [{"workers": 1}, {"workers": 2, "bandwidth": "1Gbit/s"}]}}
@@ -307,7 +309,7 @@ def test_where_links_are_described_fetches_need_not_end_in_the_order_of_their_ro
     """A model says when a version's has ended. An update whose bytes come later than that ends as they come."""
     pushed = [*HELD, ready(1, 0, 5, 0.4), ready(2, 0, 5, 0.4), update(1, 0, 0.6)]
     assert broken_rule(tmp_path / "links", [*pushed, update(2, 0, 0.5)], LINKS) is None
-    assert broken_rule(tmp_path / "none", [*pushed, update(2, 0, 0.5)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "none", [*pushed, update(2, 0, 0.5)]) == violations.FETCHES
 
 
 # --- several hosts make each version ------------------------------------------------------------------
@@ -329,25 +331,25 @@ PARTS = [version(5, 0.2), version(5, 0.2, source="node-2", size=10)]
     [
         ([taken(1, 0, 0.2), taken(0, 0, 0.2), taken(3, 0, 0.2)], ALL, None),
         ([version(0, 0.2, "node-2", "node-1"), taken(3, 0, 0.3)], ALL, None),
-        ([version(0, 0.2, "node-1", "node-1")], ALL, broken.FETCHES),
-        ([version(0, 0.2, "node-1", "node-7")], ALL, broken.FETCHES),
+        ([version(0, 0.2, "node-1", "node-1")], ALL, violations.FETCHES),
+        ([version(0, 0.2, "node-1", "node-7")], ALL, violations.FETCHES),
         ([*PARTS, taken(1, 5, 0.3), taken(2, 5, 0.4)], ALL, None),
-        ([PARTS[0], taken(1, 5, 0.3)], ALL, broken.FETCHED),
-        ([PARTS[1], taken(1, 5, 0.3)], ALL, broken.FETCHED),
+        ([PARTS[0], taken(1, 5, 0.3)], ALL, violations.FETCHED),
+        ([PARTS[1], taken(1, 5, 0.3)], ALL, violations.FETCHED),
         ([*PARTS, taken(1, 5, 0.3), version(5, 0.4, source="node-2", size=10), taken(2, 5, 0.5)], ALL, None),
         (
             [*PARTS, taken(1, 5, 0.3), version(5, 0.4, source="node-2", size=10), ready(1, 0, 5, 0.5)],
             ALL,
-            broken.FETCHED_ONCE,
+            violations.FETCHED_ONCE,
         ),
-        ([version(5, 0.2, "node-1", "node-1")], ALL, broken.FETCHES),
-        ([*PARTS, version(6, 0.3, source="node-2", size=20)], ALL, broken.FETCHES),
-        ([taken(0, 5, 0.3)], ALL, broken.FETCHED),
+        ([version(5, 0.2, "node-1", "node-1")], ALL, violations.FETCHES),
+        ([*PARTS, version(6, 0.3, source="node-2", size=20)], ALL, violations.FETCHES),
+        ([taken(0, 5, 0.3)], ALL, violations.FETCHED),
         ([version(5, 0.2, "node-0", "node-1"), version(5, 0.2, "node-0", "node-2", 10), taken(0, 5, 0.3)], ALL, None),
         ([taken(1, 0, 0.2), taken(1, 5, 0.3)], FAR, None),
-        ([taken(0, 5, 0.3)], FAR, broken.FETCHED),
+        ([taken(0, 5, 0.3)], FAR, violations.FETCHED),
         ([version(5, 0.2, "node-0", "node-1", 50), taken(0, 5, 0.3)], FAR, None),
-        ([version(5, 0.2)], FAR, broken.FETCHES),
+        ([version(5, 0.2)], FAR, violations.FETCHES),
     ],
 )
 def test_a_version_is_fetched_from_each_host_that_makes_a_part_of_it(
@@ -370,25 +372,25 @@ LEFT = WorkerLeft(worker=1, reason="died", at=0.45)
     ("then", "placement", "rule"),
     [
         (of_worker(1, *SLICES), ALL, None),
-        (of_worker(1, SLICES[0]), ALL, broken.FETCHED),
-        (of_worker(1, SLICES[1]), ALL, broken.FETCHED),
-        (of_worker(1, *SLICES, SLICES[1]), ALL, broken.FETCHED_ONCE),
-        ([*of_worker(1, *SLICES), SLICES[1]], ALL, broken.FETCHES),
-        (of_worker(1, *SLICES, update(1, 0, 0.5, "node-1", "node-1")), ALL, broken.FETCHES),
+        (of_worker(1, SLICES[0]), ALL, violations.FETCHED),
+        (of_worker(1, SLICES[1]), ALL, violations.FETCHED),
+        (of_worker(1, *SLICES, SLICES[1]), ALL, violations.FETCHED_ONCE),
+        ([*of_worker(1, *SLICES), SLICES[1]], ALL, violations.FETCHES),
+        (of_worker(1, *SLICES, update(1, 0, 0.5, "node-1", "node-1")), ALL, violations.FETCHES),
         (of_worker(0, update(0, 0, 0.5, "node-1", "node-0"), update(0, 0, 0.5, "node-2", "node-0", 18)), ALL, None),
-        (of_worker(0, update(0, 0, 0.5, "node-1", "node-0")), ALL, broken.FETCHED),
-        ([*of_worker(1, *SLICES), ready(1, 1, 0, 0.7), update(1, 1, 0.8, "node-2", size=19)], ALL, broken.FETCHES),
+        (of_worker(0, update(0, 0, 0.5, "node-1", "node-0")), ALL, violations.FETCHED),
+        ([*of_worker(1, *SLICES), ready(1, 1, 0, 0.7), update(1, 1, 0.8, "node-2", size=19)], ALL, violations.FETCHES),
         ([ready(1, 0, 0, 0.4), LEFT, SLICES[1]], ALL, None),
-        ([ready(1, 0, 0, 0.4), LEFT, SLICES[1], SLICES[1]], ALL, broken.FETCHED_ONCE),
-        ([ready(1, 0, 0, 0.4), LEFT, SLICES[0]], ALL, broken.FETCHES),
-        ([LEFT, SLICES[1]], ALL, broken.FETCHES),
+        ([ready(1, 0, 0, 0.4), LEFT, SLICES[1], SLICES[1]], ALL, violations.FETCHED_ONCE),
+        ([ready(1, 0, 0, 0.4), LEFT, SLICES[0]], ALL, violations.FETCHES),
+        ([LEFT, SLICES[1]], ALL, violations.FETCHES),
         (of_worker(1, update(1, 0, 0.5)), FAR, None),
-        (of_worker(1), FAR, broken.FETCHED),
-        (of_worker(0), FAR, broken.FETCHED),
+        (of_worker(1), FAR, violations.FETCHED),
+        (of_worker(0), FAR, violations.FETCHED),
         (of_worker(3, update(3, 0, 0.5, "node-0", "node-2"), update(3, 0, 0.5, "node-1", "node-2")), FAR, None),
-        (of_worker(3, update(3, 0, 0.5, "node-1", "node-2")), FAR, broken.FETCHED),
-        (of_worker(3, update(3, 0, 0.5, "node-0", "node-2")), FAR, broken.FETCHED),
-        (of_worker(1, update(1, 0, 0.5), update(1, 0, 0.5, "node-2")), FAR, broken.FETCHES),
+        (of_worker(3, update(3, 0, 0.5, "node-1", "node-2")), FAR, violations.FETCHED),
+        (of_worker(3, update(3, 0, 0.5, "node-0", "node-2")), FAR, violations.FETCHED),
+        (of_worker(1, update(1, 0, 0.5), update(1, 0, 0.5, "node-2")), FAR, violations.FETCHES),
     ],
 )
 def test_an_update_is_fetched_by_the_head_and_by_each_host_that_makes_a_part_of_versions(
@@ -411,17 +413,17 @@ def to_the_head(number: int, ended: float, *sources: tuple[str, int]) -> list[An
     [
         (to_the_head(5, 0.2, ("node-1", 20), ("node-2", 10)), None),
         (to_the_head(6, 0.2, ("node-1", 30)), None),  # it was asked for anew
-        (to_the_head(6, 0.2, ("node-2", 10)), broken.FETCHED),
+        (to_the_head(6, 0.2, ("node-2", 10)), violations.FETCHED),
         (to_the_head(7, 0.2, ("node-1", 30)), None),
-        (to_the_head(7, 0.2, ("node-2", 10)), broken.FETCHED),
-        (to_the_head(7, 0.2), broken.FETCHED),
+        (to_the_head(7, 0.2, ("node-2", 10)), violations.FETCHED),
+        (to_the_head(7, 0.2), violations.FETCHED),
         ([*to_the_head(5, 0.2, ("node-1", 20), ("node-2", 10)), *to_the_head(7, 0.4, ("node-1", 30))], None),
         ([*to_the_head(6, 0.2, ("node-1", 30)), version(7, 0.4, "node-0", "node-1", 20)], None),
-        ([version(number, 0.2, "node-0", "node-1", 20 + number) for number in (5, 6, 7)], broken.FETCHES),
-        ([version(number, 0.2, "node-0", "node-2", 10 + number) for number in (4, 5)], broken.FETCHES),
+        ([version(number, 0.2, "node-0", "node-1", 20 + number) for number in (5, 6, 7)], violations.FETCHES),
+        ([version(number, 0.2, "node-0", "node-2", 10 + number) for number in (4, 5)], violations.FETCHES),
         (of_worker(1, SLICES[0]), None),
         (of_worker(1, *SLICES), None),
-        (of_worker(1, SLICES[1]), broken.FETCHED),
+        (of_worker(1, SLICES[1]), violations.FETCHED),
     ],
 )
 def test_hosts_fetch_from_those_that_make_versions_now_what_they_had_not_fetched_as_a_range_moved(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.records import broken
+from paceline.records import violations
 from records.test_forged_fetches import (
     BEGAN,
     BYTES,
@@ -84,7 +84,10 @@ def taken_away(kind: str, **which: str) -> Callable[[Rows], None]:
 def test_a_slice_that_no_row_says_was_fetched_is_caught(real: Callable[[str], Path], name: str, kind: str) -> None:
     found = wrong(forged(real(name), taken_away(kind)))
     assert found.table == "facts"
-    assert found.rule in (broken.FETCHED, broken.FETCHES)  # or as if there were fewer slices, which are no whole mean
+    assert found.rule in (
+        violations.FETCHED,
+        violations.FETCHES,
+    )  # or as if there were fewer slices, which are no whole mean
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -96,7 +99,7 @@ def test_a_replica_that_no_row_says_was_fetched_for_a_recorded_mean_is_caught(
     last = "(SELECT max(worker) FROM fetches WHERE kind = 'replica')"
     edited(folder, f"DELETE FROM fetches WHERE kind = 'replica' AND host = 'node-0' AND worker = {last}")
     found = wrong(forged(folder, lambda rows: None))
-    assert (found.table, found.rule) == ("consensus", broken.FETCHED)
+    assert (found.table, found.rule) == ("consensus", violations.FETCHED)
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "three", "ripples"])
@@ -104,13 +107,13 @@ def test_what_training_begins_with_and_no_row_says_was_fetched_is_caught(
     real: Callable[[str], Path], name: str
 ) -> None:
     found = wrong(forged(real(name), taken_away("version")))
-    assert (found.table, found.rule) == ("facts", broken.FETCHED)
+    assert (found.table, found.rule) == ("facts", violations.FETCHED)
     assert found.expected.startswith("what worker ")
 
 
 def test_a_copy_that_no_row_says_a_joiner_got_is_caught(real: Callable[[str], Path]) -> None:
     found = wrong(forged(real("joins"), taken_away("replica", host="node-1")))
-    assert (found.table, found.rule) == ("facts", broken.FETCHED)
+    assert (found.table, found.rule) == ("facts", violations.FETCHED)
     assert found.expected.startswith("the replica of worker ")
 
 
@@ -130,7 +133,7 @@ def test_a_copy_that_a_joiner_got_before_it_was_ordered_is_caught(real: Callable
             f"SELECT max(fetches.fact) + 1 FROM fetches WHERE fetches.fact < ({copied})"
         ).fetchone()
     found = wrong(forged(folder, early))
-    assert found.rule in (broken.FETCHES, broken.FETCHED)
+    assert found.rule in (violations.FETCHES, violations.FETCHED)
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -141,7 +144,7 @@ def test_a_slice_that_was_fetched_twice_is_caught(real: Callable[[str], Path], n
         rows.insert(rows.index(row), list(row))
 
     found = wrong(forged(real(name), twice))
-    assert (found.table, found.rule) == ("fetches", broken.FETCHED_ONCE)
+    assert (found.table, found.rule) == ("fetches", violations.FETCHED_ONCE)
 
 
 def test_a_slice_of_a_host_that_makes_none_is_caught(real: Callable[[str], Path]) -> None:
@@ -152,7 +155,7 @@ def test_a_slice_of_a_host_that_makes_none_is_caught(real: Callable[[str], Path]
         rows.insert(rows.index(row), [*row[:HOST], row[SOURCE], row[HOST], *row[KIND:]])
 
     found = wrong(forged(real("three"), another))
-    assert (found.table, found.rule) == ("facts", broken.FETCHES)
+    assert (found.table, found.rule) == ("facts", violations.FETCHES)
     assert found.found.startswith("one from node-")
 
 
@@ -165,7 +168,7 @@ def test_a_slice_that_no_host_has_made_is_caught_though_nothing_says_that_there_
         rows[:] = [row for row in rows if (row[KIND], row[HOST]) not in (("partial", "node-1"), ("mean", "node-0"))]
 
     found = wrong(forged(real("slices"), gone))
-    assert found.rule == broken.FETCHES
+    assert found.rule == violations.FETCHES
     assert "bytes" in found.expected
 
 
@@ -175,56 +178,56 @@ def test_bytes_that_all_rows_of_a_kind_have_alike_are_caught(real: Callable[[str
         for row in of(rows, kind):
             row[BYTES] += 8
 
-    assert wrong(forged(real("slices"), more)).rule == broken.FETCHES
+    assert wrong(forged(real("slices"), more)).rule == violations.FETCHES
 
 
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize(
     ("kind", "column", "value", "rule"),
     [
-        ("partial", FACT, None, broken.READABLE),
-        ("partial", FACT, 10**9, broken.FETCHES),
-        ("partial", FACT, 1, broken.FETCHES),
-        ("partial", HOST, "node-9", broken.FETCHES),
-        ("partial", HOST, 7, broken.FETCHES),
-        ("partial", SOURCE, "node-9", broken.FETCHES),
-        ("partial", KIND, "mean", broken.FETCHES),
-        ("partial", KIND, "version", broken.FETCHES),
-        ("partial", KIND, "sum", broken.FETCHES),
-        ("partial", KIND, "trophy", broken.READABLE),
-        ("partial", WORKER, 1, broken.READABLE),
-        ("partial", NUMBER, 3000, broken.FETCHES),
-        ("partial", NUMBER, lambda number: number + 1, broken.FETCHES),
-        ("partial", NUMBER, None, broken.READABLE),
-        ("partial", BYTES, 7, broken.FETCHES),
-        ("partial", BYTES, -7, broken.READABLE),
-        ("partial", BEGAN, 0.0, broken.FETCHES),
-        ("partial", BEGAN, 1e6, broken.FETCHES),
-        ("partial", ENDED, lambda ended: ended + 100, broken.FETCHES),
-        ("partial", ENDED, "soon", broken.READABLE),
-        ("mean", HOST, "node-9", broken.FETCHES),
-        ("mean", SOURCE, "node-9", broken.FETCHES),
-        ("mean", KIND, "partial", broken.FETCHES),
-        ("mean", NUMBER, -1, broken.READABLE),
-        ("mean", NUMBER, lambda number: number + 1, broken.FETCHES),
-        ("mean", BYTES, lambda size: size + 1, broken.FETCHES),
-        ("mean", BYTES, -7, broken.READABLE),
-        ("mean", BEGAN, 0.0, broken.FETCHES),
-        ("mean", ENDED, lambda ended: ended + 100, broken.FETCHES),
-        ("replica", HOST, "node-9", broken.FETCHES),
-        ("replica", SOURCE, "node-0", broken.FETCHES),
-        ("replica", SOURCE, "node-9", broken.FETCHES),
-        ("replica", WORKER, 0, broken.FETCHES),
-        ("replica", WORKER, 17, broken.FETCHES),
-        ("replica", WORKER, None, broken.READABLE),
-        ("replica", NUMBER, 3000, broken.FETCHES),
-        ("replica", NUMBER, None, broken.READABLE),
-        ("replica", BYTES, lambda size: size - 1, broken.FETCHES),
-        ("replica", BEGAN, 1e6, broken.FETCHES),
-        ("version", SOURCE, "node-1", broken.FETCHES),
-        ("version", NUMBER, 1, broken.FETCHES),
-        ("other", HOST, "node-9", broken.FETCHES),
-        ("other", BYTES, -7, broken.READABLE),
+        ("partial", FACT, None, violations.READABLE),
+        ("partial", FACT, 10**9, violations.FETCHES),
+        ("partial", FACT, 1, violations.FETCHES),
+        ("partial", HOST, "node-9", violations.FETCHES),
+        ("partial", HOST, 7, violations.FETCHES),
+        ("partial", SOURCE, "node-9", violations.FETCHES),
+        ("partial", KIND, "mean", violations.FETCHES),
+        ("partial", KIND, "version", violations.FETCHES),
+        ("partial", KIND, "sum", violations.FETCHES),
+        ("partial", KIND, "trophy", violations.READABLE),
+        ("partial", WORKER, 1, violations.READABLE),
+        ("partial", NUMBER, 3000, violations.FETCHES),
+        ("partial", NUMBER, lambda number: number + 1, violations.FETCHES),
+        ("partial", NUMBER, None, violations.READABLE),
+        ("partial", BYTES, 7, violations.FETCHES),
+        ("partial", BYTES, -7, violations.READABLE),
+        ("partial", BEGAN, 0.0, violations.FETCHES),
+        ("partial", BEGAN, 1e6, violations.FETCHES),
+        ("partial", ENDED, lambda ended: ended + 100, violations.FETCHES),
+        ("partial", ENDED, "soon", violations.READABLE),
+        ("mean", HOST, "node-9", violations.FETCHES),
+        ("mean", SOURCE, "node-9", violations.FETCHES),
+        ("mean", KIND, "partial", violations.FETCHES),
+        ("mean", NUMBER, -1, violations.READABLE),
+        ("mean", NUMBER, lambda number: number + 1, violations.FETCHES),
+        ("mean", BYTES, lambda size: size + 1, violations.FETCHES),
+        ("mean", BYTES, -7, violations.READABLE),
+        ("mean", BEGAN, 0.0, violations.FETCHES),
+        ("mean", ENDED, lambda ended: ended + 100, violations.FETCHES),
+        ("replica", HOST, "node-9", violations.FETCHES),
+        ("replica", SOURCE, "node-0", violations.FETCHES),
+        ("replica", SOURCE, "node-9", violations.FETCHES),
+        ("replica", WORKER, 0, violations.FETCHES),
+        ("replica", WORKER, 17, violations.FETCHES),
+        ("replica", WORKER, None, violations.READABLE),
+        ("replica", NUMBER, 3000, violations.FETCHES),
+        ("replica", NUMBER, None, violations.READABLE),
+        ("replica", BYTES, lambda size: size - 1, violations.FETCHES),
+        ("replica", BEGAN, 1e6, violations.FETCHES),
+        ("version", SOURCE, "node-1", violations.FETCHES),
+        ("version", NUMBER, 1, violations.FETCHES),
+        ("other", HOST, "node-9", violations.FETCHES),
+        ("other", BYTES, -7, violations.READABLE),
     ],
 )
 def test_a_changed_row_is_caught(
@@ -234,9 +237,9 @@ def test_a_changed_row_is_caught(
     assert (found.table, found.rule) in (
         ("fetches", rule),
         ("facts", rule),
-        ("fetches", broken.FETCHED_ONCE),
-        ("facts", broken.FETCHED),
-        ("consensus", broken.FETCHED),
+        ("fetches", violations.FETCHED_ONCE),
+        ("facts", violations.FETCHED),
+        ("consensus", violations.FETCHED),
     )
 
 
@@ -248,4 +251,4 @@ def test_a_row_from_the_wrong_one_of_three_hosts_is_caught(real: Callable[[str],
         row[column] = {"node-1": "node-2", "node-2": "node-1"}[row[column]]
 
     found = wrong(forged(real("three"), other))
-    assert found.rule in (broken.FETCHES, broken.FETCHED, broken.FETCHED_ONCE)
+    assert found.rule in (violations.FETCHES, violations.FETCHED, violations.FETCHED_ONCE)

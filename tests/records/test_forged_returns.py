@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.records import broken
+from paceline.records import violations
 from support import nursery
 from support.recorded import checked, edited, wrong
 from support.scripts import training
@@ -72,7 +72,7 @@ def test_a_changed_row_of_a_return_is_caught(made: Path, tmp_path: Path, stateme
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     edited(folder, statement)
     found = wrong(folder)
-    assert (found.rule, found.table) == (broken.READABLE, "leases")
+    assert (found.rule, found.table) == (violations.READABLE, "leases")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_row_that_takes_a_lease_away_that_was_never_given_is_caught(
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     edited(folder, statement)
     found = wrong(folder)
-    assert (found.rule, found.table) == (broken.LEASED, table)
+    assert (found.rule, found.table) == (violations.LEASED, table)
     assert isinstance(found.row, int)
 
 

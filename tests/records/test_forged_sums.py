@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.records import broken
+from paceline.records import violations
 from support import runs
 from support.recorded import checked, wrong
 from support.shards import TWO_EACH, script
@@ -28,34 +28,40 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FORGERIES: dict[str, tuple[str, str | tuple[str, str]]] = {
-    "no host has fetched it": ("DELETE FROM fetches WHERE kind = 'sum' AND number = {number}", broken.FETCHED),
+    "no host has fetched it": ("DELETE FROM fetches WHERE kind = 'sum' AND number = {number}", violations.FETCHED),
     "one host has not fetched it": (
         "DELETE FROM fetches WHERE rowid = (SELECT max(rowid) FROM fetches WHERE kind = 'sum' AND number = {number})",
-        broken.FETCHED,
+        violations.FETCHED,
     ),
     "it is fetched twice": (
         "UPDATE fetches SET number = {number} WHERE kind = 'sum' AND number = {number} + 1",
-        (broken.FETCHED_ONCE, broken.FETCHED),
+        (violations.FETCHED_ONCE, violations.FETCHED),
     ),
     "another host made it": (
         "UPDATE fetches SET source = 'node-9' WHERE kind = 'sum' AND number = {number}",
-        broken.FETCHES,
+        violations.FETCHES,
     ),
     "it was fetched before its updates were ready": (
         "UPDATE fetches SET began = 0.0 WHERE kind = 'sum' AND number = {number}",
-        broken.FETCHES,
+        violations.FETCHES,
     ),
     "it is of one update": (
         f"UPDATE facts SET body = json_set(body, '$.sum', NULL) WHERE id = (SELECT max(id) FROM facts WHERE {SUM} = "
         "{number})",
-        broken.FETCHED,
+        violations.FETCHED,
     ),
     "it has updates of two hosts": (
         f"UPDATE facts SET body = json_set(body, '$.sum', {{number}}) WHERE {SUM} = {{number}} + 1",
-        (broken.FETCHES, broken.FETCHED),
+        (violations.FETCHES, violations.FETCHED),
     ),
-    "it has another size": ("UPDATE fetches SET bytes = 7 WHERE kind = 'sum' AND number = {number}", broken.FETCHES),
-    "it is of a worker": ("UPDATE fetches SET worker = 1 WHERE kind = 'sum' AND number = {number}", broken.READABLE),
+    "it has another size": (
+        "UPDATE fetches SET bytes = 7 WHERE kind = 'sum' AND number = {number}",
+        violations.FETCHES,
+    ),
+    "it is of a worker": (
+        "UPDATE fetches SET worker = 1 WHERE kind = 'sum' AND number = {number}",
+        violations.READABLE,
+    ),
 }
 
 
@@ -74,7 +80,7 @@ def test_a_run_on_one_host_has_no_sums(tmp_path: Path) -> None:
     run = runs.run(script(), "-n", "2", "--threads", "1", "-p", "bsp", tmp_path=tmp_path).completed()
     with closing(sqlite3.connect(run.folder / "ledger.sqlite")) as database, database:
         database.execute("UPDATE facts SET body = json_set(body, '$.sum', 1) WHERE kind = 'UpdateArrived'")
-    assert wrong(run.folder).rule == broken.FETCHES
+    assert wrong(run.folder).rule == violations.FETCHES
 
 
 def test_a_ledger_whose_comments_say_less_has_the_same_tables(made: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.protocols import registry
-from paceline.records import broken
+from paceline.records import violations
 from paceline.records.reading import open_run
 from paceline.scenario.scenario import Kill, Network, Scenario
 from support import runs
@@ -83,26 +83,26 @@ def stretched(folder: Path, factor: float) -> Path:
 @pytest.mark.real_run
 def test_halved_times_are_shorter_than_the_padded_steps(real: Path) -> None:
     found = wrong(stretched(real, 0.5))
-    assert (found.table, found.rule) == ("facts", broken.PADDED)
+    assert (found.table, found.rule) == ("facts", violations.PADDED)
 
 
 @pytest.mark.real_run
 @pytest.mark.parametrize(
     ("statement", "rule", "expected"),
     [
-        ("DELETE FROM step_times", broken.STEP_TIMES, "those of step 0 of worker"),
-        ("DELETE FROM step_times WHERE rowid = 7", broken.STEP_TIMES, "those of step"),
-        ("INSERT INTO step_times SELECT * FROM step_times", broken.STEP_TIMES, "has none yet"),
-        ("UPDATE step_times SET step = 999 WHERE rowid = 7", broken.STEP_TIMES, "whose gradient was ready"),
-        ("UPDATE step_times SET compute = compute * 2", broken.WITHIN, "when its gradient was ready"),
-        ("UPDATE step_times SET wait = wait + 0.1 WHERE rowid = 7", broken.WITHIN, "and its waits take"),
-        ("UPDATE step_times SET wait = wait + 2 * push, push = -push", broken.WITHIN, "push is 0 or more"),
-        ("UPDATE step_times SET began = 0.0 WHERE rowid = 7", broken.WITHIN, "when it was released"),
-        ("UPDATE step_times SET wait = 9e999 WHERE rowid = 7", broken.READABLE, "wait in seconds"),
-        ("UPDATE step_times SET compute = compute / 2, wait = wait + compute / 2", broken.PADDED, "s or more"),
-        ("UPDATE step_times SET to_device = -1.0 WHERE rowid = 7", broken.WITHIN, "to_device is 0 or more"),
-        ("UPDATE step_times SET from_device = 'none' WHERE rowid = 7", broken.READABLE, "from_device in seconds"),
-        ("UPDATE step_times SET push = 0.0, wait = wait + push", broken.MEASURED, "takes time"),
+        ("DELETE FROM step_times", violations.STEP_TIMES, "those of step 0 of worker"),
+        ("DELETE FROM step_times WHERE rowid = 7", violations.STEP_TIMES, "those of step"),
+        ("INSERT INTO step_times SELECT * FROM step_times", violations.STEP_TIMES, "has none yet"),
+        ("UPDATE step_times SET step = 999 WHERE rowid = 7", violations.STEP_TIMES, "whose gradient was ready"),
+        ("UPDATE step_times SET compute = compute * 2", violations.WITHIN, "when its gradient was ready"),
+        ("UPDATE step_times SET wait = wait + 0.1 WHERE rowid = 7", violations.WITHIN, "and its waits take"),
+        ("UPDATE step_times SET wait = wait + 2 * push, push = -push", violations.WITHIN, "push is 0 or more"),
+        ("UPDATE step_times SET began = 0.0 WHERE rowid = 7", violations.WITHIN, "when it was released"),
+        ("UPDATE step_times SET wait = 9e999 WHERE rowid = 7", violations.READABLE, "wait in seconds"),
+        ("UPDATE step_times SET compute = compute / 2, wait = wait + compute / 2", violations.PADDED, "s or more"),
+        ("UPDATE step_times SET to_device = -1.0 WHERE rowid = 7", violations.WITHIN, "to_device is 0 or more"),
+        ("UPDATE step_times SET from_device = 'none' WHERE rowid = 7", violations.READABLE, "from_device in seconds"),
+        ("UPDATE step_times SET push = 0.0, wait = wait + push", violations.MEASURED, "takes time"),
     ],
 )
 def test_steps_are_held_against_the_facts(real: Path, statement: str, rule: str, expected: str) -> None:
@@ -123,14 +123,14 @@ def virtual(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("changes", [{"limits": 7}, {"simulation": 7}, {"simulation": {"limits": 7}}])
 def test_settings_that_can_t_be_read_are_named(virtual: Path, changes: dict[str, object]) -> None:
-    assert wrong(said(virtual, **changes)).rule == broken.READABLE
+    assert wrong(said(virtual, **changes)).rule == violations.READABLE
 
 
 def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
     found = wrong(said(virtual, simulated=False))
-    assert (found.row, found.rule) == ("simulation", broken.SAYS_OF_ITSELF)
+    assert (found.row, found.rule) == ("simulation", violations.SAYS_OF_ITSELF)
     found = wrong(said(virtual, simulated=False, simulation=None))
-    assert (found.row, found.rule) == ("script", broken.SAYS_OF_ITSELF)
+    assert (found.row, found.rule) == ("script", violations.SAYS_OF_ITSELF)
     config = open_run(virtual, registry()).config
     kept = {key: config[key] for key in ("scenario", "limits")}
     kept["deaths"] = {str(worker): "killed by SIGKILL" for worker in range(config["workers"])}
@@ -141,7 +141,7 @@ def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
         "INSERT INTO checksums SELECT version, '0000000000000000' FROM orders WHERE kind = 'ApplyUpdate'",
         "INSERT INTO leases SELECT worker, NULL, NULL, NULL FROM facts WHERE kind = 'WorkerJoined'",
     )
-    assert wrong(virtual).rule == broken.MEASURED
+    assert wrong(virtual).rule == violations.MEASURED
 
 
 @pytest.mark.parametrize("told", [2, 40, 90])

@@ -19,9 +19,9 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.errors import ConfigError
-from paceline.records.broken import Broken
 from paceline.records.check.segments import _files
 from paceline.records.segments import Stretch
+from paceline.records.violations import Broken
 from support.recorded import edited, leased, said, summarized
 
 PATIENCE = 20

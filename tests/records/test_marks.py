@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from paceline.records.marks import PAGE, Marks
+from paceline.records.bitsets import PAGE, Marks
 
 
 def test_it_has_what_a_set_of_the_same_pairs_has() -> None:

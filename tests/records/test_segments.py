@@ -21,18 +21,18 @@ from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold, StepReplica
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records import broken
-from paceline.records import cut as cutting
+from paceline.records import truncate as cutting
+from paceline.records import violations
 from paceline.records.before import read_before
 from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.history import history
-from paceline.records.cut import cut
 from paceline.records.explain import numbers, past, sentences
-from paceline.records.fates import Fates, Undone
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
 from paceline.records.reading import open_run, tally_of
 from paceline.records.report.contents import contents, page
+from paceline.records.truncate import cut
+from paceline.records.update_outcomes import Fates, Undone
 from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.scenario.scenario import Kill, Network, Scenario
@@ -299,7 +299,7 @@ def test_a_cut_that_is_killed_is_made_by_the_next_one(point: tuple[Path, int, in
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     expected = cut(other, fact, version)
     script = (
-        "import os, signal, sys; from pathlib import Path; from paceline.records import cut\n"
+        "import os, signal, sys; from pathlib import Path; from paceline.records import truncate as cut\n"
         f"cut.{stage} = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"cut.cut(Path(sys.argv[1]), {fact}, {version})"
     )
@@ -444,29 +444,32 @@ def test_a_ledger_that_goes_on_counts_its_facts_on(tmp_path: Path) -> None:
 # --- forged ones ------------------------------------------------------------------------------------
 
 FORGED: dict[str, tuple[str, str]] = {
-    "no row": ("DELETE FROM segments WHERE segment = 2", broken.SEGMENTS),
-    "another fact": ("UPDATE segments SET fact = fact + 1 WHERE segment = 1", broken.SEGMENTS),
-    "another moment": ("UPDATE segments SET at = at + 1 WHERE segment = 1", broken.SEGMENTS),
-    "another version": ("UPDATE segments SET version = version + 1 WHERE segment = 2", broken.SEGMENTS),
-    "other workers": ("UPDATE segments SET workers = 5 WHERE segment = 0", broken.MEMBERS),
+    "no row": ("DELETE FROM segments WHERE segment = 2", violations.SEGMENTS),
+    "another fact": ("UPDATE segments SET fact = fact + 1 WHERE segment = 1", violations.SEGMENTS),
+    "another moment": ("UPDATE segments SET at = at + 1 WHERE segment = 1", violations.SEGMENTS),
+    "another version": ("UPDATE segments SET version = version + 1 WHERE segment = 2", violations.SEGMENTS),
+    "other workers": ("UPDATE segments SET workers = 5 WHERE segment = 0", violations.MEMBERS),
     "another protocol": (
         'UPDATE segments SET protocol = \'{"name": "asp", "config": {}}\' WHERE segment = 2',
-        broken.SAME_REASONS,
+        violations.SAME_REASONS,
     ),
-    "another environment": ("UPDATE segments SET environment = '{}' WHERE segment = 2", broken.SEGMENTS),
-    "another snapshot": ("UPDATE segments SET snapshot = 59 WHERE segment = 1", broken.GOES_ON),
-    "no mark": ("DELETE FROM marks WHERE snapshot = 60", broken.GOES_ON),
-    "a mark beyond the end": ("UPDATE marks SET leases = 9 WHERE snapshot = 60", broken.SEGMENTS),
-    "notes of the newest": ("UPDATE segments SET notes = '{}' WHERE segment = 2", broken.SEGMENTS),
-    "no notes of the first": ("UPDATE segments SET notes = NULL WHERE segment = 0", broken.SEGMENTS),
-    "something undone before the first": ("UPDATE segments SET undone_facts = 1 WHERE segment = 0", broken.SEGMENTS),
-    "less than nothing undone": ("UPDATE segments SET undone_versions = -1 WHERE segment = 1", broken.SEGMENTS),
-    "fewer facts undone": ("UPDATE segments SET undone_facts = 1 WHERE segment = 1", broken.SEGMENTS),
-    "less undone": ("UPDATE segments SET undone_samples = 1 WHERE segment = 1", broken.SUMMED_UP),
+    "another environment": ("UPDATE segments SET environment = '{}' WHERE segment = 2", violations.SEGMENTS),
+    "another snapshot": ("UPDATE segments SET snapshot = 59 WHERE segment = 1", violations.GOES_ON),
+    "no mark": ("DELETE FROM marks WHERE snapshot = 60", violations.GOES_ON),
+    "a mark beyond the end": ("UPDATE marks SET leases = 9 WHERE snapshot = 60", violations.SEGMENTS),
+    "notes of the newest": ("UPDATE segments SET notes = '{}' WHERE segment = 2", violations.SEGMENTS),
+    "no notes of the first": ("UPDATE segments SET notes = NULL WHERE segment = 0", violations.SEGMENTS),
+    "something undone before the first": (
+        "UPDATE segments SET undone_facts = 1 WHERE segment = 0",
+        violations.SEGMENTS,
+    ),
+    "less than nothing undone": ("UPDATE segments SET undone_versions = -1 WHERE segment = 1", violations.SEGMENTS),
+    "fewer facts undone": ("UPDATE segments SET undone_facts = 1 WHERE segment = 1", violations.SEGMENTS),
+    "less undone": ("UPDATE segments SET undone_samples = 1 WHERE segment = 1", violations.SUMMED_UP),
     "a segment too many": (
         "INSERT INTO segments (segment, fact, at, version, workers, protocol) "
         "SELECT 3, 150, at, version, workers, protocol FROM segments WHERE segment = 0",
-        broken.SEGMENTS,
+        violations.SEGMENTS,
     ),
 }
 
@@ -517,14 +520,14 @@ def moved(body: str) -> Callable[[Path], Path]:
     ],
 )
 def test_a_segment_that_does_not_go_on_from_the_snapshot_is_found(run: Path, edit: Callable[[Path], Path]) -> None:
-    assert wrong(edit(run)).rule == broken.GOES_ON
+    assert wrong(edit(run)).rule == violations.GOES_ON
 
 
 def test_undone_ledgers_that_are_gone_prove_nothing(run: Path) -> None:
     (run / "undone-1.sqlite").unlink()
     assert checked(run).wrong is None
     (run / "undone-2.sqlite").write_text("no ledger")
-    assert wrong(run).rule == broken.SEGMENTS
+    assert wrong(run).rule == violations.SEGMENTS
 
 
 def test_deaths_are_noted_by_segment(tmp_path: Path) -> None:
@@ -533,7 +536,7 @@ def test_deaths_are_noted_by_segment(tmp_path: Path) -> None:
     assert died, "a worker dies in the first segment"
     assert checked(folder).wrong is None
     edited(folder, "UPDATE segments SET notes = '{}' WHERE segment = 0")
-    assert wrong(folder).rule == broken.DEATHS
+    assert wrong(folder).rule == violations.DEATHS
 
 
 def test_what_a_segment_needs_from_before_is_in_the_cut_ledger(run: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.records import broken
-from paceline.records.broken import Broken
+from paceline.records import violations
 from paceline.records.check.versions import _of_means, _of_store
 from paceline.records.check.versions_made import Made, VersionsMade
+from paceline.records.violations import Broken
 
 
 @pytest.mark.parametrize("reason", ["stopped", "finished"])
@@ -30,7 +30,7 @@ def test_a_version_that_is_made_while_workers_are_being_stopped_may_be_noted_lat
     else:
         with pytest.raises(Broken) as raised:
             _of_store(checking, recorded, {1: 1})
-        assert raised.value.rule == broken.RECORDED_WHEN
+        assert raised.value.rule == violations.RECORDED_WHEN
 
 
 @pytest.mark.parametrize("replays", [True, False])
@@ -49,4 +49,4 @@ def test_the_mean_of_a_replay_without_any_step_has_the_moment_of_the_beginning(r
     else:
         with pytest.raises(Broken) as raised:
             _of_means(checking, recorded, {1: 1})
-        assert raised.value.rule == broken.RECORDED_WHEN
+        assert raised.value.rule == violations.RECORDED_WHEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.cli.compare import UnderWay
-from paceline.runs.pace import Pace, roughly
+from paceline.runs.eta import Pace, roughly
 
 
 class Clock:

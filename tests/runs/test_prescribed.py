@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
-from paceline.runs.prescribed import Part
+from paceline.runs.recorded_schedule import Part
 from paceline.runtime.course import Answer, Course
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from paceline.protocols import registry
-from paceline.records import broken
+from paceline.records import violations
 from paceline.records.check import Checked, check
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
@@ -188,14 +188,14 @@ def test_honest_records_pass_and_say_what_was_looked_at(name: str, both: Both, t
 @pytest.mark.parametrize(
     ("name", "edit", "table", "rule"),
     [
-        ("store", NEVER_MADE, "versions", broken.RECORDED),
-        ("replicas", NEVER_MADE, "versions", broken.RECORDED),
-        ("store", without("ORDER BY version LIMIT 1"), "versions", broken.RECORDED_DUE),
-        ("store", without("ORDER BY version LIMIT 1 OFFSET 2"), "versions", broken.RECORDED_DUE),
-        ("store", without("ORDER BY version DESC LIMIT 1"), "versions", broken.RECORDED_DUE),
-        ("store", without(""), "versions", broken.RECORDED_DUE),
-        ("replicas", without(""), "versions", broken.RECORDED_DUE),
-        ("replicas", without("ORDER BY version LIMIT 5"), "versions", broken.RECORDED),
+        ("store", NEVER_MADE, "versions", violations.RECORDED),
+        ("replicas", NEVER_MADE, "versions", violations.RECORDED),
+        ("store", without("ORDER BY version LIMIT 1"), "versions", violations.RECORDED_DUE),
+        ("store", without("ORDER BY version LIMIT 1 OFFSET 2"), "versions", violations.RECORDED_DUE),
+        ("store", without("ORDER BY version DESC LIMIT 1"), "versions", violations.RECORDED_DUE),
+        ("store", without(""), "versions", violations.RECORDED_DUE),
+        ("replicas", without(""), "versions", violations.RECORDED_DUE),
+        ("replicas", without("ORDER BY version LIMIT 5"), "versions", violations.RECORDED),
         (
             "replicas",
             does(
@@ -210,38 +210,38 @@ def test_honest_records_pass_and_say_what_was_looked_at(name: str, both: Both, t
                 "UPDATE versions SET file = printf('versions/%08d.safetensors', version)",
             ),
             "versions",
-            broken.RECORDED_DUE,
+            violations.RECORDED_DUE,
         ),
-        ("store", does("UPDATE versions SET samples = samples / 2"), "versions", broken.RECORDED_SAMPLES),
-        ("store", does("UPDATE versions SET samples = NULL"), "versions", broken.RECORDED_SAMPLES),
-        ("replicas", does("UPDATE versions SET samples = samples + 1"), "versions", broken.RECORDED_SAMPLES),
-        ("store", does("UPDATE versions SET at = at / 2"), "versions", broken.RECORDED_WHEN),
-        ("store", does("UPDATE versions SET at = at + 1 WHERE version < 30"), "versions", broken.RECORDED_WHEN),
-        ("replicas", does("UPDATE versions SET at = at / 2"), "versions", broken.RECORDED_WHEN),
-        ("store", does("DELETE FROM evaluations"), "evaluations", broken.EVALUATED),
-        ("store", does("DELETE FROM evaluations WHERE version < 20"), "evaluations", broken.EVALUATED),
-        ("store", does("DELETE FROM evaluations WHERE version > 20"), "evaluations", broken.EVALUATED),
-        ("store", does("INSERT INTO evaluations VALUES (1, 'accuracy', 0.9)"), "evaluations", broken.EVALUATED),
+        ("store", does("UPDATE versions SET samples = samples / 2"), "versions", violations.RECORDED_SAMPLES),
+        ("store", does("UPDATE versions SET samples = NULL"), "versions", violations.RECORDED_SAMPLES),
+        ("replicas", does("UPDATE versions SET samples = samples + 1"), "versions", violations.RECORDED_SAMPLES),
+        ("store", does("UPDATE versions SET at = at / 2"), "versions", violations.RECORDED_WHEN),
+        ("store", does("UPDATE versions SET at = at + 1 WHERE version < 30"), "versions", violations.RECORDED_WHEN),
+        ("replicas", does("UPDATE versions SET at = at / 2"), "versions", violations.RECORDED_WHEN),
+        ("store", does("DELETE FROM evaluations"), "evaluations", violations.EVALUATED),
+        ("store", does("DELETE FROM evaluations WHERE version < 20"), "evaluations", violations.EVALUATED),
+        ("store", does("DELETE FROM evaluations WHERE version > 20"), "evaluations", violations.EVALUATED),
+        ("store", does("INSERT INTO evaluations VALUES (1, 'accuracy', 0.9)"), "evaluations", violations.EVALUATED),
         (
             "store",
             does("INSERT INTO evaluations SELECT version, metric, 0.99 FROM evaluations ORDER BY rowid DESC LIMIT 2"),
             "evaluations",
-            broken.EVALUATED,
+            violations.EVALUATED,
         ),
-        ("replicas", does("DELETE FROM consensus WHERE version = 3"), "consensus", broken.CONSENSUS),
-        ("replicas", does("DELETE FROM consensus"), "consensus", broken.CONSENSUS),
-        ("replicas", does("UPDATE consensus SET at = at + 1"), "consensus", broken.CONSENSUS),
-        ("replicas", does("UPDATE consensus SET replicas = 9"), "consensus", broken.CONSENSUS),
-        ("replicas", does("UPDATE consensus SET distance = -distance - 1"), "consensus", broken.CONSENSUS),
+        ("replicas", does("DELETE FROM consensus WHERE version = 3"), "consensus", violations.CONSENSUS),
+        ("replicas", does("DELETE FROM consensus"), "consensus", violations.CONSENSUS),
+        ("replicas", does("UPDATE consensus SET at = at + 1"), "consensus", violations.CONSENSUS),
+        ("replicas", does("UPDATE consensus SET replicas = 9"), "consensus", violations.CONSENSUS),
+        ("replicas", does("UPDATE consensus SET distance = -distance - 1"), "consensus", violations.CONSENSUS),
         (
             "store",
             does("INSERT INTO consensus SELECT version, at, 3, 0.5 FROM versions LIMIT 1"),
             "consensus",
-            broken.CONSENSUS,
+            violations.CONSENSUS,
         ),
-        ("store", swaps_the_batches_of_two_steps, "batches", broken.IN_ORDER),
-        ("store", does("INSERT INTO epochs SELECT * FROM epochs LIMIT 1"), "epochs", broken.OPENED_ONCE),
-        ("store", does("UPDATE versions SET file = 'elsewhere'"), "versions", broken.FILE_NOTED),
+        ("store", swaps_the_batches_of_two_steps, "batches", violations.IN_ORDER),
+        ("store", does("INSERT INTO epochs SELECT * FROM epochs LIMIT 1"), "epochs", violations.OPENED_ONCE),
+        ("store", does("UPDATE versions SET file = 'elsewhere'"), "versions", violations.FILE_NOTED),
     ],
 )
 def test_check_names_the_rule_that_forged_data_break(
@@ -261,7 +261,7 @@ def test_a_hash_that_is_not_its_file_s_is_wrong(name: str, both: Both, tmp_path:
     (version,) = recorded.rows("SELECT version FROM versions ORDER BY version LIMIT 1 OFFSET 2")[0]
     found = checked(forged(recorded, tmp_path / "forged", change)).wrong
     assert found is not None
-    assert (found.table, found.rule) == (f"versions/{version:08d}.safetensors", broken.FILE_HASH)
+    assert (found.table, found.rule) == (f"versions/{version:08d}.safetensors", violations.FILE_HASH)
 
 
 def changes_a_parameter(file: Path) -> None:
@@ -276,14 +276,18 @@ def changes_a_parameter(file: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "table", "rule"),
     [
-        (lambda folder: changes_a_parameter(sorted(folder.glob("0*"))[1]), "0", broken.FILE_HASH),
-        (lambda folder: changes_a_parameter(folder / "final.safetensors"), "final", broken.FILE_HASH),
+        (lambda folder: changes_a_parameter(sorted(folder.glob("0*"))[1]), "0", violations.FILE_HASH),
+        (lambda folder: changes_a_parameter(folder / "final.safetensors"), "final", violations.FILE_HASH),
         (
             lambda folder: shutil.copy(folder / "final.safetensors", folder / "00009999.safetensors"),
             "",
-            broken.FILE_NOTED,
+            violations.FILE_NOTED,
         ),
-        (lambda folder: (folder / "final.safetensors").write_bytes(b"nothing of the kind"), "final", broken.READABLE),
+        (
+            lambda folder: (folder / "final.safetensors").write_bytes(b"nothing of the kind"),
+            "final",
+            violations.READABLE,
+        ),
     ],
 )
 def test_files_that_are_not_those_that_were_recorded_are_wrong(
@@ -333,7 +337,7 @@ def test_a_simulation_without_a_script_has_recorded_nothing(tmp_path: Path) -> N
         database.execute("INSERT INTO versions VALUES (40, 2.5, 320, ?, 'versions/00000040.safetensors')", ("a" * 64,))
     found = checked(folder).wrong
     assert found is not None
-    assert found.rule == broken.RECORDED
+    assert found.rule == violations.RECORDED
 
 
 @pytest.mark.real_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.listed import MOST
+from paceline.core.phrases import MOST
 from paceline.host.output import Output
 from paceline.runtime.member import Member
 from paceline.runtime.waits import WaitReports

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
 from paceline.core.orders import ApplyUpdate
-from paceline.records.fates import Applied, Fates
+from paceline.records.update_outcomes import Applied, Fates
 
 
 def following(choice: Choice, facts: Iterable[Fact], *, version: int | None = None) -> TrainingBegan:

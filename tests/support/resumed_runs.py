@@ -16,12 +16,12 @@ from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.protocols import registry
-from paceline.records.cut import Cut, cut
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
 from paceline.records.summary import Tally, write
 from paceline.records.times import StepTimes
+from paceline.records.truncate import Cut, cut
 from paceline.scenario.scenario import Scenario
 from paceline.sim.simulate import Simulation, _config, training_of, world_of
 from paceline.sim.world import Limit, Worker, World

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import nearest
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_record
 from paceline.protocols import registry

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.files import write_whole
 

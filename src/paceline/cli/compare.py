@@ -19,14 +19,14 @@ from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
 from paceline.cli.values import seconds, whole
 from paceline.core.choice import Choice, brief
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.records.comparison import LEAST
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.compare import STATE, Plan, begun, carry_out
+from paceline.runs.eta import Pace
 from paceline.runs.folders import new_folder
-from paceline.runs.pace import Pace
 from paceline.runs.report import report
 from paceline.runs.run import check_fits, chosen
 from paceline.runs.series import Stopped

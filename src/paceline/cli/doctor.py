@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.hosts import add_trusted_network
 from paceline.cli.values import whole
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.runs import doctor
 from paceline.scenario.quantities import count

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.cli.columns import as_text
 from paceline.core.choice import Choice
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.runs.predict import predicted, what_is_lacking
 from paceline.scenario.scenario import Scenario

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.cli.hosts import NOT_ENCRYPTED, add_isa, add_trusted_network, name_of_host
 from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
 from paceline.cli.values import LONGEST, seconds, shortened, whole
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.host import hash_seed
 from paceline.host.between import Close

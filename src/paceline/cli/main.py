@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
 from paceline.core.choice import declared, nearest
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError, PacelineError
 from paceline.terminal import is_read
 from paceline.version import __version__

@@ -20,7 +20,7 @@ from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
 from paceline.cli.values import above, seconds, whole
 from paceline.core.choice import Choice, choose
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap

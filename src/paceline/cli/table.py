@@ -12,7 +12,7 @@ from rich.table import Table
 
 from paceline.core import choice
 from paceline.core.choice import written
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.protocols import registry
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch

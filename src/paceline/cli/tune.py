@@ -13,7 +13,7 @@ from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.values import whole
 from paceline.core.choice import check_fit, choose
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.runs.folders import new_folder

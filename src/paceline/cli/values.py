@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from paceline.core.choice import MOST_WHOLE
-from paceline.core.listed import cut
+from paceline.core.phrases import cut
 from paceline.errors import ConfigError
 
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from paceline.core.listed import cut, workers_named
+from paceline.core.phrases import cut, workers_named
 from paceline.errors import ConfigError
 
 How = Literal["any", "all", "mean", "first"]

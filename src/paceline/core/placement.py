@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from paceline.core.choice import Choice
-from paceline.core.listed import cut, listed
+from paceline.core.phrases import cut, listed
 from paceline.errors import ConfigError
 
 ALL, HEAD = "all", "head"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from paceline.core.listed import count, cut
+from paceline.core.phrases import count, cut
 from paceline.errors import ConfigError
 
 FLAG, VARIABLE = "--devices", "CUDA_VISIBLE_DEVICES"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
-from paceline.core.listed import listed
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -24,6 +23,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
+from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
 from paceline.host.arrivals import Arrivals

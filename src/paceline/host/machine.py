@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from paceline.core.listed import workers_named
+from paceline.core.phrases import workers_named
 from paceline.host import devices, hash_seed
 from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
 from paceline.net.numbered import Count, Word

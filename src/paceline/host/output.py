@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from paceline.core.listed import MOST, count, cut, printable, tame, workers_named
+from paceline.core.phrases import MOST, count, cut, printable, tame, workers_named
 from paceline.terminal import is_read
 
 LAST_LINES = 10  # of a dead worker's log

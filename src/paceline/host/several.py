@@ -12,8 +12,8 @@ from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken, WorkerResumed
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
-from paceline.core.listed import workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen

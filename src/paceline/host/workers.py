@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from paceline.core.listed import workers_named
+from paceline.core.phrases import workers_named
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.turns import Turns
 from paceline.ipc import messages

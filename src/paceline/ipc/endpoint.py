@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from paceline.core.listed import cut, printable
+from paceline.core.phrases import cut, printable
 from paceline.errors import MessageUnreadable
 
 MOST_BYTES = 4 << 30

@@ -48,10 +48,10 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.lots import Lots
 from paceline.core.machine import Spec
 from paceline.core.orders import Hold, Order, Reduce, Why
 from paceline.core.replicas import REASONS, Replicas, Seat
+from paceline.core.rng import Lots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,10 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.lots import Lots
 from paceline.core.machine import Spec
 from paceline.core.orders import Hold, Order, Why
 from paceline.core.replicas import REASONS, Replicas, Seat
+from paceline.core.rng import Lots
 from paceline.core.roster import NAMED_AT_MOST
 
 DEFAULT_SIZE = 3

@@ -26,15 +26,15 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.listed import count, listed, workers_named
 from paceline.core.orders import Release, Why
+from paceline.core.phrases import count, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records import waits
 from paceline.records.averages import Average, Averages, Moved
-from paceline.records.fates import Dropped, Fate, Fates, Undone
 from paceline.records.links import Link, Moving, links
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import Segment
+from paceline.records.update_outcomes import Dropped, Fate, Fates, Undone
 from paceline.records.waits import Blame, Wait, Waits
 
 WORTH_SAYING = 0.05

@@ -279,7 +279,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, resume: bool = False) -> None:
-        """Create the file, or go on in the one that `records.cut` has cut.
+        """Create the file, or go on in the one that `records.truncate` has cut.
 
         Raises ConfigError if there is one, or none to go on in, and RunFailed if it cannot be written.
         """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from paceline.core.listed import cut
+from paceline.core.phrases import cut
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import SEGMENT_OF_FACT, SEGMENT_OF_LEASE
 

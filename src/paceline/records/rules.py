@@ -31,7 +31,9 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.records.broken import (
+from paceline.records.bitsets import Marks
+from paceline.records.update_outcomes import Applied, Dropped, Fates
+from paceline.records.violations import (
     APPLIED_ONCE,
     ARRIVED,
     DROPPED_ONCE,
@@ -50,8 +52,6 @@ from paceline.records.broken import (
     Broken,
     brief,
 )
-from paceline.records.fates import Applied, Dropped, Fates
-from paceline.records.marks import Marks
 
 WEIGHTS = 1e-9
 """How far the sum of a version's weights may be from 1, as they are rounded."""

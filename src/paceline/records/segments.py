@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.choice import Choice, choose, written
-from paceline.core.listed import count
 from paceline.core.machine import Spec
+from paceline.core.phrases import count
 
 PLACEMENT = "placement"
 """The key under which a run notes which hosts make versions, if several do: by host, the first byte of its range and

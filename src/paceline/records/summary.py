@@ -34,9 +34,9 @@ from paceline.core.facts import (
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
-from paceline.records.fates import Applied, Fates
 from paceline.records.segments import Stretch
 from paceline.records.times import Busy, Fetch, StepTimes
+from paceline.records.update_outcomes import Applied, Fates
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]

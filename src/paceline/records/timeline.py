@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.orders import ApplyUpdate, Order, Reduce, SwitchProtocol
-from paceline.records.fates import Applied, Fates
+from paceline.records.update_outcomes import Applied, Fates
 
 T = TypeVar("T")
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import Choice, nearest
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.records import summary as summaries
 from paceline.records.comparison import COMPARISON, compared, plain_run
 from paceline.records.summary import Summary, Target, metrics_of
 from paceline.runs import baseline
-from paceline.runs.pace import Pace
+from paceline.runs.eta import Pace
 from paceline.runs.series import Job, carried_out, changes, interrupts, opened, place
 
 STATE = COMPARISON

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from paceline.errors import ConfigError
 from paceline.net.tcp import Address, shown
-from paceline.records.cut import why_not
 from paceline.records.folders import is_run
 from paceline.records.reading import LEDGER, is_written
 from paceline.records.snapshots import newest
+from paceline.records.truncate import why_not
 from paceline.runs.join import PAUSE, TRIES_FOR, answers
 from paceline.runs.resume import asks_for_more, outcome
 from paceline.runtime.launch.announced import MARK, PATIENCE, mark

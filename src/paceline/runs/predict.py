@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import Choice
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading

@@ -38,7 +38,7 @@ from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
 from paceline.records.segments import LACKING, ON_DEVICES, Segment
 from paceline.records.summary import Summary
-from paceline.runs.prescribed import Part, parts
+from paceline.runs.recorded_schedule import Part, parts
 from paceline.runs.run import STARTS
 from paceline.runs.script import changes, recorded_script
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import Choice
-from paceline.core.listed import listed
+from paceline.core.phrases import listed
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_json
-from paceline.records.cut import why_not
 from paceline.records.folders import is_run
 from paceline.records.reading import SUMMARY, is_written
 from paceline.records.snapshots import SNAPSHOTS, Snapshot, newest
+from paceline.records.truncate import why_not
 from paceline.runs.script import recorded_script
 
 LIMITS = ("epochs", "max_steps", "max_seconds")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from paceline.core.choice import Choice, check_fit, choose
-from paceline.core.listed import count, listed
+from paceline.core.phrases import count, listed
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import Choice, nearest
-from paceline.core.listed import count
+from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.records import summary as summaries
 from paceline.records.summary import Summary

@@ -30,7 +30,7 @@ from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence, is_taken
 from paceline.core.items import Sum, Update
-from paceline.core.listed import workers_named
+from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.files import unforeseen
 from paceline.host import between, devices

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
-from paceline.core.listed import workers_named
+from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger

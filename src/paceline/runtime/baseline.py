@@ -52,7 +52,7 @@ from paceline.ipc.processes import (
 )
 from paceline.net.token import forget
 from paceline.records import summary as summaries
-from paceline.records.due import Due
+from paceline.records.recording_schedule import Due
 from paceline.records.summary import Summary
 from paceline.runtime import interpreter
 from paceline.runtime.imports import import_torch

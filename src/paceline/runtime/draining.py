@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from paceline.core.listed import workers_named
+from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
 from paceline.host.contract import Host
 from paceline.host.moves import Moved

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.core.listed import printable, workers_named
 from paceline.core.membership import Membership
+from paceline.core.phrases import printable, workers_named
 from paceline.ipc.loop import Loop
 from paceline.records.summary import Outcome
 from paceline.runtime.member import Member

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
-from paceline.core.listed import printable
 from paceline.core.membership import Membership
+from paceline.core.phrases import printable
 from paceline.ipc.loop import Loop
 from paceline.runtime.ending import GRACE, Ending
 from paceline.runtime.member import Member

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact
-from paceline.core.listed import listed
 from paceline.core.orders import ApplyUpdate
+from paceline.core.phrases import listed
 from paceline.ipc import messages
 from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime.versions import Means, StoredVersions

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
-from paceline.core.listed import listed, workers_named
 from paceline.core.machine import Spec
+from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
 from paceline.host.plan import BESIDE_READERS
 from paceline.ipc.messages import Offered

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
-from paceline.core.listed import count, cut, listed, printable
+from paceline.core.phrases import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
 from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import NotGathered

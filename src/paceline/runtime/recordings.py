@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.records.due import Due
 from paceline.records.journal import Journal
+from paceline.records.recording_schedule import Due
 
 
 @dataclass(frozen=True, slots=True)

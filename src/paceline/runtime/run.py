@@ -19,7 +19,7 @@ import tomli_w
 
 from paceline import files
 from paceline.core.drive import drive
-from paceline.core.listed import count, workers_named
+from paceline.core.phrases import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
 from paceline.files import unforeseen, write_whole
 from paceline.host import hash_seed
@@ -36,13 +36,13 @@ from paceline.ipc.processes import (
 )
 from paceline.ipc.zygote import AT_ONCE, Zygote
 from paceline.records import summary as summaries
-from paceline.records.cut import cut, why_not
 from paceline.records.folders import CONFIG
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
 from paceline.records.snapshots import Snapshot, newest, remove_drafts, remove_undone, whole
 from paceline.records.summary import Summary
+from paceline.records.truncate import cut, why_not
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director

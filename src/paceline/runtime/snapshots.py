@@ -18,8 +18,8 @@ from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
-from paceline.records.due import Due
 from paceline.records.ledger import Ledger
+from paceline.records.recording_schedule import Due
 from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file
 from paceline.runtime.applied import Applied
 from paceline.runtime.data import Data

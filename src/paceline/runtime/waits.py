@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from paceline.core.listed import MOST, workers_named
+from paceline.core.phrases import MOST, workers_named
 from paceline.runtime.member import Member
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
-from paceline.core.listed import cut, printable
+from paceline.core.phrases import cut, printable
 from paceline.errors import ConfigError
 
 DURATIONS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}

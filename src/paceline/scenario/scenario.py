@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import NormalDist
 
-from paceline.core.listed import count, printable
-from paceline.core.lots import Lots
+from paceline.core.phrases import count, printable
+from paceline.core.rng import Lots
 from paceline.errors import ConfigError
 from paceline.scenario.quantities import as_duration
 

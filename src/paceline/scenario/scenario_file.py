@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.choice import nearest
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.files import read_file
 from paceline.scenario.quantities import MOST, as_duration, as_rate, as_size, duration, rate, shown, size

@@ -35,9 +35,9 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerLeft,
 )
-from paceline.core.listed import workers_named
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
+from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run, reading
 from paceline.records.times import exposed

@@ -31,7 +31,6 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.items import Update, Version
-from paceline.core.listed import workers_named
 from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
@@ -43,6 +42,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
+from paceline.core.phrases import workers_named
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import Fetch, StepTimes, TransferTimes, exposed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.records.broken import READABLE, Broken, Wrong, count
 from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration, scalars, tables
@@ -22,6 +21,7 @@ from paceline.records.check.summed_up import summary
 from paceline.records.check.times import times
 from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
+from paceline.records.violations import READABLE, Broken, Wrong, count
 
 __all__ = ["Checked", "Wrong", "check"]
 

@@ -9,9 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from paceline.records.broken import AVERAGED, LINK, TRANSFERS, Broken, First
 from paceline.records.check.checking import Checking
 from paceline.records.check.times import TICK
+from paceline.records.violations import AVERAGED, LINK, TRANSFERS, Broken, First
 from paceline.scenario.group_links import GroupLinks, ring_bytes
 
 EXACT = 1e-9

@@ -6,11 +6,11 @@ import tomllib
 from typing import Any
 
 from paceline.files import read_record
-from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, SCALARS, SCHEMA_KEPT, Broken, brief
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import made, without_comments
 from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
 from paceline.records.summary import MOVED
+from paceline.records.violations import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, SCALARS, SCHEMA_KEPT, Broken, brief
 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(

@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.records.broken import (
+from paceline.records.check.checking import Checking
+from paceline.records.reading import SUMMARY
+from paceline.records.violations import (
     ACCOUNTED,
     AGAIN,
     BATCHES,
@@ -36,8 +38,6 @@ from paceline.records.broken import (
     First,
     count,
 )
-from paceline.records.check.checking import Checking
-from paceline.records.reading import SUMMARY
 
 _BATCHES = """
     SELECT epoch, batch, 'leased' AS what, rowid, worker, during, NULL FROM leases WHERE batch >= 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
-from paceline.records.broken import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.check.checking import Checking
 from paceline.records.reading import logged_of
 from paceline.records.segments import SEGMENT_OF_FACT
 from paceline.records.summary import Outcome
+from paceline.records.violations import DEATHS, ENDED, OUTCOME, READABLE, Broken
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
 

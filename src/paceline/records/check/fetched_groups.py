@@ -12,11 +12,11 @@ from operator import itemgetter
 from typing import Any
 
 from paceline.core.facts import TrainingBegan
-from paceline.core.listed import listed
-from paceline.records.broken import FETCHED, FETCHED_ONCE, FETCHES, Broken
+from paceline.core.phrases import listed
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import FACTS
 from paceline.records.times import Fetch
+from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, Broken
 
 _EVENTS = """
     SELECT id AS fact, 0 AS part, kind, at, body FROM facts

@@ -11,15 +11,15 @@ from operator import itemgetter
 from typing import Any
 
 from paceline.core.facts import TrainingBegan
-from paceline.core.listed import listed
-from paceline.records.broken import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Broken, count
+from paceline.core.phrases import listed
+from paceline.records.bitsets import Marks
 from paceline.records.check.checking import Checking
 from paceline.records.check.fetched_groups import fetches_of_groups
 from paceline.records.check.times import TICK
 from paceline.records.ledger import FACTS
-from paceline.records.marks import Marks
 from paceline.records.segments import MOVES, PLACEMENT
 from paceline.records.times import Fetch
+from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Broken, count
 
 KINDS = "version", "update", "sum", "partial", "mean", "replica", "other"
 DRIFT = 1e-3

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.files import opened_record
-from paceline.records.broken import FILE_HASH, FILE_NOTED, READABLE, Broken, count
 from paceline.records.check.checking import Checking
+from paceline.records.violations import FILE_HASH, FILE_NOTED, READABLE, Broken, count
 
 ORDER = "parameters"
 """The key of a file's metadata with its parameters' names in the order of the hash, as `store.store` writes them."""

@@ -19,7 +19,10 @@ from paceline.core.facts import (
 from paceline.core.machine import Machine
 from paceline.core.orders import Order
 from paceline.errors import ProtocolViolation
-from paceline.records.broken import (
+from paceline.records.check.checking import Checking
+from paceline.records.check.ending import ending
+from paceline.records.ledger import FACTS
+from paceline.records.violations import (
     ALL_LEFT,
     BELONGS,
     GOES_ON,
@@ -35,9 +38,6 @@ from paceline.records.broken import (
     brief,
     count,
 )
-from paceline.records.check.checking import Checking
-from paceline.records.check.ending import ending
-from paceline.records.ledger import FACTS
 
 _WHY = msgspec.json.Decoder()
 _ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}

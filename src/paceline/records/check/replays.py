@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.records.broken import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
+from paceline.records.bitsets import Marks
 from paceline.records.check.checking import Checking
-from paceline.records.marks import Marks
+from paceline.records.violations import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
 from paceline.scenario.network import SharedLink
 
 

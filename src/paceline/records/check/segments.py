@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.records.broken import GOES_ON, SEGMENTS, Broken
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import MARKED, connect
 from paceline.records.segments import Segment, Stretch
+from paceline.records.violations import GOES_ON, SEGMENTS, Broken
 
 SETTINGS = ("workers", "protocol", "environment")
 """What the newest segment's row has as the table `run` has it."""

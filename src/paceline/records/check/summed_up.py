@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paceline.records.broken import STALENESS, SUMMED_UP, Broken
 from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary
+from paceline.records.violations import STALENESS, SUMMED_UP, Broken
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds: a summary has nine digits of them."""

@@ -10,7 +10,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from paceline.records.broken import (
+from paceline.records.check.checking import Checking
+from paceline.records.violations import (
     MEASURED,
     PADDED,
     READABLE,
@@ -20,7 +21,6 @@ from paceline.records.broken import (
     First,
     count,
 )
-from paceline.records.check.checking import Checking
 from paceline.scenario.scenario import Scenario, Slowdown
 
 TICK = 1e-6

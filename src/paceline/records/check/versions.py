@@ -7,7 +7,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from paceline.records.broken import (
+from paceline.records.check.checking import Checking
+from paceline.records.check.first_mean import FirstMean
+from paceline.records.check.versions_made import Made, VersionsMade
+from paceline.records.reading import unmeasured
+from paceline.records.recording_schedule import Due
+from paceline.records.violations import (
     CONSENSUS,
     EVALUATED,
     READABLE,
@@ -18,11 +23,6 @@ from paceline.records.broken import (
     Broken,
     count,
 )
-from paceline.records.check.checking import Checking
-from paceline.records.check.first_mean import FirstMean
-from paceline.records.check.versions_made import Made, VersionsMade
-from paceline.records.due import Due
-from paceline.records.reading import unmeasured
 
 
 def to_be_made(checking: Checking, undone: frozenset[tuple[int, int]]) -> VersionsMade:

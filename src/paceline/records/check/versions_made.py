@@ -9,8 +9,8 @@ from typing import NamedTuple
 from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, StepReplica
 from paceline.records.check.first_mean import FirstMean
-from paceline.records.due import Due
-from paceline.records.fates import Dropped, Fate, Fates, Undone
+from paceline.records.recording_schedule import Due
+from paceline.records.update_outcomes import Dropped, Fate, Fates, Undone
 
 
 class Made(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from paceline.core.listed import cut, printable
+from paceline.core.phrases import cut, printable
 from paceline.errors import ConfigError
 
 SLURM, TORCHRUN, PYTORCHJOB, JOBSET, RAY = "Slurm", "torchrun", "PyTorchJob", "JobSet", "Ray Train"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shlex import join, quote
 
-from paceline.core.listed import cut, printable
+from paceline.core.phrases import cut, printable
 from paceline.errors import ConfigError
 from paceline.ipc.processes import exit_phrase
 from paceline.scenario.scenario import MOST_WORKERS

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from paceline.core.listed import printable
+from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import fork_child

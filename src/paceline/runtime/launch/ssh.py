@@ -14,7 +14,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from paceline.core.listed import listed, printable
+from paceline.core.phrases import listed, printable
 from paceline.errors import ConfigError
 from paceline.net.tcp import Address
 from paceline.net.token import Token

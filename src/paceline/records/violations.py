@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.listed import cut, printable
+from paceline.core.phrases import cut, printable
 
 AT_LENGTH = 160
 """The most characters of an order or a value in a message."""
