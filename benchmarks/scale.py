@@ -66,6 +66,9 @@ from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region
 from paceline.ipc.processes import allow_descriptors, end_in_time, fork_child
+from paceline.job.interrupts import Interrupts
+from paceline.job.received_folder import Received
+from paceline.job.settings import Settings
 from paceline.net.handshake import Keys
 from paceline.net.link import HeadLink
 from paceline.net.tcp import Address
@@ -73,10 +76,7 @@ from paceline.net.token import Token
 from paceline.protocols import registry
 from paceline.runtime.agent import _Agent, agent
 from paceline.runtime.emulated import Forked
-from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.meeting import Agent, Listen
-from paceline.runtime.received import Received
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import HostTable, Scenario
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.leases import Batch
-from paceline.runtime.offers import epochs_over
+from paceline.job.compatibility import epochs_over
 from paceline.runtime.remarks import Alike, unused
 from paceline.training import prepare
 from paceline.training.batches import Batches, Stands

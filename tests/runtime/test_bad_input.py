@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
+from paceline.job.compatibility import too_many
 from paceline.protocols import registry
-from paceline.runtime.offers import too_many
 from support.leftovers import Traces
 from support.runs import Run, ended, start
 from support.scripts import training

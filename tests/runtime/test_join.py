@@ -584,9 +584,12 @@ def test_a_host_with_another_torch_is_refused_before_it_is_sent_the_folder(
 @pytest.mark.parametrize(
     ("first", "line"),
     [
-        ("from paceline.runtime import received; received.MOST_PACKED = 1000", "which Paceline does not send"),
         (
-            "from paceline.runtime import received as r; import paceline.host.between as b; take = r.Received.take; "
+            "from paceline.job import received_folder as received; received.MOST_PACKED = 1000",
+            "which Paceline does not send",
+        ),
+        (
+            "from paceline.job import received_folder as r; import paceline.host.between as b; take = r.Received.take; "
             "r.Received.take = lambda self, part: take(self, b.Part(part.at, part.data[::-1]))",
             "the folder that the head sent is not the one that it announced",
         ),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from paceline.job.compatibility import lack_of_metrics, unmeasured
 from paceline.records.comparison import final, seconds_to
 from paceline.records.reading import logged_of
 from paceline.records.summary import Logged, Target, first_logged, values_of
-from paceline.runtime.offers import lack_of_metrics, unmeasured
 from support.launch import Launch
 from support.recorded import checked, edited
 from support.replays import broken_replay

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from paceline.ipc import messages
+from paceline.job.compatibility import difference, lack_of_memory, unequal_hosts, unpromised, work
 from paceline.protocols import registry
-from paceline.runtime.offers import difference, lack_of_memory, unequal_hosts, unpromised, work
 from support.rooms import OFFER, SETTINGS
 
 STATE = 1_000_000

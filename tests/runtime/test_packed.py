@@ -10,12 +10,12 @@ import pytest
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.host.between import FromHead, Prepare
+from paceline.job.settings import Settings
+from paceline.job.settings_codec import MOST_SOURCE, OF_THE_HEAD, check_source, packed, unpacked
 from paceline.net.numbered import Line
 from paceline.protocols import registry
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
-from paceline.runtime.packed import MOST_SOURCE, OF_THE_HEAD, check_source, packed, unpacked
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from support.rooms import SETTINGS
 

@@ -13,10 +13,10 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.host.between import Folder, Part
+from paceline.job import received_folder
+from paceline.job.received_folder import WINDOW, Received
+from paceline.job.sent_folder import PART, Sent, to_send
 from paceline.net.token import Token
-from paceline.runtime import received
-from paceline.runtime.received import WINDOW, Received
-from paceline.runtime.sent import PART, Sent, to_send
 
 CONTENT = os.urandom(7 * PART)
 
@@ -123,7 +123,7 @@ def test_a_part_that_nobody_asked_for_is_refused(there: Path) -> None:
 def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:
     asked: list[int] = []
     with pytest.raises(ConfigError, match=r"holds 134,217,729 bytes, which Paceline does not send"):
-        Received(there).expect(Folder(received.MOST_PACKED + 1, b"", ".", "."), asked.append)
+        Received(there).expect(Folder(received_folder.MOST_PACKED + 1, b"", ".", "."), asked.append)
     assert not asked
 
 
@@ -161,7 +161,7 @@ def test_where_nobody_may_write_is_said_in_one_line(folder: Path, there: Path) -
 
 
 def test_at_the_end_what_workers_have_made_or_changed_is_left(folder: Path, there: Path) -> None:
-    with received.received(there) as arrives:
+    with received_folder.received(there) as arrives:
         directory = given(to_send(Path(), Path("scripts/train.py")), arrives)
         assert directory is not None
         (directory / "out").mkdir()
@@ -174,7 +174,7 @@ def test_at_the_end_what_workers_have_made_or_changed_is_left(folder: Path, ther
 
 def test_at_the_end_nothing_is_left_of_what_was_sent(folder: Path, there: Path) -> None:
     (folder / "link").symlink_to("scripts")
-    with received.received(there) as arrives:
+    with received_folder.received(there) as arrives:
         assert given(to_send(Path(), Path("scripts/train.py")), arrives) is not None
     assert not os.listdir(there)
 

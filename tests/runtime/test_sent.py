@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.runtime import sent
-from paceline.runtime.sent import pack, unpack
+from paceline.job import sent_folder
+from paceline.job.sent_folder import pack, unpack
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def pipe(folder: Path) -> None:
 
 def large(folder: Path) -> None:
     with (folder / "data.bin").open("wb") as file:
-        file.truncate(sent.MOST_BYTES)  # no block of it is written
+        file.truncate(sent_folder.MOST_BYTES)  # no block of it is written
 
 
 def run(folder: Path) -> None:
@@ -102,7 +102,7 @@ def run(folder: Path) -> None:
 
 def many(folder: Path) -> None:
     (folder / "many").mkdir()
-    for number in range(sent.MOST_FILES):
+    for number in range(sent_folder.MOST_FILES):
         (folder / "many" / str(number)).touch()
 
 
@@ -180,7 +180,7 @@ HARMFUL = {
     "a device": archive(entry("null", tarfile.CHRTYPE)),
     "a pipe": archive(entry("pipe", tarfile.FIFOTYPE)),
     "a sparse file": sparse(),
-    "many files": archive(*(entry(str(number)) for number in range(sent.MOST_FILES + 1))),
+    "many files": archive(*(entry(str(number)) for number in range(sent_folder.MOST_FILES + 1))),
     "a truncated one": archive(entry("file", content=b"x" * 5000))[:2000],
     "bytes that are none": b"\x01" * 5000,
     "a compressed one": b"\x1f\x8b" + bytes(1000),
@@ -200,14 +200,14 @@ def test_what_was_not_packed_so_is_refused_and_writes_nothing_outside(name: str,
 
 
 def test_more_bytes_than_may_be_sent_are_not_even_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sent, "MOST_PACKED", 100)
+    monkeypatch.setattr(sent_folder, "MOST_PACKED", 100)
     with pytest.raises(ConfigError, match=r"holds 101 bytes, which Paceline does not send"):
         unpack(bytes(101), tmp_path)
 
 
 def test_more_bytes_in_files_than_may_be_sent_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packed = archive(entry("one", content=b"x" * 600), entry("two", content=b"x" * 600))
-    monkeypatch.setattr(sent, "MOST_BYTES", 1000)
+    monkeypatch.setattr(sent_folder, "MOST_BYTES", 1000)
     with pytest.raises(ConfigError, match=r"which Paceline does not send"):
         unpack(packed, tmp_path)
     assert names(tmp_path) == []

@@ -17,8 +17,8 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
+from paceline.job.settings import Settings
 from paceline.protocols import registry
-from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare

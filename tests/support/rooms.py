@@ -12,12 +12,12 @@ from typing import Any
 from paceline.core.choice import choose
 from paceline.ipc import messages
 from paceline.ipc.channel import attachment
+from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.rooms import Rooms
-from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario import Scenario
 

@@ -142,9 +142,9 @@ class Joining:
 
         `workers` are those of this host.
         """
+        from paceline.job.sent_folder import to_send
         from paceline.runs.addresses import parsed, resolved
         from paceline.runtime.meeting import Listen
-        from paceline.runtime.sent import to_send
 
         assert self.many is not None, "`settled` has refused that"
 

@@ -24,6 +24,7 @@ from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap
+from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
@@ -44,7 +45,6 @@ from paceline.runs.run import (
     train_under_ddp,
 )
 from paceline.runs.script import changes, checked_script
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import MOST_WORKERS, Scenario
 from paceline.scenario.scenario_file import load
 from paceline.terminal import is_read

@@ -63,7 +63,7 @@ class Folder(msgspec.Struct, frozen=True, array_like=True):
     """A folder with the script, for hosts that don't have it. They ask for its parts."""
 
     size: Annotated[int, msgspec.Meta(ge=1)]
-    """Its bytes, as `runtime.sent` packs it."""
+    """Its bytes, as `job.sent_folder` packs it."""
     sha256: bytes
     """Of these bytes."""
     at: str
@@ -110,7 +110,7 @@ class Prepare(Message):
     """All hosts have come. Take part in the run, and begin these workers, if any."""
 
     settings: bytes
-    """See `runtime.packed`."""
+    """See `job.settings_codec`."""
     workers: list[int]
 
 

@@ -67,7 +67,7 @@ class Offered(Message):
     metrics: list[Word] | None
     """The names of what `evaluate` returns, if they were wanted and are known."""
     code: dict[str, str]
-    """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
+    """The script's own modules, and the SHA-256 of each. See `job.source_digests`."""
     passes: Count = 1
     """See `training.link.Offer`."""
     chunks: list[Count] = []

@@ -13,12 +13,12 @@ from typing import Literal
 from paceline.core.drive import drive
 from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, WorkerJoined
 from paceline.core.orders import Order
+from paceline.job.interrupts import Interrupts
+from paceline.job.settings import Settings
 from paceline.records.journal import Journal
 from paceline.records.summary import Summary, Target
 from paceline.runtime.director import Director
-from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.run import run
-from paceline.runtime.settings import Settings
 from paceline.sim.simulate import Say, Simulation, never_came, noted, noted_limits, world_of
 from paceline.sim.world import Amount, NoData
 

@@ -75,10 +75,10 @@ def join(
 
     Raises ConfigError, in one line, if this machine has no room for so many workers.
     """
+    from paceline.job.interrupts import Interrupts
     from paceline.runtime.agent import agent
     from paceline.runtime.forking import allow_files, check_memory
     from paceline.runtime.imports import import_torch
-    from paceline.runtime.interrupts import Interrupts
 
     check_memory(workers)
     allow_files(workers, True)

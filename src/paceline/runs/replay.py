@@ -43,8 +43,8 @@ from paceline.runs.run import STARTS
 from paceline.runs.script import changes, recorded_script
 
 if TYPE_CHECKING:
+    from paceline.job.settings import Settings
     from paceline.runtime.director import Director
-    from paceline.runtime.settings import Settings
 
 
 def script_of(recorded: RecordedRun) -> Path:
@@ -126,7 +126,7 @@ def replay(
     Each segment begins from the recorded run's snapshot, if the replay has come to the same bits there. Raises
     ConfigError if it can't be made again here.
     """
-    from paceline.runtime.interrupts import Interrupts
+    from paceline.job.interrupts import Interrupts
     from paceline.runtime.run import run
 
     interrupts, history, notes = Interrupts(), recorded.history(), list[str]()
@@ -152,7 +152,7 @@ def replay(
 
 def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings:
     from paceline.host.evaluator import THREADS as EVALUATION_THREADS
-    from paceline.runtime.settings import Settings
+    from paceline.job.settings import Settings
 
     recorded, config = part.recorded, part.config
     scenario = recorded.scenario_of(part.segment)

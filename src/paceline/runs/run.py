@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.phrases import count, listed
 from paceline.errors import ConfigError
+from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.records.summary import Summary
 from paceline.runs import baseline
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def crowd(scenario: Scenario, workers: int) -> str:
 
 def train(settings: Settings, listening: Listen | None = None) -> Summary:
     """Make the run, with machines that join, if any do. Signals that ask for an end interrupt it."""
-    from paceline.runtime.interrupts import Interrupts
+    from paceline.job.interrupts import Interrupts
     from paceline.runtime.run import run
 
     return run(settings, Interrupts(), listening=listening)
@@ -157,7 +157,7 @@ def train(settings: Settings, listening: Listen | None = None) -> Summary:
 
 def train_under_ddp(settings: Settings) -> Summary:
     """Make the run under plain DistributedDataParallel, whatever protocol the settings have."""
+    from paceline.job.interrupts import Interrupts
     from paceline.runtime.baseline import run
-    from paceline.runtime.interrupts import Interrupts
 
     return run(settings, Interrupts())

@@ -84,8 +84,8 @@ def trained(
     say: Callable[[Simulation], Say],
 ) -> Iterator[Made]:
     """One after another, with the script's gradients."""
+    from paceline.job.interrupts import Interrupts
     from paceline.runs.gradients import train
-    from paceline.runtime.interrupts import Interrupts
 
     interrupts = Interrupts()
     for simulation, folder in zip(simulations, folders, strict=True):

@@ -44,6 +44,10 @@ from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.ipc.zygote import AT_ONCE
+from paceline.job.interrupts import Interrupts
+from paceline.job.received_folder import Received, received
+from paceline.job.settings import Settings
+from paceline.job.settings_codec import packed, unpacked
 from paceline.net.control import Hello, HostEnd
 from paceline.net.handshake import Keys
 from paceline.net.link import HostLink
@@ -52,10 +56,6 @@ from paceline.net.tcp import Address
 from paceline.records.times import Fetch
 from paceline.runtime.folders import notes_of
 from paceline.runtime.forking import fork_workers, forked_zygote
-from paceline.runtime.interrupts import Interrupts
-from paceline.runtime.packed import packed, unpacked
-from paceline.runtime.received import Received, received
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.manager import Carrier

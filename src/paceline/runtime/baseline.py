@@ -50,15 +50,15 @@ from paceline.ipc.processes import (
     has_handler,
     share_without_files,
 )
+from paceline.job.interrupts import OF_SCRIPTS, Interrupts, without_handler
+from paceline.job.settings import Settings
 from paceline.net.token import forget
 from paceline.records import summary as summaries
 from paceline.records.recording_schedule import Due
 from paceline.records.summary import Summary
 from paceline.runtime import interpreter
 from paceline.runtime.imports import import_torch
-from paceline.runtime.interrupts import OF_SCRIPTS, Interrupts, without_handler
 from paceline.runtime.run import make_folder, undo
-from paceline.runtime.settings import Settings
 from paceline.runtime.worker import GRACE, redirect, run_script, show
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare

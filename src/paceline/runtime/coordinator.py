@@ -27,11 +27,11 @@ from paceline.core.orders import (
 from paceline.host.contract import called
 from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
+from paceline.job.compatibility import epochs_over, unmeasured
+from paceline.job.interrupts import without_handler
 from paceline.runtime.disk import PAUSE, Disk
-from paceline.runtime.interrupts import without_handler
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
 from paceline.runtime.member import Member
-from paceline.runtime.offers import epochs_over, unmeasured
 from paceline.runtime.remarks import Alike, EarlyLeavers, unused
 from paceline.runtime.rooms import Rooms
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from paceline.host.output import Output
 from paceline.ipc.loop import Loop
+from paceline.job.settings import Settings
 from paceline.records.summary import Tally
 from paceline.runtime.board import Board
 from paceline.runtime.clock import Clock
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.member import Member
 from paceline.runtime.progress import Shower, shower
-from paceline.runtime.settings import Settings
 from paceline.runtime.view import Watch
 from paceline.runtime.waits import WaitReports
 

@@ -10,13 +10,13 @@ from functools import partial
 from paceline.errors import NotGathered
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import end_in_time, fork_child
+from paceline.job.interrupts import Interrupts
+from paceline.job.settings import Settings
 from paceline.net.handshake import Keys
 from paceline.net.tcp import listen
 from paceline.net.token import Token
 from paceline.runtime.agent import agent
-from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.meeting import Meeting
-from paceline.runtime.settings import Settings
 
 GATHERING = 60.0
 """Seconds that agents of one machine have to come."""

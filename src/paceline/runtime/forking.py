@@ -18,11 +18,11 @@ from paceline.ipc.channel import Channel, pair
 from paceline.ipc.memory import available_bytes
 from paceline.ipc.processes import allow_descriptors
 from paceline.ipc.zygote import Zygote
+from paceline.job.compatibility import too_many
+from paceline.job.settings import Settings
+from paceline.job.settings_codec import unpacked
 from paceline.net.listener import MOST_STRANGERS
 from paceline.net.token import forget
-from paceline.runtime.offers import too_many
-from paceline.runtime.packed import unpacked
-from paceline.runtime.settings import Settings
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""

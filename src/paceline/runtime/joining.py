@@ -15,14 +15,14 @@ from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import NoProcess
+from paceline.job.compatibility import difference, unequal_hosts
+from paceline.job.settings import Settings
 from paceline.records.ledger import Ledger
 from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
 from paceline.runtime.member import Member
-from paceline.runtime.offers import difference, unequal_hosts
 from paceline.runtime.recordings import Recordings
-from paceline.runtime.settings import Settings
 from paceline.runtime.terms import Terms
 from paceline.scenario.scenario import Kill
 

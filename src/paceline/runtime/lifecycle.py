@@ -10,11 +10,7 @@ from paceline.core.facts import TrainingBegan
 from paceline.host.contract import Resumption, called
 from paceline.ipc import messages
 from paceline.ipc.memory import available_bytes
-from paceline.records.before import read_before
-from paceline.records.segments import ON_DEVICES, PLACEMENT
-from paceline.records.snapshots import replica_file, worker_file
-from paceline.runtime.member import Member
-from paceline.runtime.offers import (
+from paceline.job.compatibility import (
     dealing,
     difference,
     lack_of_memory,
@@ -26,6 +22,10 @@ from paceline.runtime.offers import (
     unpromised,
     work,
 )
+from paceline.records.before import read_before
+from paceline.records.segments import ON_DEVICES, PLACEMENT
+from paceline.records.snapshots import replica_file, worker_file
+from paceline.runtime.member import Member
 from paceline.runtime.rooms import Rooms
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from paceline.core.membership import Membership
 from paceline.core.phrases import printable
 from paceline.ipc.loop import Loop
+from paceline.job.settings import Settings
 from paceline.runtime.ending import GRACE, Ending
 from paceline.runtime.member import Member
-from paceline.runtime.settings import Settings
 
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds

@@ -25,6 +25,8 @@ from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop
+from paceline.job.settings import Settings
+from paceline.job.settings_codec import packed
 from paceline.net.control import HeadEnd, Hello
 from paceline.net.link import HeadLink
 from paceline.net.listener import Door
@@ -35,8 +37,6 @@ from paceline.runtime.agent import HEAD
 from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There
 from paceline.runtime.meeting import Meeting, with_host
-from paceline.runtime.packed import packed
-from paceline.runtime.settings import Settings
 from paceline.scenario.host_traffic import HostTraffic
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 from paceline.transfer.manager import Carrier

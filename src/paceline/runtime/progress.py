@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.choice import brief
 from paceline.host.output import Output
-from paceline.runtime.settings import Settings
+from paceline.job.settings import Settings
 from paceline.runtime.view import NAMED, View, duration, named
 from paceline.terminal import redraws
 

@@ -17,6 +17,7 @@ from paceline.host.plan import plan
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
+from paceline.job.settings import Settings
 from paceline.records.before import Before
 from paceline.records.journal import Journal
 from paceline.records.snapshots import State
@@ -39,7 +40,6 @@ from paceline.runtime.news import News
 from paceline.runtime.plateaus import Plateaus
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
-from paceline.runtime.settings import Settings
 from paceline.runtime.snapshots import Snapshots
 from paceline.runtime.terms import Terms
 from paceline.runtime.versions import Means, StoredVersions

@@ -35,6 +35,9 @@ from paceline.ipc.processes import (
     end_adopted,
 )
 from paceline.ipc.zygote import AT_ONCE, Zygote
+from paceline.job.interrupts import Interrupts
+from paceline.job.settings import Settings
+from paceline.job.settings_codec import check_source, packed
 from paceline.records import summary as summaries
 from paceline.records.folders import CONFIG
 from paceline.records.journal import Journal
@@ -49,10 +52,7 @@ from paceline.runtime.director import Director
 from paceline.runtime.folders import notes, told
 from paceline.runtime.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
-from paceline.runtime.interrupts import Interrupts
-from paceline.runtime.packed import check_source, packed
 from paceline.runtime.rooms import Rooms
-from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__

@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.core.agreements import Value
 from paceline.core.leases import Dealing, Leases
+from paceline.job.settings import Settings
 from paceline.runtime.losses import loss_is_borne
-from paceline.runtime.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

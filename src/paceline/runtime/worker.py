@@ -35,11 +35,11 @@ from paceline.ipc.processes import (
     share_without_files,
     terminals_never_stop_me,
 )
+from paceline.job.settings import Settings
+from paceline.job.source_digests import digests
 from paceline.runtime import interpreter, patches
-from paceline.runtime.code import digests
 from paceline.runtime.interpreter import ended_by_parser
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario import Scenario
 from paceline.store.process import fork_store
 from paceline.store.snapshots import unpack

@@ -11,9 +11,9 @@ from typing import Any
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
+from paceline.job.received_folder import Received
 from paceline.net.handshake import Keys
 from paceline.runtime.agent import LET_IN, PAUSE, _Agent
-from paceline.runtime.received import Received
 from paceline.transfer.movers import InLoop
 from support.world import insides
 from support.world.clock import VirtualLoop

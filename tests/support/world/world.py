@@ -22,6 +22,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import NotGathered
 from paceline.ipc import messages
+from paceline.job.settings import Settings
 from paceline.net.handshake import Keys
 from paceline.net.token import Token
 from paceline.records.journal import Journal
@@ -31,7 +32,6 @@ from paceline.runtime.emulated import GATHERING, Forked
 from paceline.runtime.meeting import Meeting
 from paceline.runtime.others import Others
 from paceline.runtime.rooms import Rooms
-from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario import Scenario
 from support.rooms import SETTINGS

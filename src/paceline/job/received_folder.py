@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 from paceline.host.between import Folder, Part
-from paceline.runtime.sent import HARM, MOST_PACKED, PART, unpack
+from paceline.job.sent_folder import HARM, MOST_PACKED, PART, unpack
 
 WINDOW = 4
 """Parts that are asked for and have not come. More would be faster over a long link, and would delay beats."""

@@ -11,11 +11,11 @@ import msgspec
 
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
+from paceline.job.settings import Settings
 from paceline.net.numbered import LONGEST
 from paceline.protocols import registry
 from paceline.records.segments import choice_of
 from paceline.records.summary import Target
-from paceline.runtime.settings import Settings
 from paceline.scenario.scenario_file import from_plain, to_plain
 
 OF_THE_HEAD = ("resumed", "replays")

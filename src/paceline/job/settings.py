@@ -38,7 +38,7 @@ class Settings:
     notes: tuple[str, str] | None = None
     """Where hosts of the head's machine find what its workers note of files. See `runtime.folders.told`."""
     directory: Path | None = None
-    """Where workers begin, at a host that was sent a folder; None: in the working directory. See `runtime.received`."""
+    """Where workers begin, at a host that was sent a folder; None: in the working directory. See `job.received_folder`."""
     shards: Literal["dynamic", "static"] | None
     """None: as the script says."""
     epochs: int | None

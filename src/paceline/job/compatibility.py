@@ -11,8 +11,8 @@ from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
 from paceline.host.plan import BESIDE_READERS
 from paceline.ipc.messages import Offered
+from paceline.job.settings import Settings
 from paceline.records.summary import Target
-from paceline.runtime.settings import Settings
 from paceline.scenario.group_links import assumed
 
 
