@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.ipc import memory
-from paceline.runtime import forking
+from paceline.worker_process import forking
 from support import tiers
 from support.launch import Launch
 from support.processes import adopts_orphans, uncollected

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.folders import Folders, notes
+from paceline.worker_process.folders import Folders, notes
 from support.launch import Launch
 from support.scripts import training
 

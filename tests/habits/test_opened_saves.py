@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.runtime.opens import Opening
-from paceline.runtime.saves import Saves
+from paceline.worker_process.opens import Opening
+from paceline.worker_process.saves import Saves
 from support.launch import Launch
 
 SCRIPT = """

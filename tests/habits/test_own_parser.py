@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.runtime.interpreter import ended_by_parser
-from paceline.runtime.worker import launcher_asked_for
+from paceline.worker_process.interpreter import ended_by_parser
+from paceline.worker_process.worker import launcher_asked_for
 from support.launch import Launch
 
 PARSES = """

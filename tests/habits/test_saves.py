@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.runtime.saves import Saves
+from paceline.worker_process.saves import Saves
 from support.launch import Launch
 
 SCRIPT = """

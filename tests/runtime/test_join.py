@@ -191,7 +191,7 @@ def test_no_script_finds_the_token_in_its_environment(launch: Launch, monkeypatc
     assert [run.log(worker) for worker in (0, 1)] == ["token: None\n"] * 2
 
 
-ROOM = "import paceline.runtime.forking as forking; forking.available_bytes = lambda: 2 * 35_000_000"
+ROOM = "import paceline.worker_process.forking as forking; forking.available_bytes = lambda: 2 * 35_000_000"
 """Leaves memory to begin two workers."""
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.folders import notes, notes_of, told
-from paceline.runtime.ownership import Ownership, Witness, carry, outside
-from paceline.runtime.patches import REPLACED, hands_of, own_folder, replacement
-from paceline.runtime.saves import Saves, name_of
-from paceline.runtime.touched import Touched
+from paceline.worker_process.folders import notes, notes_of, told
+from paceline.worker_process.ownership import Ownership, Witness, carry, outside
+from paceline.worker_process.patches import REPLACED, hands_of, own_folder, replacement
+from paceline.worker_process.saves import Saves, name_of
+from paceline.worker_process.touched import Touched
 
 
 class Worker:

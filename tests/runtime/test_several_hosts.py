@@ -11,7 +11,7 @@ import torch
 
 from paceline.net.listener import MOST_STRANGERS
 from paceline.protocols import registry
-from paceline.runtime.forking import DESCRIPTORS, DESCRIPTORS_EACH
+from paceline.worker_process.forking import DESCRIPTORS, DESCRIPTORS_EACH
 from support.events import said
 from support.launch import Launch
 from support.recorded import checked

@@ -269,7 +269,7 @@ def test_a_host_without_a_worker_in_prepare_makes_no_range(victim: str, launch: 
 AS_IT_FORKS = """
 import os, signal, time
 from pathlib import Path
-from paceline.runtime import worker
+from paceline.worker_process import worker
 FOLDER = Path(PATH)
 def fork_store(*arguments, real=worker.fork_store):
     if not (FOLDER / "killed").exists():

@@ -19,13 +19,13 @@ from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
 from paceline.job.settings import Settings
 from paceline.protocols import registry
-from paceline.runtime.worker import WorkerLink
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import Layout
 from paceline.training.link import Finished, Keep, Lease, Offer
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
+from paceline.worker_process.worker import WorkerLink
 
 SETTINGS: dict[str, Any] = {
     "script": Path("train.py"), "source": b"", "arguments": (), "workers": 2, "seed": 0, "threads": 1,

@@ -260,7 +260,7 @@ def _main() -> None:
     import paceline.runs.replay
     import paceline.runs.run
     import paceline.runtime.run
-    import paceline.runtime.worker  # noqa: F401
+    import paceline.worker_process.worker  # noqa: F401
     from paceline.protocols import registry
 
     registry()  # which imports them

@@ -82,8 +82,8 @@ def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None)
     attempt, first = placed.attempt, False
     cap(options.isa)
     if placed.store is not None:
-        from paceline.runtime.imports import import_torch
         from paceline.runtime.launch import torchrun
+        from paceline.worker_process.imports import import_torch
 
         import_torch(b"")
         attempt = torchrun.begin(placed)
@@ -121,7 +121,7 @@ def take_part(options: argparse.Namespace, placed: Placement, choice: Choice | N
     cap(options.isa)
     folder = options.resume or _folder(options, placed, choice)
     if placed.store is not None:
-        from paceline.runtime.imports import import_torch
+        from paceline.worker_process.imports import import_torch
 
         import_torch(b"")
     port = parsed(options.listen, "--listen", least=0)[1]

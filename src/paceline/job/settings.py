@@ -36,7 +36,7 @@ class Settings:
     folder: Path
     """The run's; at another host than the head's, one for what workers save there. See `agent.scratch`."""
     notes: tuple[str, str] | None = None
-    """Where hosts of the head's machine find what its workers note of files. See `runtime.folders.told`."""
+    """Where hosts of the head's machine find what its workers note of files. See `worker_process.folders.told`."""
     directory: Path | None = None
     """Where workers begin, at a host that was sent a folder; None: in the working directory. See `job.received_folder`."""
     shards: Literal["dynamic", "static"] | None
@@ -65,7 +65,7 @@ class Settings:
     start: Literal["staggered", "together"] = "staggered"
     """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
     saves: Literal["first", "all"] = "first"
-    """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `runtime.saves`."""
+    """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `worker_process.saves`."""
     stop_at_target: bool = False
     """Whether the run ends once all targets are met: recorded versions are then evaluated as it trains."""
     evaluation_threads: int | None = None

@@ -77,8 +77,8 @@ def join(
     """
     from paceline.job.interrupts import Interrupts
     from paceline.runtime.agent import agent
-    from paceline.runtime.forking import allow_files, check_memory
-    from paceline.runtime.imports import import_torch
+    from paceline.worker_process.forking import allow_files, check_memory
+    from paceline.worker_process.imports import import_torch
 
     check_memory(workers)
     allow_files(workers, True)

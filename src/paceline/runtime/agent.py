@@ -54,12 +54,12 @@ from paceline.net.link import HostLink
 from paceline.net.listener import Door
 from paceline.net.tcp import Address
 from paceline.records.times import Fetch
-from paceline.runtime.folders import notes_of
-from paceline.runtime.forking import fork_workers, forked_zygote
 from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.manager import Carrier
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
+from paceline.worker_process.folders import notes_of
+from paceline.worker_process.forking import fork_workers, forked_zygote
 
 HEAD = 1
 """The head's own incarnation: a run has no other head."""

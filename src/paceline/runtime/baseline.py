@@ -56,10 +56,7 @@ from paceline.net.token import forget
 from paceline.records import summary as summaries
 from paceline.records.recording_schedule import Due
 from paceline.records.summary import Summary
-from paceline.runtime import interpreter
-from paceline.runtime.imports import import_torch
 from paceline.runtime.run import make_folder, undo
-from paceline.runtime.worker import GRACE, redirect, run_script, show
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256
@@ -71,6 +68,9 @@ from paceline.training.probe import passes_of
 from paceline.training.schedules import Plateau
 from paceline.training.seeding import seed_script, seed_step
 from paceline.version import __version__
+from paceline.worker_process import interpreter
+from paceline.worker_process.imports import import_torch
+from paceline.worker_process.worker import GRACE, redirect, run_script, show
 
 NAME = "ddp"
 LOOPBACK = "lo"

@@ -49,13 +49,13 @@ from paceline.records.truncate import cut, why_not
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
-from paceline.runtime.folders import notes, told
-from paceline.runtime.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
-from paceline.runtime.imports import import_torch
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
+from paceline.worker_process.folders import notes, told
+from paceline.worker_process.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
+from paceline.worker_process.imports import import_torch
 
 if TYPE_CHECKING:
     from paceline.runtime.meeting import Listen, Meeting

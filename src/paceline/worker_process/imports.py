@@ -22,7 +22,7 @@ def import_torch(script: bytes) -> None:
     try:
         import torch
 
-        import paceline.runtime.worker  # noqa: F401
+        import paceline.worker_process.worker  # noqa: F401
 
         if any(word in script for word in SPEAKS_OF_COMPILING):
             import torch._dynamo

@@ -26,7 +26,7 @@ class Touched:
     """The notes of all workers, as this worker and the processes that it forks write and read them."""
 
     def __init__(self, worker: int, notes: int) -> None:
-        """`notes` is the descriptor of a file that the workers share: see `runtime.folders.notes`."""
+        """`notes` is the descriptor of a file that the workers share: see `worker_process.folders.notes`."""
         self.worker = worker
         self.gone: set[str] = set()
         """What this worker has removed, and is still there, as it is another's."""

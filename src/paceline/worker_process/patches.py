@@ -26,10 +26,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.runtime.folders import Folders
-from paceline.runtime.opens import Opening, Remark
-from paceline.runtime.ownership import Ownership, Witness, carry, outside
-from paceline.runtime.saves import Saves, is_path, name_of
+from paceline.worker_process.folders import Folders
+from paceline.worker_process.opens import Opening, Remark
+from paceline.worker_process.ownership import Ownership, Witness, carry, outside
+from paceline.worker_process.saves import Saves, is_path, name_of
 
 # these call the functions as they were before the patches
 _lexists, _isdir = os.path.lexists, os.path.isdir

@@ -37,8 +37,6 @@ from paceline.ipc.processes import (
 )
 from paceline.job.settings import Settings
 from paceline.job.source_digests import digests
-from paceline.runtime import interpreter, patches
-from paceline.runtime.interpreter import ended_by_parser
 from paceline.runtime.launch.environment import OF_ONE_PROCESS
 from paceline.scenario.scenario import Scenario
 from paceline.store.process import fork_store
@@ -64,6 +62,8 @@ from paceline.training.link import (
 from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import plain_ids, seed_script
 from paceline.training.structure import Structure
+from paceline.worker_process import interpreter, patches
+from paceline.worker_process.interpreter import ended_by_parser
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]

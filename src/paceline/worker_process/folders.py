@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from paceline.runtime.touched import Touched
+from paceline.worker_process.touched import Touched
 
 
 def notes(with_first: bool = False) -> int:

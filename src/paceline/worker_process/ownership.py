@@ -18,8 +18,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.saves import UNFINISHED, Saves, ensure, is_checkpoint, is_path, name_of
-from paceline.runtime.touched import Touched, upwards
+from paceline.worker_process.saves import UNFINISHED, Saves, ensure, is_checkpoint, is_path, name_of
+from paceline.worker_process.touched import Touched, upwards
 
 # these call the functions as they were before the patches
 _lexists, _isdir, _islink = os.path.lexists, os.path.isdir, os.path.islink

@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from paceline.runtime.ownership import Ownership
-from paceline.runtime.saves import Saves, is_checkpoint
+from paceline.worker_process.ownership import Ownership
+from paceline.worker_process.saves import Saves, is_checkpoint
 
 _isfile = os.path.isfile  # as it was before the patches
 

@@ -56,7 +56,7 @@ def forked_zygote(let_go: Callable[[], None]) -> Iterator[Zygote]:
 
     Each worker first lets go of what is this process's business.
     """
-    from paceline.runtime.worker import work
+    from paceline.worker_process.worker import work
 
     launcher = os.getpid()
     told: list[Settings] = []

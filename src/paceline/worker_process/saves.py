@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.touched import Touched
+from paceline.worker_process.touched import Touched
 
 # these call the functions as they were before the patches
 _exists, _isfile, _isdir, _lexists = os.path.exists, os.path.isfile, os.path.isdir, os.path.lexists
