@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.launch.environment import placement
 from paceline.net.token import Token
-from paceline.runtime.launch.environment import placement
 from support.cluster_examples import CLUSTERS, command, lay_out, small
 from support.engines import free_port, jobset_at, pytorchjob_at, slurm_at
 from support.leftovers import Traces

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.launch.environment import placement
 from paceline.net.token import Token, write
 from paceline.runs import engine
-from paceline.runtime.launch.environment import placement
 from support.engines import AT_PORT, await_snapshot, free_port, jobset_at, pytorchjob_at, slurm_at
 from support.launch import Launch
 from support.leftovers import Traces

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.runtime.launch import machines as on
-from paceline.runtime.launch.machines import Machine, machines
+from paceline.launch import machines as on
+from paceline.launch.machines import Machine, machines
 
 
 @pytest.mark.parametrize(

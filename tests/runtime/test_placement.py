@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.launch.environment import FIRST_PORT, PORTS, Placement, nodes, placement, without_engine
 from paceline.runs.engine import folder_of
-from paceline.runtime.launch.environment import FIRST_PORT, PORTS, Placement, nodes, placement, without_engine
 from support.engines import jobset, pytorchjob, ray, slurm, torchrun
 
 ENGINES = {"torchrun": torchrun, "Slurm": slurm, "PyTorchJob": pytorchjob, "JobSet": jobset, "Ray Train": ray}

@@ -18,10 +18,10 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
-from paceline.runtime.launch import machines as on
-from paceline.runtime.launch.machines import machines
-from paceline.runtime.launch.remote import Remote, over_ssh
-from paceline.runtime.launch.ssh import leading_to, looked_up, working_directory
+from paceline.launch import machines as on
+from paceline.launch.machines import machines
+from paceline.launch.remote import Remote, over_ssh
+from paceline.launch.ssh import leading_to, looked_up, working_directory
 from support import sshd
 from support.leftovers import Traces
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("server")
 
 AGENT = """
 import signal, sys, time
-from paceline.runtime.launch import tied
+from paceline.launch import tied
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 line = tied.first_line()
@@ -134,8 +134,8 @@ def test_a_connection_that_is_cut_ends_the_agent(server: sshd.Sshd, traces: Trac
 def test_agents_end_with_a_launcher_that_is_killed(server: sshd.Sshd, traces: Traces) -> None:
     launcher = """
 import sys, time
-from paceline.runtime.launch.machines import machines
-from paceline.runtime.launch.remote import over_ssh
+from paceline.launch.machines import machines
+from paceline.launch.remote import over_ssh
 (machine,) = machines("ssh:a", 2)
 with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (remote,):
     from paceline.ipc.loop import Loop
@@ -156,7 +156,7 @@ with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (rem
 def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
     server: sshd.Sshd, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.runtime.launch.remote.ENDS_WITHIN", 0.5)
+    monkeypatch.setattr("paceline.launch.remote.ENDS_WITHIN", 0.5)
     said: list[str] = []
     with over_ssh([command(server, "a", "-c", AGENT, "deaf")], "secret", WHY, said.append) as (remote,):
         watched = Watched([remote])
@@ -217,7 +217,7 @@ def test_an_ssh_that_says_nothing_is_refused_in_one_line(on: str, ssh: str, why:
 
 
 def test_an_ssh_that_never_says_where_a_machine_is_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.launch.ssh.TELLS_WITHIN", 0.1)
+    monkeypatch.setattr("paceline.launch.ssh.TELLS_WITHIN", 0.1)
     with pytest.raises(ConfigError) as refused:
         looked_up("ssh:a", "sh -c 'exec sleep 60'", 2)
     assert str(refused.value) == (

@@ -15,12 +15,12 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import ConfigError
+from paceline.launch import torchrun
+from paceline.launch.announced import Announcement
+from paceline.launch.environment import placement
 from paceline.net.token import Token, write
 from paceline.records.ledger import connect
 from paceline.runs import engine
-from paceline.runtime.launch import torchrun
-from paceline.runtime.launch.announced import Announcement
-from paceline.runtime.launch.environment import placement
 from support import engines
 from support.engines import Torchruns, await_snapshot
 from support.leftovers import Traces

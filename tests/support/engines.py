@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.runtime.launch.environment import FIRST_PORT, PORTS, STEPS
+from paceline.launch.environment import FIRST_PORT, PORTS, STEPS
 from support.leftovers import Traces
 from support.runs import Run, ended
 

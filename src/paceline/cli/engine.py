@@ -18,14 +18,14 @@ from paceline.core.choice import Choice
 from paceline.errors import ConfigError
 from paceline.host.processor import cap
 from paceline.ipc.processes import end_with_parent
+from paceline.launch.announced import Announcement
+from paceline.launch.environment import JOBSET, PYTORCHJOB, RAY, SLURM, TORCHRUN, Placement, placement
 from paceline.net.tcp import shown
 from paceline.net.token import FILE_VARIABLE, VARIABLE, find
 from paceline.runs import baseline, engine
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.resume import LIMITS
 from paceline.runs.run import HowMany
-from paceline.runtime.launch.announced import Announcement
-from paceline.runtime.launch.environment import JOBSET, PYTORCHJOB, RAY, SLURM, TORCHRUN, Placement, placement
 from paceline.scenario.scenario_file import LONGEST_NAME
 
 TOKEN = {
@@ -82,7 +82,7 @@ def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None)
     attempt, first = placed.attempt, False
     cap(options.isa)
     if placed.store is not None:
-        from paceline.runtime.launch import torchrun
+        from paceline.launch import torchrun
         from paceline.worker_process.imports import import_torch
 
         import_torch(b"")

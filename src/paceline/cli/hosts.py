@@ -31,8 +31,8 @@ from paceline.scenario.scenario import HostTable, Scenario
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 
 if TYPE_CHECKING:
-    from paceline.runtime.launch.ray import OnRay
-    from paceline.runtime.launch.ssh import On
+    from paceline.launch.ray import OnRay
+    from paceline.launch.ssh import On
     from paceline.runtime.meeting import Launch, Listen
 
 MOST_HOSTS = 64
@@ -163,7 +163,7 @@ class Joining:
             address = resolved(parsed(self.options.listen, "--listen", least=0), "--listen")
         launch: Launch | None = None
         if self.on is not None:
-            from paceline.runtime.launch import ray, ssh
+            from paceline.launch import ray, ssh
 
             trusted = ["--trusted-network"] if self.options.trusted_network else []
             hashes = [] if (seed := hash_seed.of_this_process()) is None else [f"--hash-seed={seed}"]
@@ -255,7 +255,7 @@ def _check_alone(options: argparse.Namespace) -> None:
 
 def _on_ray(options: argparse.Namespace) -> OnRay:
     """What the flags say of a Ray cluster. Raises ConfigError, in one line, for what is wrong."""
-    from paceline.runtime.launch.ray import looked_up
+    from paceline.launch.ray import looked_up
 
     if options.hosts is None:
         raise ConfigError("--on ray: say how many nodes take part, this one included, with --hosts")
@@ -264,8 +264,8 @@ def _on_ray(options: argparse.Namespace) -> OnRay:
 
 def _on(options: argparse.Namespace) -> On:
     """What the flags say of machines that ssh leads to. Raises ConfigError, in one line, for what is wrong."""
-    from paceline.runtime.launch.machines import SCHEME
-    from paceline.runtime.launch.ssh import looked_up
+    from paceline.launch.machines import SCHEME
+    from paceline.launch.ssh import looked_up
 
     if options.hosts is not None and options.on.startswith(SCHEME):
         raise ConfigError(f"--hosts is {options.hosts}, and --on says which hosts there are: leave --hosts out")

@@ -16,12 +16,12 @@ from paceline.errors import ConfigError
 from paceline.host import hash_seed
 from paceline.host.between import Close
 from paceline.host.processor import cap
+from paceline.launch import tied
 from paceline.net.token import Token
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, hash_seed_of, join
 from paceline.runs.keys import keys_of
 from paceline.runs.run import CODES
-from paceline.runtime.launch import tied
 from paceline.scenario.scenario import MOST_WORKERS
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import ConfigError
+from paceline.launch.announced import MARK, PATIENCE, mark
+from paceline.launch.environment import Placement, without_engine
+from paceline.launch.ssh import leading_to
 from paceline.net.tcp import Address, shown
 from paceline.records.folders import is_run
 from paceline.records.reading import LEDGER, is_written
@@ -21,9 +24,6 @@ from paceline.records.snapshots import newest
 from paceline.records.truncate import why_not
 from paceline.runs.join import PAUSE, TRIES_FOR, answers
 from paceline.runs.resume import asks_for_more, outcome
-from paceline.runtime.launch.announced import MARK, PATIENCE, mark
-from paceline.runtime.launch.environment import Placement, without_engine
-from paceline.runtime.launch.ssh import leading_to
 
 LONGEST_NAME = 80
 """Characters of a run's identity in the name of its folder."""
@@ -38,7 +38,7 @@ State = Literal["none", "complete", "goes on", "has no snapshot"]
 def folder_of(placed: Placement, protocol: str) -> Path:
     """Return the run's folder: the same in each attempt, and on every host.
 
-    >>> from paceline.runtime.launch.environment import placement
+    >>> from paceline.launch.environment import placement
     >>> nodes = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "digits-master-0", "MASTER_PORT": "23456"}
     >>> str(folder_of(placement(nodes), "ssp"))
     'runs/ssp-digits-master-0-23456'
@@ -141,7 +141,7 @@ def await_head(
     """
     published = None
     if placed.store is not None:
-        from paceline.runtime.launch.torchrun import Published
+        from paceline.launch.torchrun import Published
 
         published = Published(placed)
     began, told, why = time.monotonic(), False, "it has not said where"

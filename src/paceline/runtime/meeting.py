@@ -16,10 +16,10 @@ from paceline.host.between import Here
 from paceline.ipc.loop import Loop
 from paceline.job.sent_folder import Sent
 from paceline.job.settings import Settings
+from paceline.launch.announced import PATIENCE, Announcement
 from paceline.net.handshake import Keys
 from paceline.net.tcp import Address, listen, shown, told
 from paceline.net.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
-from paceline.runtime.launch.announced import PATIENCE, Announcement
 from paceline.scenario.scenario import HostTable, Scenario
 from paceline.transfer.movers import Forked, forked_mover
 

@@ -37,7 +37,7 @@ from paceline.ipc.processes import (
 )
 from paceline.job.settings import Settings
 from paceline.job.source_digests import digests
-from paceline.runtime.launch.environment import OF_ONE_PROCESS
+from paceline.launch.environment import OF_ONE_PROCESS
 from paceline.scenario.scenario import Scenario
 from paceline.store.process import fork_store
 from paceline.store.snapshots import unpack

@@ -17,7 +17,7 @@ from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import fork_child
-from paceline.runtime.launch.machines import Machine
+from paceline.launch.machines import Machine
 
 ENDS_WITHIN = 5.0
 """Seconds that agents have to end, when the run is over and once more when they are told to."""

@@ -1,6 +1,6 @@
 """The process between a head and Ray: it asks for a placement group, and keeps one actor for each host.
 
-`python -m paceline.runtime.launch.ray_broker`, started by `runtime.launch.ray`. The head forks, which no process may
+`python -m paceline.launch.ray_broker`, started by `launch.ray`. The head forks, which no process may
 that has Ray's threads, so Ray is imported here alone. An actor starts `paceline join` as a process of its own and
 forks nothing, for the same reason.
 

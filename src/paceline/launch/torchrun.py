@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
+from paceline.launch.environment import Placement
 from paceline.net.tcp import Address, shown
-from paceline.runtime.launch.environment import Placement
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 from paceline.files import write_whole
+from paceline.launch import torchrun
+from paceline.launch.environment import Placement
 from paceline.net.tcp import Address
-from paceline.runtime.launch import torchrun
-from paceline.runtime.launch.environment import Placement
 
 MARK = "attempt"
 """The file in the run's folder that names the attempt which writes there."""

@@ -21,9 +21,9 @@ from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import fork_child
+from paceline.launch.ssh import leading_to
 from paceline.net.tcp import Address, shown
 from paceline.net.token import Token
-from paceline.runtime.launch.ssh import leading_to
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 CURRENT = Path("/tmp/ray/ray_current_cluster")
@@ -246,7 +246,7 @@ def _started(found: Mapping[str, RayAgent], order: str) -> Broker:
     def body() -> int:
         os.dup2(theirs, 0)
         os.dup2(printed, 1)
-        os.execv(sys.executable, [sys.executable, "-m", "paceline.runtime.launch.ray_broker"])
+        os.execv(sys.executable, [sys.executable, "-m", "paceline.launch.ray_broker"])
 
     try:
         process = fork_child(body)

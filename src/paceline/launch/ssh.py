@@ -16,9 +16,7 @@ from pathlib import Path
 
 from paceline.core.phrases import listed, printable
 from paceline.errors import ConfigError
-from paceline.net.tcp import Address
-from paceline.net.token import Token
-from paceline.runtime.launch.machines import (
+from paceline.launch.machines import (
     Machine,
     configuration,
     join_words,
@@ -28,7 +26,9 @@ from paceline.runtime.launch.machines import (
     ssh_words,
     why_not,
 )
-from paceline.runtime.launch.remote import Remote, over_ssh
+from paceline.launch.remote import Remote, over_ssh
+from paceline.net.tcp import Address
+from paceline.net.token import Token
 
 TELLS_WITHIN = 10.0
 """Seconds that ssh has to say what its configuration is. It may execute commands for that, as `Match exec` has it."""
