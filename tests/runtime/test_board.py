@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.runtime.board import Board
+from paceline.display.tensorboard import Board
 from support.launch import Launch
 from support.scripts import training
 

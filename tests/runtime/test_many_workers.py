@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.core.phrases import MOST
+from paceline.display.waits import WaitReports
 from paceline.host.output import Output
 from paceline.runtime.member import Member
-from paceline.runtime.waits import WaitReports
 from support.outputs import output_to
 
 

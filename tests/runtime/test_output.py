@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 
 from paceline.cli import doctor, join
+from paceline.display.progress import Screen
+from paceline.display.state import View
 from paceline.host import output
 from paceline.host.output import LONGEST, MOST_WORDS
-from paceline.runtime.progress import Screen
-from paceline.runtime.view import View
 from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to

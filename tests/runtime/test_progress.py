@@ -21,14 +21,14 @@ from rich.console import Console
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
+from paceline.display import progress
+from paceline.display.progress import Lines, Screen, line
+from paceline.display.screen import screen
+from paceline.display.state import Curve, Row, Score, View, Watch, duration, ranges, settled, state
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
-from paceline.runtime import progress
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.member import Member
-from paceline.runtime.progress import Lines, Screen, line
-from paceline.runtime.screen import screen
-from paceline.runtime.view import Curve, Row, Score, View, Watch, duration, ranges, settled, state
 from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to

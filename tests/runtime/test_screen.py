@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.runtime.screen import BLOCKS, screen, sparkline
-from paceline.runtime.view import Row, Score, View
+from paceline.display.screen import BLOCKS, screen, sparkline
+from paceline.display.state import Row, Score, View
 
 FOUR = View(
     seconds=65.4,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from paceline.display.progress import Shower, shower
+from paceline.display.state import Watch
+from paceline.display.tensorboard import Board
+from paceline.display.waits import WaitReports
 from paceline.host.output import Output
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally
-from paceline.runtime.board import Board
 from paceline.runtime.clock import Clock
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.member import Member
-from paceline.runtime.progress import Shower, shower
-from paceline.runtime.view import Watch
-from paceline.runtime.waits import WaitReports
 
 
 class Display:

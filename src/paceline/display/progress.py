@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.choice import brief
+from paceline.display.state import NAMED, View, duration, named
 from paceline.host.output import Output
 from paceline.job.settings import Settings
-from paceline.runtime.view import NAMED, View, duration, named
 from paceline.terminal import redraws
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Screen:
         """Replace what is there, unless the terminal takes no more now: it has been stopped with Ctrl-S, say."""
         from rich.text import Text
 
-        from paceline.runtime.screen import screen
+        from paceline.display.screen import screen
 
         console = self._live.console
         if not _takes_more(console):

@@ -8,7 +8,7 @@ from itertools import count, pairwise
 
 from rich.text import Text
 
-from paceline.runtime.view import Row, Score, View, duration, ranges
+from paceline.display.state import Row, Score, View, duration, ranges
 
 SHOWN = 16
 """Workers, or groups of workers in like state, that have a line each."""
