@@ -56,6 +56,9 @@ from unittest.mock import patch
 
 from step import Failed, machine, print_table
 
+from paceline.coordinator.agent import _Agent, agent
+from paceline.coordinator.emulated import Forked
+from paceline.coordinator.rendezvous import Agent, Listen
 from paceline.core.choice import choose
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
@@ -74,9 +77,6 @@ from paceline.net.link import HeadLink
 from paceline.net.tcp import Address
 from paceline.net.token import Token
 from paceline.protocols import registry
-from paceline.runtime.agent import _Agent, agent
-from paceline.runtime.emulated import Forked
-from paceline.runtime.meeting import Agent, Listen
 from paceline.scenario.scenario import HostTable, Scenario
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
@@ -485,7 +485,7 @@ def head(setup: Setup, folder: Path) -> int:
             room=None,
             launch=launch,
         )
-    from paceline.runtime import run
+    from paceline.coordinator import run
 
     tells, write = Tells(), HeadLink._write
     with (

@@ -121,7 +121,7 @@ def test_what_every_script_imports_loads_the_standard_library_and_nothing_else()
 def test_a_run_on_one_host_loads_nothing_of_what_several_say_to_each_other() -> None:
     """It is part of each start, and of each run's memory."""
     program = (
-        "import sys, paceline.runtime.coordinator; "
+        "import sys, paceline.coordinator.coordinator; "
         "several = {f'paceline.host.{name}' for name in ('between', 'bulk', 'carrier', 'several', 'shards')}; "
         "assert not several & set(sys.modules), several & set(sys.modules)"
     )

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.agent import _Agent
+from paceline.coordinator.drain import Draining
+from paceline.coordinator.host_registry import Others
 from paceline.core.hosts import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
@@ -39,9 +42,6 @@ from paceline.host.versions import Elsewhere
 from paceline.ipc import messages
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
-from paceline.runtime.agent import _Agent
-from paceline.runtime.draining import Draining
-from paceline.runtime.others import Others
 from paceline.transfer.manager import Carrier
 from paceline.transfer.remote_fetcher import Wire
 from support.seeded_network import Blocked, Killed, Slow

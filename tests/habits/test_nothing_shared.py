@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.coordinator.remarks import Alike, unused
 from paceline.core.leases import Batch
 from paceline.job.compatibility import epochs_over
-from paceline.runtime.remarks import Alike, unused
 from paceline.training import prepare
 from paceline.training.batches import Batches, Stands
 from paceline.training.loader import PacedLoader, PacedStream

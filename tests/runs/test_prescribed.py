@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.coordinator.recorded_course import Answer, Course
 from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
 from paceline.runs.recorded_schedule import Part
-from paceline.runtime.course import Answer, Course
 
 
 def parts(ledger: sqlite3.Connection) -> list[Part]:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.member import Member
+from paceline.coordinator.step_timing import Accounts
 from paceline.ipc import messages
 from paceline.records.times import StepTimes
-from paceline.runtime.accounts import Accounts
-from paceline.runtime.clock import Clock
-from paceline.runtime.member import Member
 
 
 class Books:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runtime.adoption import Adoption
+from paceline.coordinator.adoption import Adoption
 from support.launch import Launch
 from support.runs import Run
 

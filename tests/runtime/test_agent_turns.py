@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from paceline.coordinator.agent import _Agent
 from paceline.host import between
-from paceline.runtime.agent import _Agent
 
 
 class Turns:

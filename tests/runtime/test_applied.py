@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.sample_accounting import Applied
 from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.leases import Batch, Leases
 from paceline.core.membership import Standing
 from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
-from paceline.runtime.applied import Applied
 
 
 class Books:

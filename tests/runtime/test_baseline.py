@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from paceline.coordinator.ddp import Worker
 from paceline.errors import ConfigError
-from paceline.runtime.baseline import Worker
 from paceline.scenario.scenario import Scenario
 from support.events import said
 from support.launch import Launch

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.adoption import Adoption
+from paceline.coordinator.director import Director
+from paceline.coordinator.member import Member
+from paceline.coordinator.recorded_course import Answer, Course, Prescribed, PrescribedLeases
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, StepDeclined, WorkerLeft
 from paceline.core.leases import Batch
@@ -15,10 +19,6 @@ from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
 from paceline.host.contract import Updates
 from paceline.protocols import registry
-from paceline.runtime.adoption import Adoption
-from paceline.runtime.course import Answer, Course, Prescribed, PrescribedLeases
-from paceline.runtime.director import Director
-from paceline.runtime.member import Member
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.ledger_backpressure import Disk
+from paceline.coordinator.run import _write_config
 from paceline.core.facts import Fact, StepDeclined
 from paceline.records import ledger as ledgers
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger, connect
-from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.disk import Disk
-from paceline.runtime.run import _write_config
 from support.rooms import SETTINGS, Stage
 
 FACT = StepDeclined(worker=0, step=0, at=0.0)

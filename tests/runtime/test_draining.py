@@ -9,13 +9,13 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from paceline.coordinator.agent import _interrupted
+from paceline.coordinator.drain import Draining
+from paceline.coordinator.member import Member
+from paceline.coordinator.shutdown import GRACE
 from paceline.core.membership import Membership
 from paceline.core.shards import Shard
 from paceline.ipc import messages
-from paceline.runtime.agent import _interrupted
-from paceline.runtime.draining import Draining
-from paceline.runtime.ending import GRACE
-from paceline.runtime.member import Member
 
 SECONDS = 10.0
 STOP, EXIT = messages.Stop(at_once=True, interrupted=False), messages.Exit()

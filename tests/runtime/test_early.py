@@ -8,9 +8,9 @@ import pytest
 
 import paceline
 from paceline.cli.main import main
+from paceline.coordinator.remarks import EarlyLeavers
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.runtime.remarks import EarlyLeavers
 from support.launch import Launch
 from support.suites import each
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.edits import Edits
 from paceline.core.facts import GradientReady, WorkerLeft
 from paceline.ipc import messages
 from paceline.records.folders import edit_file
-from paceline.runtime.edits import Edits
 
 PRUNED = ({"weight_orig": "weight"}, {"weight_mask": "float32[2]"})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.rooms import Rooms
+from paceline.coordinator.run_state import Rooms
 from support.launch import Launch
 from support.rooms import Stage
 from support.scripts import ENDLESS, training

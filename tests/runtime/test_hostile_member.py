@@ -25,7 +25,7 @@ LIES = """
 import math
 from msgspec import structs
 from paceline.host import between, messages
-from paceline.runtime.agent import _Agent
+from paceline.coordinator.agent import _Agent
 
 def heard(self, worker, message, real=_Agent.heard):
     done = isinstance(message, messages.StepFinished)

@@ -210,7 +210,11 @@ def test_each_machine_needs_memory_for_its_own_workers_alone(launch: Launch) -> 
 def test_the_heads_memory_is_for_the_workers_of_hosts_on_its_machine(boot: str, here: int, launch: Launch) -> None:
     lacks = "lambda *_, here, keeps: f'room for {here}'"
     head = begun(
-        launch, script(), "-p", "asp", first=f"from paceline.runtime import lifecycle as l; l.lack_of_memory = {lacks}"
+        launch,
+        script(),
+        "-p",
+        "asp",
+        first=f"from paceline.coordinator import lifecycle as l; l.lack_of_memory = {lacks}",
     )
     elsewhere = (
         f"import paceline.host.machine as m; from pathlib import Path; m.BOOT = Path({str(launch.tmp_path / 'boot')!r})"

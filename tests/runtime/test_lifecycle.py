@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.coordinator.lifecycle import Closing, Gathering, Training
 from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.ipc import messages
 from paceline.ipc.processes import NoProcess
-from paceline.runtime.lifecycle import Closing, Gathering, Training
 from paceline.scenario.scenario import Kill, Scenario
 from support.rooms import OFFER, Stage
 

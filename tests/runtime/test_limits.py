@@ -10,11 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from paceline.coordinator.member import Member
+from paceline.coordinator.shutdown import GRACE, Ending
+from paceline.coordinator.stop_conditions import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, Limits
 from paceline.core.membership import Membership
 from paceline.records.summary import Target
-from paceline.runtime.ending import GRACE, Ending
-from paceline.runtime.limits import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, Limits
-from paceline.runtime.member import Member
 
 Stopped = tuple[int, bool, bool]
 """A worker that was told to stop: itself, whether at once, whether as Ctrl-C does it."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.member import Member
 from paceline.core.phrases import MOST
 from paceline.display.waits import WaitReports
 from paceline.host.output import Output
-from paceline.runtime.member import Member
 from support.outputs import output_to
 
 

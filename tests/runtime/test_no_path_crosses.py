@@ -12,7 +12,7 @@ from support.runs import Run, ended, replayed
 APART = """
 import os, sys
 from paceline.net import numbered
-from paceline.runtime import emulated
+from paceline.coordinator import emulated
 
 HIDDEN = {hidden!r}
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from paceline.coordinator.plateaus import Plateaus
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.ipc import messages
-from paceline.runtime.plateaus import Plateaus
 from paceline.training.schedules import Plateau
 
 

@@ -246,7 +246,7 @@ def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_lin
             return len(os.listdir("/proc/self/task"))
         fork, start = zygote.fork_child, Workers.start
         def fork_alone(body):
-            from paceline.runtime import run
+            from paceline.coordinator import run
             run.AT_ONCE = 1
             assert threads() == 1
             return fork(body)

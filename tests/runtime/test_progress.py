@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.member import Member
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
@@ -27,8 +29,6 @@ from paceline.display.screen import screen
 from paceline.display.state import Curve, Row, Score, View, Watch, duration, ranges, settled, state
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
-from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.member import Member
 from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to

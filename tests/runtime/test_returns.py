@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
+from paceline.coordinator.joining import AWAY, Returns, There
+from paceline.coordinator.member import Member
 from paceline.core.membership import Membership
 from paceline.host.contract import Updates
-from paceline.runtime.joining import AWAY, Returns, There
-from paceline.runtime.member import Member
 from paceline.scenario.scenario import Scenario
 
 

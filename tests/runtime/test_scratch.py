@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.agent import scratch
+from paceline.coordinator.agent import scratch
 
 
 @pytest.fixture(autouse=True)

@@ -208,11 +208,11 @@ def test_what_several_hosts_can_not_do_yet_is_one_line(flags: tuple[str, ...], s
 
 NEVER_COMES = """
 import time
-from paceline.runtime import emulated
+from paceline.coordinator import emulated
 emulated.agent = lambda *_, **keys: time.sleep(300)
 """
 ENDS_BEFORE = """
-from paceline.runtime import emulated
+from paceline.coordinator import emulated
 emulated.agent = lambda *_, **keys: 1
 """
 
@@ -225,7 +225,7 @@ def test_a_host_that_ends_before_it_has_come_fails_the_run_at_once(launch: Launc
 
 
 def test_a_host_that_does_not_come_is_named_while_it_is_awaited_and_then_fails_the_run(launch: Launch) -> None:
-    soon = NEVER_COMES + "from paceline.runtime import emulated; emulated.GATHERING = 1.5"
+    soon = NEVER_COMES + "from paceline.coordinator import emulated; emulated.GATHERING = 1.5"
     run = launch.run(script(), *HOSTS, "-p", "bsp", "--report-waits", "1", first=soon)
     assert run.code == 3
     assert "the start has waited for 1 s for host node-1 to come" in run.err

@@ -164,7 +164,7 @@ def test_what_scripts_change_before_their_first_step_is_what_workers_of_all_host
 
 
 THE_LAST_WRITES = """
-from paceline.runtime.adoption import Adoption
+from paceline.coordinator.adoption import Adoption
 def to_write(self):
     free = self.adopted is None and self._writing is None
     return max(self._waiting) if free and len(self._waiting) == 3 else None

@@ -279,7 +279,7 @@ def fork_store(*arguments, real=worker.fork_store):
             time.sleep(0.002)
     return real(*arguments)
 worker.fork_store = fork_store
-from paceline.runtime import others
+from paceline.coordinator import host_registry as others
 def delivered(self, host, incarnation, message, real=others.Others.delivered):
     real(self, host, incarnation, message)
     if type(message).__name__ == "Gone":

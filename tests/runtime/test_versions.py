@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.ipc import messages
 from paceline.records.segments import LACKING
-from paceline.runtime.recordings import Recordings
-from paceline.runtime.versions import Means, StoredVersions
 
 
 def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it_was_ordered(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+from paceline.coordinator import agent as agents
+from paceline.coordinator.agent import _Agent as Agent
 from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
@@ -25,8 +27,6 @@ from paceline.ipc.endpoint import Coding
 from paceline.ipc.memory import Span
 from paceline.protocols import registry
 from paceline.records.times import Fetch, TransferTimes
-from paceline.runtime import agent as agents
-from paceline.runtime.agent import _Agent as Agent
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews

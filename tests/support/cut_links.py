@@ -33,7 +33,7 @@ RESET = struct.pack("ii", 1, 0)
 FIRST = """
 import json, os
 from pathlib import Path
-from paceline.runtime import emulated
+from paceline.coordinator import emulated
 ports, folder, real = {ports!r}, Path({folder!r}), emulated.agent
 def agent(name, workers, address, *arguments, **keys):
     if name in ports:

@@ -147,7 +147,7 @@ FIRST = """
 import os, signal, socket, subprocess, sys, time
 import paceline
 from paceline.host import arithmetic_process, carrier, tcp, zygote
-from paceline.runtime import agent, emulated, others, worker
+from paceline.coordinator import agent, emulated, others, worker
 from paceline.training import averages, store
 
 launcher, forks, who, seen, streams = os.getpid(), None, "head", {}, []

@@ -15,7 +15,7 @@ MOMENTS = {
     "hosts are told to train": ("paceline.host.several", "SeveralHosts", "begin"),
     "this host fetches what training begins with": ("paceline.host.branch", "Branch", "_fetch_beginning"),
     "a snapshot begins": ("paceline.host.host", "LocalHost", "keep"),
-    "the run closes": ("paceline.runtime.lifecycle", "Closing", "go_on"),
+    "the run closes": ("paceline.coordinator.lifecycle", "Closing", "go_on"),
     "a worker is told to fork": ("paceline.host.workers", "Workers", "send"),
 }
 """Each moment, and the call that makes it. The process meets its fault after that call, or right before a worker is

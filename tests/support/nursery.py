@@ -257,9 +257,9 @@ def _main() -> None:
     import paceline.cli.replay
     import paceline.cli.run
     import paceline.cli.table
+    import paceline.coordinator.run
     import paceline.runs.replay
     import paceline.runs.run
-    import paceline.runtime.run
     import paceline.worker_process.worker  # noqa: F401
     from paceline.protocols import registry
 

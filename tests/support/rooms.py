@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.run_policy import of_a_run
+from paceline.coordinator.run_state import Rooms
 from paceline.core.choice import choose
 from paceline.ipc import messages
 from paceline.ipc.channel import attachment
@@ -16,9 +19,6 @@ from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
-from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.rooms import Rooms
-from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario import Scenario
 
 

@@ -47,7 +47,7 @@ FIRST = """
 import errno, os, posix, signal, sqlite3
 from paceline.ipc import zygote
 from paceline.records import cut, ledger
-from paceline.runtime import snapshots, worker
+from paceline.coordinator import snapshots, worker
 from paceline.training import session, store
 
 launcher, parent, me, seen = os.getpid(), None, None, 0

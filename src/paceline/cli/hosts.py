@@ -31,9 +31,9 @@ from paceline.scenario.scenario import HostTable, Scenario
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 
 if TYPE_CHECKING:
+    from paceline.coordinator.rendezvous import Launch, Listen
     from paceline.launch.ray import OnRay
     from paceline.launch.ssh import On
-    from paceline.runtime.meeting import Launch, Listen
 
 MOST_HOSTS = 64
 RAY = "ray"
@@ -142,9 +142,9 @@ class Joining:
 
         `workers` are those of this host.
         """
+        from paceline.coordinator.rendezvous import Listen
         from paceline.job.sent_folder import to_send
         from paceline.runs.addresses import parsed, resolved
-        from paceline.runtime.meeting import Listen
 
         assert self.many is not None, "`settled` has refused that"
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.member import Member
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally, Target, first_logged
-from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.member import Member
 
 WINDOW = 5.0
 """Seconds over which a speed is a mean."""

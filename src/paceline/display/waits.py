@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from paceline.coordinator.member import Member
 from paceline.core.phrases import MOST, workers_named
-from paceline.runtime.member import Member
 
 
 class WaitReports:

@@ -79,7 +79,7 @@ class Settings:
     """How often the run may still go on by itself, from its newest snapshot, if a host is lost that made versions."""
     """How often each worker begins again that has died, if the run bears its death."""
     hosts: int = 1
-    """Hosts, to which the scenario deals workers once all have come. See `runtime.meeting`."""
+    """Hosts, to which the scenario deals workers once all have come. See `coordinator.rendezvous`."""
     host_timeout: float = 15.0
     """Seconds after which a host that is silent is lost. See `core.hosts`."""
     shards_on: str | None = None

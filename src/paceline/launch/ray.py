@@ -78,18 +78,18 @@ class RayAgent:
         self.watched: Callable[[Loop], None] = lambda loop: None
 
     def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
-        """See `runtime.meeting.Agent`."""
+        """See `coordinator.rendezvous.Agent`."""
         self._ended = ended
         self.watched(loop)
 
     def came(self, show: Callable[[str], object]) -> None:
-        """See `runtime.meeting.Agent`. What is printed there has the host's name before each line."""
+        """See `coordinator.rendezvous.Agent`. What is printed there has the host's name before each line."""
         self._show, held, self._held = show, self._held, []
         for line in held:
             show(f"{self.name}: {line}")
 
     def failure(self, show: Callable[[str], object]) -> ConfigError:
-        """See `runtime.meeting.Agent`."""
+        """See `coordinator.rendezvous.Agent`."""
         last = self._held.pop() if self._held else ""
         self.came(show)
         return ConfigError(f"host {self.name}: {last or self.ended}")
@@ -214,7 +214,7 @@ def agents(
 ) -> Iterator[dict[str, RayAgent]]:
     """Have Ray start an agent on each node, which joins the head with these flags, by name of host.
 
-    `directory`: where it begins; None: where Ray has it begin. See `runtime.meeting.Launch`, too.
+    `directory`: where it begins; None: where Ray has it begin. See `coordinator.rendezvous.Launch`, too.
     """
     words = ["join", shown(head), "-n", str(on.workers), "--wait", str(COMES_WITHIN), "--stdin", *flags]
     order = {

@@ -83,7 +83,7 @@ def agents(
 ) -> Iterator[dict[str, Remote]]:
     """Start an agent on each machine, which joins the head with these flags, by name of host.
 
-    `directory`: where it begins; None: where ssh has it begin. See `runtime.meeting.Launch`, too.
+    `directory`: where it begins; None: where ssh has it begin. See `coordinator.rendezvous.Launch`, too.
     """
     why = partial(why_not, ssh=on.ssh, directory=directory, python=sys.executable)
     with over_ssh(on.commands(head, flags, directory), token.text, why, _say) as remotes:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from paceline.coordinator.director import Director
+from paceline.coordinator.run import run
 from paceline.core.drive import drive
 from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, WorkerJoined
 from paceline.core.orders import Order
@@ -17,8 +19,6 @@ from paceline.job.interrupts import Interrupts
 from paceline.job.settings import Settings
 from paceline.records.journal import Journal
 from paceline.records.summary import Summary, Target
-from paceline.runtime.director import Director
-from paceline.runtime.run import run
 from paceline.sim.simulate import Say, Simulation, never_came, noted, noted_limits, world_of
 from paceline.sim.world import Amount, NoData
 

@@ -71,12 +71,12 @@ def join(
 ) -> Close:
     """Take part in the run whose head listens there, until it is over. Return how that came.
 
-    `may_drain()`: whether SIGTERM lets the host leave in good order. `named`: see `runtime.agent.agent`.
+    `may_drain()`: whether SIGTERM lets the host leave in good order. `named`: see `coordinator.agent.agent`.
 
     Raises ConfigError, in one line, if this machine has no room for so many workers.
     """
+    from paceline.coordinator.agent import agent
     from paceline.job.interrupts import Interrupts
-    from paceline.runtime.agent import agent
     from paceline.worker_process.forking import allow_files, check_memory
     from paceline.worker_process.imports import import_torch
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.coordinator.rendezvous import listener_at
 from paceline.errors import ConfigError, PeerLost
 from paceline.host.machine import machine
 from paceline.ipc.loop import Loop
@@ -37,7 +38,6 @@ from paceline.runs.talk import (
     Send,
     Talk,
 )
-from paceline.runtime.meeting import listener_at
 
 PURPOSE = "measure"
 ECHOES, ECHOING = 300, 3.0

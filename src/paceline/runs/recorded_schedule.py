@@ -19,7 +19,7 @@ from paceline.records.segments import ASKED, Segment
 from paceline.records.snapshots import Snapshot, State, folder_of, read
 
 if TYPE_CHECKING:
-    from paceline.runtime.course import Course, Prescribed
+    from paceline.coordinator.recorded_course import Course, Prescribed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Part:
 
     def leases(self) -> Prescribed:
         """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
-        from paceline.runtime.course import Answer
+        from paceline.coordinator.recorded_course import Answer
 
         leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}
         query = "SELECT worker, during, epoch, batch FROM leases WHERE rowid > ? AND rowid <= ? ORDER BY rowid"

@@ -43,8 +43,8 @@ from paceline.runs.run import STARTS
 from paceline.runs.script import changes, recorded_script
 
 if TYPE_CHECKING:
+    from paceline.coordinator.director import Director
     from paceline.job.settings import Settings
-    from paceline.runtime.director import Director
 
 
 def script_of(recorded: RecordedRun) -> Path:
@@ -126,8 +126,8 @@ def replay(
     Each segment begins from the recorded run's snapshot, if the replay has come to the same bits there. Raises
     ConfigError if it can't be made again here.
     """
+    from paceline.coordinator.run import run
     from paceline.job.interrupts import Interrupts
-    from paceline.runtime.run import run
 
     interrupts, history, notes = Interrupts(), recorded.history(), list[str]()
     for part in parts(recorded, until):

@@ -17,7 +17,7 @@ from paceline.runs import baseline
 from paceline.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
-    from paceline.runtime.meeting import Listen
+    from paceline.coordinator.rendezvous import Listen
 
 CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
 """Exit codes of `paceline run`, by how the run ended."""
@@ -149,15 +149,15 @@ def crowd(scenario: Scenario, workers: int) -> str:
 
 def train(settings: Settings, listening: Listen | None = None) -> Summary:
     """Make the run, with machines that join, if any do. Signals that ask for an end interrupt it."""
+    from paceline.coordinator.run import run
     from paceline.job.interrupts import Interrupts
-    from paceline.runtime.run import run
 
     return run(settings, Interrupts(), listening=listening)
 
 
 def train_under_ddp(settings: Settings) -> Summary:
     """Make the run under plain DistributedDataParallel, whatever protocol the settings have."""
+    from paceline.coordinator.ddp import run
     from paceline.job.interrupts import Interrupts
-    from paceline.runtime.baseline import run
 
     return run(settings, Interrupts())

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.coordinator.agent import LET_IN, PAUSE, _Agent
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
 from paceline.job.received_folder import Received
 from paceline.net.handshake import Keys
-from paceline.runtime.agent import LET_IN, PAUSE, _Agent
 from paceline.transfer.movers import InLoop
 from support.world import insides
 from support.world.clock import VirtualLoop
@@ -144,7 +144,7 @@ class WorldAgent(_Agent):
 
 
 class Agent:
-    """A host besides the head's: what `runtime.agent.agent` does."""
+    """A host besides the head's: what `coordinator.agent.agent` does."""
 
     def __init__(
         self,

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from paceline.coordinator import agent as agents
+from paceline.coordinator import host_registry as rest
 from paceline.core import shards
 from paceline.host import hash_seed, store_process
 from paceline.host.branch import BEGINNING
@@ -21,8 +23,6 @@ from paceline.host.replicas_elsewhere import _carries
 from paceline.host.steps import BEGUN_AS
 from paceline.ipc import memory
 from paceline.ipc.memory import Region
-from paceline.runtime import agent as agents
-from paceline.runtime import others as rest
 from paceline.transfer import data_connection
 
 __all__ = ["BEGINNING", "BEGUN_AS", "MOVING", "NEWEST"]

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import msgspec
 
+from paceline.coordinator.host_registry import Others
 from paceline.errors import MessageUnreadable
 from paceline.host import between
 from paceline.ipc.endpoint import Coding
-from paceline.runtime.others import Others
 from support.world import insides
 from support.world.clock import VirtualLoop
 from support.world.hosts import Agent

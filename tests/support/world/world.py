@@ -17,6 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.emulated import GATHERING, Forked
+from paceline.coordinator.host_registry import Others
+from paceline.coordinator.rendezvous import Meeting
+from paceline.coordinator.run_policy import of_a_run
+from paceline.coordinator.run_state import Rooms
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
@@ -27,12 +33,6 @@ from paceline.net.handshake import Keys
 from paceline.net.token import Token
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
-from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.emulated import GATHERING, Forked
-from paceline.runtime.meeting import Meeting
-from paceline.runtime.others import Others
-from paceline.runtime.rooms import Rooms
-from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario import Scenario
 from support.rooms import SETTINGS
 from support.seeded_network import Blocked, Cut, Killed, Slow
@@ -129,7 +129,7 @@ class World:
     # --- the head -----------------------------------------------------------------------------------
 
     def _run_head(self) -> None:
-        """What `runtime.run` does."""
+        """What `coordinator.run` does."""
         settings, loop, output = self.settings, self.loop, self._output(HEAD)
         stand_in: Any = loop
         if settings.hosts > 1 and not self._gather(output):

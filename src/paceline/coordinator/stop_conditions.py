@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
+from paceline.coordinator.member import Member
+from paceline.coordinator.shutdown import GRACE, Ending
 from paceline.core.membership import Membership
 from paceline.core.phrases import printable
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
-from paceline.runtime.ending import GRACE, Ending
-from paceline.runtime.member import Member
 
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from paceline.coordinator.run_policy import Terms
 from paceline.core.agreements import Value
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
 from paceline.records.folders import edit_file
-from paceline.runtime.terms import Terms
 
 
 class Answer(NamedTuple):

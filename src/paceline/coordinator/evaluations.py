@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from paceline.coordinator.member import Member
 from paceline.ipc import messages
-from paceline.runtime.member import Member
 
 Show = Callable[[int, messages.ToWorker, str], None]
 """See `contract.Host.show_recorded`."""

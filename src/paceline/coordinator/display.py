@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.member import Member
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import Board
@@ -12,9 +15,6 @@ from paceline.host.output import Output
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally
-from paceline.runtime.clock import Clock
-from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.member import Member
 
 
 class Display:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.facts import Fact
 from paceline.core.orders import ApplyUpdate
 from paceline.core.phrases import listed
 from paceline.ipc import messages
 from paceline.records.times import Fetch, TransferTimes
-from paceline.runtime.versions import Means, StoredVersions
 
 if TYPE_CHECKING:
-    from paceline.runtime.rooms import Rooms
+    from paceline.coordinator.run_state import Rooms
 
 
 class News:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.data import Data
+from paceline.coordinator.member import Member
+from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.step_timing import Accounts
 from paceline.core.facts import Fact, WorkerLeft
 from paceline.core.membership import Left, Membership
 from paceline.host.contract import Host
-from paceline.runtime.accounts import Accounts
-from paceline.runtime.applied import Applied
-from paceline.runtime.clock import Clock
-from paceline.runtime.data import Data
-from paceline.runtime.member import Member
 
 
 class Leaving:

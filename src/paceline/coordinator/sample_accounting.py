@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.coordinator.data import Data
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied, TrainingBegan
 from paceline.core.membership import Standing
 from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
 from paceline.records.journal import Journal
-from paceline.runtime.data import Data
 
 
 class Applied:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.coordinator.member import Member
 from paceline.core.membership import Membership
 from paceline.core.phrases import printable, workers_named
 from paceline.ipc.loop import Loop
 from paceline.records.summary import Outcome
-from paceline.runtime.member import Member
 
 GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
 

@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from paceline.coordinator.ledger_backpressure import PAUSE, Disk
+from paceline.coordinator.lifecycle import Closing, Gathering, Training, begin
+from paceline.coordinator.member import Member
+from paceline.coordinator.remarks import Alike, EarlyLeavers, unused
+from paceline.coordinator.run_state import Rooms
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
     AdjustTraining,
@@ -29,11 +34,6 @@ from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
 from paceline.job.compatibility import epochs_over, unmeasured
 from paceline.job.interrupts import without_handler
-from paceline.runtime.disk import PAUSE, Disk
-from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
-from paceline.runtime.member import Member
-from paceline.runtime.remarks import Alike, EarlyLeavers, unused
-from paceline.runtime.rooms import Rooms
 
 GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: only worker 0's is shown
 

@@ -6,6 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.data import Data
+from paceline.coordinator.member import Member
+from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.run_policy import Terms
+from paceline.coordinator.sample_accounting import Applied
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import Release
@@ -18,12 +24,6 @@ from paceline.ipc.processes import NoProcess
 from paceline.job.compatibility import difference, unequal_hosts
 from paceline.job.settings import Settings
 from paceline.records.ledger import Ledger
-from paceline.runtime.applied import Applied
-from paceline.runtime.clock import Clock
-from paceline.runtime.data import Data
-from paceline.runtime.member import Member
-from paceline.runtime.recordings import Recordings
-from paceline.runtime.terms import Terms
 from paceline.scenario.scenario import Kill
 
 if TYPE_CHECKING:

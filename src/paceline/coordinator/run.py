@@ -18,6 +18,11 @@ import msgspec
 import tomli_w
 
 from paceline import files
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.director import Director
+from paceline.coordinator.recorded_course import Course
+from paceline.coordinator.run_policy import of_a_run
+from paceline.coordinator.run_state import Rooms
 from paceline.core.drive import drive
 from paceline.core.phrases import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
@@ -46,11 +51,6 @@ from paceline.records.reading import LEDGER, tally_of
 from paceline.records.snapshots import Snapshot, newest, remove_drafts, remove_undone, whole
 from paceline.records.summary import Summary
 from paceline.records.truncate import cut, why_not
-from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.course import Course
-from paceline.runtime.director import Director
-from paceline.runtime.rooms import Rooms
-from paceline.runtime.terms import of_a_run
 from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
 from paceline.worker_process.folders import notes, told
@@ -58,8 +58,8 @@ from paceline.worker_process.forking import allow_files, check_memory, fork_work
 from paceline.worker_process.imports import import_torch
 
 if TYPE_CHECKING:
-    from paceline.runtime.meeting import Listen, Meeting
-    from paceline.runtime.others import Others
+    from paceline.coordinator.host_registry import Others
+    from paceline.coordinator.rendezvous import Listen, Meeting
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
@@ -173,12 +173,12 @@ def _meeting(settings: Settings, listening: Listen | None, let_go: Callable[[], 
     if settings.hosts == 1:
         yield None
     elif listening is not None:
-        from paceline.runtime.meeting import meeting
+        from paceline.coordinator.rendezvous import meeting
 
         with meeting(settings, listening, let_go) as machines:
             yield machines
     else:
-        from paceline.runtime.emulated import emulated
+        from paceline.coordinator.emulated import emulated
 
         with emulated(settings, let_go) as agents:
             yield agents
@@ -208,7 +208,7 @@ def _gathered(
     if meeting is None:
         yield settings, None
         return
-    from paceline.runtime.others import Others
+    from paceline.coordinator.host_registry import Others
 
     others = Others(settings, meeting, loop, output)
     try:

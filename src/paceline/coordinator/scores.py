@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from paceline.coordinator.display import Display
+from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.member import Member
+from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.shutdown import Ending
+from paceline.coordinator.stop_conditions import Limits
 from paceline.core.membership import Membership
 from paceline.host.evaluator import Evaluator
 from paceline.records.journal import Journal
-from paceline.runtime.display import Display
-from paceline.runtime.ending import Ending
-from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.limits import Limits
-from paceline.runtime.member import Member
-from paceline.runtime.recordings import Recordings
 
 
 class Scores:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.coordinator.worker_failures import loss_is_borne
 from paceline.core.agreements import Value
 from paceline.core.leases import Dealing, Leases
 from paceline.job.settings import Settings
-from paceline.runtime.losses import loss_is_borne
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,28 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from paceline.coordinator.adoption import Adopting
+from paceline.coordinator.agreeing import Agreeing
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.data import Data
+from paceline.coordinator.departures import Leaving
+from paceline.coordinator.display import Display
+from paceline.coordinator.edits import Edits
+from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.host_events import News
+from paceline.coordinator.joining import Joining, Returns, There
+from paceline.coordinator.member import Member
+from paceline.coordinator.plateaus import Plateaus
+from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.run_policy import Terms
+from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.scores import Scores
+from paceline.coordinator.shutdown import Ending
+from paceline.coordinator.snapshots import Snapshots
+from paceline.coordinator.step_timing import Accounts
+from paceline.coordinator.stop_conditions import Limits
+from paceline.coordinator.versions import Means, StoredVersions
+from paceline.coordinator.worker_failures import Losses
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import DropUpdate
@@ -21,35 +43,13 @@ from paceline.job.settings import Settings
 from paceline.records.before import Before
 from paceline.records.journal import Journal
 from paceline.records.snapshots import State
-from paceline.runtime.accounts import Accounts
-from paceline.runtime.adoption import Adopting
-from paceline.runtime.agreeing import Agreeing
-from paceline.runtime.applied import Applied
-from paceline.runtime.clock import Clock
-from paceline.runtime.data import Data
-from paceline.runtime.display import Display
-from paceline.runtime.edits import Edits
-from paceline.runtime.ending import Ending
-from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.joining import Joining, Returns, There
-from paceline.runtime.leaving import Leaving
-from paceline.runtime.limits import Limits
-from paceline.runtime.losses import Losses
-from paceline.runtime.member import Member
-from paceline.runtime.news import News
-from paceline.runtime.plateaus import Plateaus
-from paceline.runtime.recordings import Recordings
-from paceline.runtime.scores import Scores
-from paceline.runtime.snapshots import Snapshots
-from paceline.runtime.terms import Terms
-from paceline.runtime.versions import Means, StoredVersions
 from paceline.scenario.group_links import GroupLinks
 
 if TYPE_CHECKING:
+    from paceline.coordinator.drain import Draining
+    from paceline.coordinator.host_registry import Others
     from paceline.host.everywhere import WorkersEverywhere
     from paceline.host.several import Other
-    from paceline.runtime.draining import Draining
-    from paceline.runtime.others import Others
 
 
 class Rooms:
@@ -306,7 +306,7 @@ class Rooms:
         return host if others is None else others.together(host, self.news, self.clock.at)
 
     def _made_draining(self, others: Others) -> Draining:
-        from paceline.runtime.draining import Draining  # which a run on one host does without
+        from paceline.coordinator.drain import Draining  # which a run on one host does without
 
         return Draining(
             self.members,

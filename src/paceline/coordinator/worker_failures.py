@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
+from paceline.coordinator.member import Member
+from paceline.coordinator.shutdown import Ending
 from paceline.core.membership import Membership
 from paceline.ipc.processes import exit_phrase
 from paceline.records.ledger import Ledger
-from paceline.runtime.ending import Ending
-from paceline.runtime.member import Member
 from paceline.scenario.quantities import as_duration
 
 OnLoss = Literal["auto", "continue", "stop"]

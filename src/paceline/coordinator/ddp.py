@@ -37,6 +37,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from paceline.coordinator.run import make_folder, undo
 from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
 from paceline.host import devices
@@ -56,7 +57,6 @@ from paceline.net.token import forget
 from paceline.records import summary as summaries
 from paceline.records.recording_schedule import Due
 from paceline.records.summary import Summary
-from paceline.runtime.run import make_folder, undo
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256

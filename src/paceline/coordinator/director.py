@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from paceline.coordinator.coordinator import Coordinator
+from paceline.coordinator.lifecycle import Training
+from paceline.coordinator.member import Member
+from paceline.coordinator.recorded_course import Course
+from paceline.coordinator.recordings import Recordings
 from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
@@ -24,11 +29,6 @@ from paceline.core.membership import Left
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import RunFailed
 from paceline.records.summary import Outcome
-from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.course import Course
-from paceline.runtime.lifecycle import Training
-from paceline.runtime.member import Member
-from paceline.runtime.recordings import Recordings
 
 Result = GradientReady | StepDeclined | WorkerLeft
 """The result of a released step."""

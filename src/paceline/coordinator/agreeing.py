@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.member import Member
+from paceline.coordinator.run_policy import Terms
 from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
-from paceline.runtime.clock import Clock
-from paceline.runtime.member import Member
-from paceline.runtime.terms import Terms
 
 NOT_SIMULATED = "paceline.agree() is not simulated: workers wait there for each other, which no model of time knows of"
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from paceline.coordinator.departures import Leaving
+from paceline.coordinator.member import Member
+from paceline.coordinator.shutdown import GRACE
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
 from paceline.host.contract import Host
@@ -15,9 +18,6 @@ from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger
 from paceline.records.segments import MOVES
-from paceline.runtime.ending import GRACE
-from paceline.runtime.leaving import Leaving
-from paceline.runtime.member import Member
 
 
 class Departing(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from paceline.coordinator.clock import Clock
+from paceline.coordinator.member import Member
 from paceline.ipc import messages
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes, exposed
-from paceline.runtime.clock import Clock
-from paceline.runtime.member import Member
 
 LEAST = 1e-9  # seconds that a push takes, whoever says that it took none
 

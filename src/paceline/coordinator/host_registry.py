@@ -10,6 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.coordinator.agent import HEAD
+from paceline.coordinator.joining import There
+from paceline.coordinator.rendezvous import Meeting, with_host
+from paceline.coordinator.shutdown import Ending
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.phrases import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
@@ -33,10 +37,6 @@ from paceline.net.listener import Door
 from paceline.net.numbered import LONGEST_OF_NEWCOMERS
 from paceline.net.tcp import ANY, shown
 from paceline.net.token import FILE_VARIABLE
-from paceline.runtime.agent import HEAD
-from paceline.runtime.ending import Ending
-from paceline.runtime.joining import There
-from paceline.runtime.meeting import Meeting, with_host
 from paceline.scenario.host_traffic import HostTraffic
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 from paceline.transfer.manager import Carrier

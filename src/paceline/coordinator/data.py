@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from paceline.coordinator.member import Member
+from paceline.coordinator.run_policy import Terms
 from paceline.core.leases import Batch, Leases
 from paceline.errors import ConfigError
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
-from paceline.runtime.member import Member
-from paceline.runtime.terms import Terms
 
 
 class Data:

@@ -14,6 +14,11 @@ from typing import Any
 
 import msgspec
 
+from paceline.coordinator.data import Data
+from paceline.coordinator.member import Member
+from paceline.coordinator.plateaus import Plateaus
+from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.sample_accounting import Applied
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
@@ -21,11 +26,6 @@ from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger
 from paceline.records.recording_schedule import Due
 from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file
-from paceline.runtime.applied import Applied
-from paceline.runtime.data import Data
-from paceline.runtime.member import Member
-from paceline.runtime.plateaus import Plateaus
-from paceline.runtime.recordings import Recordings
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
 LAST_ROUND = 5.0  # seconds that a run which is stopped waits for its round to end: half of what `--drain` gives it

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from paceline.coordinator.member import Member
+from paceline.coordinator.run_state import Rooms
 from paceline.core.facts import TrainingBegan
 from paceline.host.contract import Resumption, called
 from paceline.ipc import messages
@@ -25,8 +27,6 @@ from paceline.job.compatibility import (
 from paceline.records.before import read_before
 from paceline.records.segments import ON_DEVICES, PLACEMENT
 from paceline.records.snapshots import replica_file, worker_file
-from paceline.runtime.member import Member
-from paceline.runtime.rooms import Rooms
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from paceline.coordinator.recordings import Made, Recordings
+from paceline.coordinator.sample_accounting import Applied
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.records.journal import Journal
 from paceline.records.segments import LACKING
-from paceline.runtime.applied import Applied
-from paceline.runtime.recordings import Made, Recordings
 
 
 class _Versions:

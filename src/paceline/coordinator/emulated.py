@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from paceline.coordinator.agent import agent
+from paceline.coordinator.rendezvous import Meeting
 from paceline.errors import NotGathered
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import end_in_time, fork_child
@@ -15,8 +17,6 @@ from paceline.job.settings import Settings
 from paceline.net.handshake import Keys
 from paceline.net.tcp import listen
 from paceline.net.token import Token
-from paceline.runtime.agent import agent
-from paceline.runtime.meeting import Meeting
 
 GATHERING = 60.0
 """Seconds that agents of one machine have to come."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.coordinator.member import Member
+from paceline.coordinator.run_policy import Terms
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.records.folders import edit_file
-from paceline.runtime.member import Member
-from paceline.runtime.terms import Terms
 
 Form = tuple[dict[str, str], dict[str, str]]
 """The names and the forms of `messages.EditWanted`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.coordinator.member import Member
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
-from paceline.runtime.member import Member
 
 
 @dataclass(slots=True)
