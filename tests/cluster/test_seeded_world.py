@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.items import Item, Mean, Partial, Update
-from paceline.host.averaging import Averaging
 from paceline.host.between import Close
 from paceline.host.branch import Branch
+from paceline.host.orders.averaging import Averaging
 from paceline.transfer.fetch_table import Where
 from support.seeded_network import Blocked
 from support.suites import each

@@ -16,28 +16,28 @@ from paceline.core.hosts import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.host import between
-from paceline.host.averages import Averages
-from paceline.host.averaging import Averaging
 from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
-from paceline.host.commits import Commits
 from paceline.host.host import LocalHost
-from paceline.host.maker import Maker
-from paceline.host.moves import Moves, Taking
+from paceline.host.orders.averages import Averages
+from paceline.host.orders.averaging import Averaging
+from paceline.host.orders.commit_dispatch import Maker
+from paceline.host.orders.commit_queue import Commits
+from paceline.host.orders.pushes import Pushes
+from paceline.host.orders.releases import Releases, step_of
+from paceline.host.orders.steps import Steps
 from paceline.host.overlap import Computing, Early
-from paceline.host.pushes import Pushes
-from paceline.host.ranges import Ranges
-from paceline.host.releases import Releases, step_of
-from paceline.host.replicas_elsewhere import ReplicasElsewhere
+from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.several import SeveralHosts
-from paceline.host.shards import OtherShards
-from paceline.host.shares import Shares
-from paceline.host.shelf import Shelf
-from paceline.host.steps import Steps
-from paceline.host.summer import Summer
-from paceline.host.sums import Sums
-from paceline.host.sums_of_hosts import SumsOfHosts
-from paceline.host.together import Together
+from paceline.host.shards.aggregation_scheduler import Together
+from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.migration import Moves, Taking
+from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.remote import OtherShards
+from paceline.host.shards.server import Ranges
+from paceline.host.shards.sum_table import Sums
+from paceline.host.shards.sums_of_hosts import SumsOfHosts
+from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Elsewhere
 from paceline.ipc import messages
 from paceline.net.control import HeadEnd

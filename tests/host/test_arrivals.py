@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.host import arrivals
-from paceline.host.arrivals import Arrivals
-from paceline.host.seat import Seat
+from paceline.host import version_streaming
+from paceline.host.version_streaming import Arrivals
+from paceline.host.worker_state import Seat
 from paceline.ipc import messages
 
 VERSION, PLACE = 4, 2
@@ -31,7 +31,7 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def _ten_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "TOLD", 10)
+    monkeypatch.setattr(version_streaming, "TOLD", 10)
 
 
 def test_a_worker_on_a_device_is_told_of_what_is_made_some_at_a_time() -> None:

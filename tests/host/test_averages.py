@@ -11,7 +11,7 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
 from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.errors import PeerLost
-from paceline.host.averaging import Group
+from paceline.host.orders.averaging import Group
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network

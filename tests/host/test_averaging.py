@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from paceline.core import shards
 from paceline.core.items import Item, Mean, Partial
-from paceline.host import averaging
-from paceline.host.averaging import Averaging, Group, Part
-from paceline.host.plan import Plan
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.orders import averaging
+from paceline.host.orders.averaging import Averaging, Group, Part
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.store import chunks as parts_module
 from paceline.store.chunks import chunks_at

@@ -14,7 +14,7 @@ from paceline.core.orders import Release, StartPush
 from paceline.host import branch
 from paceline.host.between import Attached
 from paceline.host.branch import Branch
-from paceline.host.plan import plan
+from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer

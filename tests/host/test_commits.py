@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
-from paceline.host.plan import BESIDE_READERS, CLAIMS
+from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
 from paceline.ipc import messages
 from support.companies import Company, company
 from support.seeds import each_seed

@@ -15,7 +15,7 @@ from paceline.core.items import Update
 from paceline.core.orders import ApplyUpdate, DropUpdate, Release, StartPush
 from paceline.core.shards import Shard
 from paceline.host.overlap import Early
-from paceline.host.shelf import Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
 from support import companies

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.host.shelf import Owner
+from paceline.host.version_shelf import Owner
 from paceline.transfer import fetch_table
 from paceline.transfer.fetch_table import Fetches, Named, Peer, Range, Serves
 from support.fetch_nodes import ITEMS, NAMES, Node

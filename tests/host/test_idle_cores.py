@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from paceline.core.orders import ApplyUpdate, Release, StartPush
-from paceline.host.maker import MOST_THREADS
-from paceline.host.seat import Seat, idle_cores
+from paceline.host.orders.commit_dispatch import MOST_THREADS
+from paceline.host.worker_state import Seat, idle_cores
 from paceline.ipc import messages
 from support.companies import Company, company
 from support.rooms import OFFER

@@ -12,10 +12,10 @@ import pytest
 from paceline.core.items import Item, Update, Version
 from paceline.core.shards import Shard
 from paceline.host import between
-from paceline.host.moves import MOVING, Moves, Taking
-from paceline.host.shards import OtherShards
-from paceline.host.shares import Shares
-from paceline.host.shelf import Shelf
+from paceline.host.shards.migration import MOVING, Moves, Taking
+from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.remote import OtherShards
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
 HEAD, B, C = Shard("head", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)

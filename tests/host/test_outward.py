@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.host import between
-from paceline.host.outward import MOST, Outward
+from paceline.host.log_forwarding import MOST, Outward
 from paceline.ipc import messages
 
 

@@ -16,7 +16,7 @@ from paceline.core.shards import Shard
 from paceline.errors import PeerLost
 from paceline.host import between
 from paceline.host.branch import Branch
-from paceline.host.plan import plan
+from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer

@@ -10,9 +10,9 @@ from paceline.core.choice import choose
 from paceline.core.items import Update, Version
 from paceline.core.shards import Shard
 from paceline.host import between
-from paceline.host.plan import plan
-from paceline.host.ranges import Ranges
-from paceline.host.shelf import Shelf
+from paceline.host.memory_plan import plan
+from paceline.host.shards.server import Ranges
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
 

@@ -20,7 +20,7 @@ from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import between
 from paceline.host.contract import NotHere
 from paceline.host.host import LocalHost
-from paceline.host.replicas_elsewhere import ReplicasElsewhere
+from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.several import Other, SeveralHosts
 from paceline.ipc import messages
 from paceline.records.times import Fetch

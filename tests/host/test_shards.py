@@ -9,8 +9,8 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update, Version
 from paceline.core.orders import ApplyUpdate
 from paceline.host import between
-from paceline.host.shards import OtherShards
-from paceline.host.shares import Shares
+from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.remote import OtherShards
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from paceline.core.items import Beginning, Former, Item, Mean, Replica, Version
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.version_shelf import Owner, Shelf
 from support.seeds import each_seed
 
 PLACES = range(4)

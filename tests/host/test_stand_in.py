@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.host.stand_in import EARLY, StandIn
+from paceline.host.bootstrap_process import EARLY, StandIn
 from paceline.ipc import messages
 from support.rooms import OFFER
 

@@ -9,10 +9,10 @@ import pytest
 
 from paceline.core.facts import GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
-from paceline.host.plan import Plan
-from paceline.host.shelf import Shelf
-from paceline.host.summer import Summer
-from paceline.host.sums import Sums
+from paceline.host.memory_plan import Plan
+from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.sum_table import Sums
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
 PLAN = Plan(4, slots=4, areas=1, own=1, sums=2)

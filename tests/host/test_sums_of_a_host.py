@@ -13,7 +13,7 @@ from paceline.core.orders import Release
 from paceline.errors import PeerLost
 from paceline.host import between
 from paceline.host.branch import Branch
-from paceline.host.plan import plan
+from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.items import Sum, Update
 from paceline.host import between
-from paceline.host.sums_of_hosts import SumsOfHosts
+from paceline.host.shards.sums_of_hosts import SumsOfHosts
 from paceline.ipc import messages
 
 TERMS = [(Update(2, 5), 0.25), (Update(3, 5), 0.75)]

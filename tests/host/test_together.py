@@ -8,11 +8,11 @@ import pytest
 
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update, Version
-from paceline.host.plan import Plan
-from paceline.host.shelf import Shelf
-from paceline.host.summer import Summer
-from paceline.host.sums import Sums
-from paceline.host.together import Together
+from paceline.host.memory_plan import Plan
+from paceline.host.shards.aggregation_scheduler import Together
+from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.sum_table import Sums
+from paceline.host.version_shelf import Shelf
 from paceline.transfer.fetcher import Fetchable, Then
 from support.fetchers import NoFetcher
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.host.turns import Turns
+from paceline.host.message_validation import Turns
 from paceline.host.workers import PIECE, Process, Workers
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair

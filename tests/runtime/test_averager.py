@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.host.averager import start_averager
+from paceline.host.averaging_thread import start_averager
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
 from support.launch import Launch

@@ -12,7 +12,7 @@ import pytest
 from paceline.coordinator.member import Member
 from paceline.core.phrases import MOST
 from paceline.display.waits import WaitReports
-from paceline.host.output import Output
+from paceline.host.worker_output import Output
 from support.outputs import output_to
 
 

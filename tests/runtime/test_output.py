@@ -19,8 +19,8 @@ from rich.console import Console
 from paceline.cli import doctor, join
 from paceline.display.progress import Screen
 from paceline.display.state import View
-from paceline.host import output
-from paceline.host.output import LONGEST, MOST_WORDS
+from paceline.host import worker_output
+from paceline.host.worker_output import LONGEST, MOST_WORDS
 from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to
@@ -186,7 +186,7 @@ def test_of_too_many_lines_of_one_host_or_worker_the_rest_is_counted(
 def test_a_worker_elsewhere_that_prints_without_end_fills_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(output, "MOST_KEPT", 1000)
+    monkeypatch.setattr(worker_output, "MOST_KEPT", 1000)
     worker = Worker(tmp_path)
     for _ in range(10):
         worker.output.printed(0, b"x" * 300, elsewhere=True)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.host.turns import MOST_QUESTIONS, Turns
+from paceline.host.message_validation import MOST_QUESTIONS, Turns
 from paceline.ipc import messages as m
 from paceline.ipc.messages import Message
 from paceline.protocols import registry

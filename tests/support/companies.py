@@ -18,10 +18,10 @@ from paceline.host.between import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.branch import BEGINNING
 from paceline.host.host import LocalHost
 from paceline.host.machine import machine
-from paceline.host.plan import plan
+from paceline.host.memory_plan import plan
+from paceline.host.message_validation import Turns
 from paceline.host.several import Other, SeveralHosts
-from paceline.host.shelf import Shelf
-from paceline.host.turns import Turns
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.memory import Span

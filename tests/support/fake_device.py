@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.host import arrivals
+from paceline.host import version_streaming
 from paceline.ipc.memory import Region
 from paceline.store import store
 from paceline.training import accelerator
@@ -168,7 +168,7 @@ def install(seed: int = 0) -> None:
     """
     accelerator.accelerator_of = lambda tensors: FakeDevice(seed)  # type: ignore[assignment,misc]
     accelerator.device_of = lambda tensors: torch.device("cpu")  # type: ignore[assignment]
-    arrivals.TOLD, store.TELLS = 0, 1
+    version_streaming.TOLD, store.TELLS = 0, 1
 
 
 DIES = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.host.output import Output
+from paceline.host.worker_output import Output
 
 
 def output_to(

@@ -34,11 +34,11 @@ from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.files import unforeseen
 from paceline.host import between, devices
+from paceline.host.bootstrap_process import StandIn
 from paceline.host.branch import Branch
+from paceline.host.log_forwarding import Outward
 from paceline.host.machine import difference, machine
-from paceline.host.outward import Outward
-from paceline.host.plan import plan
-from paceline.host.stand_in import StandIn
+from paceline.host.memory_plan import plan
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop

@@ -11,7 +11,7 @@ from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import Board
 from paceline.display.waits import WaitReports
-from paceline.host.output import Output
+from paceline.host.worker_output import Output
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally

@@ -13,7 +13,7 @@ from paceline.coordinator.shutdown import GRACE
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
 from paceline.host.contract import Host
-from paceline.host.moves import Moved
+from paceline.host.shards.migration import Moved
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger

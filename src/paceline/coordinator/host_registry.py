@@ -23,10 +23,10 @@ from paceline.host import between, hash_seed, seed_asked
 from paceline.host.contract import News
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
-from paceline.host.moves import Moved
-from paceline.host.output import Output
-from paceline.host.plan import plan
+from paceline.host.memory_plan import plan
 from paceline.host.several import Other, SeveralHosts
+from paceline.host.shards.migration import Moved
+from paceline.host.worker_output import Output
 from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop
 from paceline.job.settings import Settings

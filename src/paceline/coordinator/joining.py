@@ -27,7 +27,7 @@ from paceline.records.ledger import Ledger
 from paceline.scenario.scenario import Kill
 
 if TYPE_CHECKING:
-    from paceline.host.everywhere import WorkersEverywhere
+    from paceline.host.all_workers import WorkersEverywhere
 
 
 There = Literal["here", "away", "gone"]

@@ -29,7 +29,7 @@ from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFail
 from paceline.files import unforeseen, write_whole
 from paceline.host import hash_seed
 from paceline.host.machine import Machine, environment, machine
-from paceline.host.output import Output
+from paceline.host.worker_output import Output
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop

@@ -34,8 +34,8 @@ from paceline.core.orders import DropUpdate
 from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
 from paceline.host.host import LocalHost
-from paceline.host.output import Output
-from paceline.host.plan import plan
+from paceline.host.memory_plan import plan
+from paceline.host.worker_output import Output
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -48,7 +48,7 @@ from paceline.scenario.group_links import GroupLinks
 if TYPE_CHECKING:
     from paceline.coordinator.drain import Draining
     from paceline.coordinator.host_registry import Others
-    from paceline.host.everywhere import WorkersEverywhere
+    from paceline.host.all_workers import WorkersEverywhere
     from paceline.host.several import Other
 
 
@@ -73,7 +73,7 @@ class Rooms:
         self.hosts: Mapping[int, str] = dict(enumerate(settings.scenario.hosts(settings.workers)))
         """By worker: its host, or node. In a run on several hosts it is added to as hosts come."""
         if others is not None:
-            from paceline.host.everywhere import WorkersEverywhere  # which a run on one host does without
+            from paceline.host.all_workers import WorkersEverywhere  # which a run on one host does without
 
             self.workers, self.hosts = (everywhere := WorkersEverywhere(workers, others.others)), others.names
             others.added.append(everywhere.adds)

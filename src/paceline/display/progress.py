@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.choice import brief
 from paceline.display.state import NAMED, View, duration, named
-from paceline.host.output import Output
+from paceline.host.worker_output import Output
 from paceline.job.settings import Settings
 from paceline.terminal import redraws
 

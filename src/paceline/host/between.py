@@ -163,7 +163,7 @@ class Drop(Message):
 
 
 class SumUp(Message):
-    """Add these updates up, whose workers are here. See `host.summer.Summer`."""
+    """Add these updates up, whose workers are here. See `host.shards.host_reducer.Summer`."""
 
     number: int
     """The sum's."""
@@ -179,7 +179,7 @@ class DropSum(Message):
 
 
 class MakeRange(Message):
-    """Make this host's range of that version, the next one. See `host.maker.Maker`."""
+    """Make this host's range of that version, the next one. See `host.orders.commit_dispatch.Maker`."""
 
     version: int
     terms: list[tuple[Fields, float]]
@@ -206,7 +206,7 @@ class Free(Message):
 class TakeRange(Message):
     """Take over that host's range, and make it as well from the next version on. Its workers have left.
 
-    See `host.moves`. It is answered by `RangeTaken`.
+    See `host.shards.migration`. It is answered by `RangeTaken`.
     """
 
     host: str

@@ -16,21 +16,21 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.host import between
-from paceline.host.attached import bring, empty_file, file_bytes, long_message
+from paceline.host.attachments import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
+from paceline.host.bootstrap_process import StandIn
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
 from paceline.host.contract import STORE, SUMS, WorkersNews
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.pulls import Pulls
+from paceline.host.orders.pushes import Pushes
+from paceline.host.orders.releases import Releases, look_of, step_of
 from paceline.host.overlap import Computing
-from paceline.host.plan import Plan
-from paceline.host.pulls import Pulls
-from paceline.host.pushes import Pushes
-from paceline.host.ranges import Ranges
-from paceline.host.releases import Releases, look_of, step_of
-from paceline.host.replicas_here import ReplicasHere, ReplicasNews
-from paceline.host.seat import Seat, Seats, idle_cores
-from paceline.host.shelf import Owner, Shelf
-from paceline.host.stand_in import StandIn
+from paceline.host.replicas.here import ReplicasHere, ReplicasNews
+from paceline.host.shards.server import Ranges
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
+from paceline.host.worker_state import Seat, Seats, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding

@@ -11,11 +11,11 @@ from typing import Protocol
 from paceline.core.items import Sum, Update
 from paceline.host import between
 from paceline.host.contract import SUMS
-from paceline.host.plan import Plan
-from paceline.host.ranges import Ranges
-from paceline.host.shelf import Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.server import Ranges
 from paceline.host.store_process import Arithmetic
-from paceline.host.summer import Summer
+from paceline.host.version_shelf import Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop

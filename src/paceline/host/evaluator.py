@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.attached import recorded_file
+from paceline.host.attachments import recorded_file
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End, path_of
 from paceline.ipc.loop import Loop

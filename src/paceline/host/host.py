@@ -26,27 +26,27 @@ from paceline.core.orders import (
 from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
-from paceline.host.arrivals import Arrivals
-from paceline.host.attached import recorded_file, write_attached
-from paceline.host.averages import Averages, MadeHere
-from paceline.host.averaging import Averaging
-from paceline.host.commits import HERE, NEWEST, Commits
+from paceline.host.attachments import recorded_file, write_attached
 from paceline.host.contract import News, Progress, Resumption, Updates, called
-from paceline.host.copies import Brings, Copies
 from paceline.host.evaluator import Evaluator
-from paceline.host.joins import Joins
-from paceline.host.plan import Plan
-from paceline.host.pulls import Pulls
-from paceline.host.pushes import Pushes
-from paceline.host.releases import Releases
-from paceline.host.seat import Seat, Seats, idle_cores
-from paceline.host.shares import Shares
-from paceline.host.shelf import Owner, Shelf
-from paceline.host.snapshots import Snapshots
-from paceline.host.steps import Steps
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.averages import Averages, MadeHere
+from paceline.host.orders.averaging import Averaging
+from paceline.host.orders.commit_queue import HERE, NEWEST, Commits
+from paceline.host.orders.join_handover import Joins
+from paceline.host.orders.pulls import Pulls
+from paceline.host.orders.pushes import Pushes
+from paceline.host.orders.releases import Releases
+from paceline.host.orders.snapshots import Snapshots
+from paceline.host.orders.steps import Steps
+from paceline.host.replicas.copies import Brings, Copies
+from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.sum_table import Sums
 from paceline.host.store_process import Arithmetic
-from paceline.host.summer import Summer
-from paceline.host.sums import Sums
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_streaming import Arrivals
+from paceline.host.worker_state import Seat, Seats, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -60,8 +60,8 @@ from paceline.transfer.shaped_fetcher import Paced
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.overlap import Computing, Early
-    from paceline.host.shards import OtherShards
-    from paceline.host.together import Together
+    from paceline.host.shards.aggregation_scheduler import Together
+    from paceline.host.shards.remote import OtherShards
     from paceline.scenario.host_traffic import HostTraffic
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.linked_fetcher import Linked
@@ -192,12 +192,12 @@ class LocalHost:
         self.others: OtherShards | None = None
         self.together: Together | None = None
         if carrier is not None and shards_on:
-            from paceline.host.shards import OtherShards  # which a run on one host does without
+            from paceline.host.shards.remote import OtherShards  # which a run on one host does without
 
             self._fetcher = self.others = OtherShards(self._fetcher)
             self.shelf.freed = self._freed
         if carrier is not None and self.sums is not None and traffic is None:  # a model of links knows no sums
-            from paceline.host.together import Together
+            from paceline.host.shards.aggregation_scheduler import Together
 
             self._fetcher = self.together = Together(self._fetcher, self.sums, self.summer, news.happened)
             if self.others is not None:

@@ -8,10 +8,10 @@ what came early.
 from __future__ import annotations
 
 from paceline.core.items import Update
-from paceline.host.plan import Plan
-from paceline.host.pushes import Pushes
-from paceline.host.shards import OtherShards
-from paceline.host.shelf import Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.pushes import Pushes
+from paceline.host.shards.remote import OtherShards
+from paceline.host.version_shelf import Shelf
 from paceline.transfer.byte_ranges import Coverage
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.remote_fetcher import Wire

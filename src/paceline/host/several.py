@@ -18,15 +18,15 @@ from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import between
-from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
+from paceline.host.attachments import bring, empty_file, file_bytes, recorded_file
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.host import LocalHost
-from paceline.host.moves import Moves
-from paceline.host.replicas_elsewhere import ReplicasElsewhere
-from paceline.host.shelf import Owner
-from paceline.host.steps import shown
-from paceline.host.sums_of_hosts import SumsOfHosts
-from paceline.host.turns import Turns
+from paceline.host.message_validation import Turns
+from paceline.host.orders.steps import shown
+from paceline.host.replicas.elsewhere import ReplicasElsewhere
+from paceline.host.shards.migration import Moves
+from paceline.host.shards.sums_of_hosts import SumsOfHosts
+from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.ipc.memory import Span

@@ -10,7 +10,7 @@ from contextlib import suppress
 from paceline.core.items import Item
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.contract import STORE, SUMS
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop

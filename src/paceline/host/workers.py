@@ -12,7 +12,7 @@ from typing import Protocol
 
 from paceline.core.phrases import workers_named
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.turns import Turns
+from paceline.host.message_validation import Turns
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel
 from paceline.ipc.loop import Loop

@@ -9,7 +9,7 @@ from paceline.core.leases import Dealing
 from paceline.core.machine import Spec
 from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
-from paceline.host.plan import BESIDE_READERS
+from paceline.host.memory_plan import BESIDE_READERS
 from paceline.ipc.messages import Offered
 from paceline.job.settings import Settings
 from paceline.records.summary import Target

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from paceline.host.output import Output, Unread
+from paceline.host.worker_output import Output, Unread
 from paceline.ipc.processes import asking_to_end
 
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)

@@ -110,7 +110,7 @@ class Settings:
 
     @property
     def stand_ins(self) -> dict[str, int]:
-        """By host without workers: what the process is numbered that stands in for one there. See `host.stand_in`."""
+        """By host without workers: what the process is numbered that stands in for one there. See `host.bootstrap_process`."""
         if self.hosts == 1:
             return {}
         without = [host for host, workers in self.scenario.placed(self.workers).items() if not workers]

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from paceline.core.items import Item
 from paceline.errors import MessageUnreadable
-from paceline.host.shelf import Owner
+from paceline.host.version_shelf import Owner
 
 
 class Range(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.core.items import Item
-from paceline.host.shelf import Owner
+from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
 from paceline.transfer.data_connection import Bulk, BulkNews, Pipe

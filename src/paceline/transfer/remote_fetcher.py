@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact
 from paceline.core.items import Blob, Buffers, Replica, Sum, Update, Version
-from paceline.host.shelf import Owner
+from paceline.host.version_shelf import Owner
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 if TYPE_CHECKING:  # which a run on one host does without

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 from paceline.errors import ConfigError
 from paceline.files import MODE
-from paceline.host.output import Output
-from paceline.host.turns import Turns
+from paceline.host.message_validation import Turns
+from paceline.host.worker_output import Output
 from paceline.host.workers import Process
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair

@@ -23,7 +23,7 @@ from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.host import devices
-from paceline.host.averager import start_averager
+from paceline.host.averaging_thread import start_averager
 from paceline.host.evaluator import fork_evaluator
 from paceline.ipc import messages
 from paceline.ipc.channel import LONGEST, Channel, attached, attachment, path_of

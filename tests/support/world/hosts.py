@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.coordinator.agent import LET_IN, PAUSE, _Agent
-from paceline.host.turns import Turns
+from paceline.host.message_validation import Turns
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
 from paceline.job.received_folder import Received

@@ -15,12 +15,12 @@ from paceline.coordinator import host_registry as rest
 from paceline.core import shards
 from paceline.host import hash_seed, store_process
 from paceline.host.branch import BEGINNING
-from paceline.host.commits import NEWEST
 from paceline.host.machine import Machine
-from paceline.host.moves import MOVING
-from paceline.host.ranges import _kept
-from paceline.host.replicas_elsewhere import _carries
-from paceline.host.steps import BEGUN_AS
+from paceline.host.orders.commit_queue import NEWEST
+from paceline.host.orders.steps import BEGUN_AS
+from paceline.host.replicas.elsewhere import _carries
+from paceline.host.shards.migration import MOVING
+from paceline.host.shards.server import _kept
 from paceline.ipc import memory
 from paceline.ipc.memory import Region
 from paceline.transfer import data_connection

@@ -10,12 +10,12 @@ from typing import Protocol
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
-from paceline.host.averaging import Averaging, Group, Part
 from paceline.host.contract import News
-from paceline.host.plan import Plan
-from paceline.host.seat import Seat
-from paceline.host.shelf import Owner, Shelf
-from paceline.host.steps import Steps
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.averaging import Averaging, Group, Part
+from paceline.host.orders.steps import Steps
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.worker_state import Seat
 from paceline.transfer.fetcher import Fetcher
 
 
@@ -25,7 +25,7 @@ def mean_of(group: int) -> Owner:
 
 
 class Makers(Protocol):
-    """The hosts that make averages: see `host.averaging`."""
+    """The hosts that make averages: see `host.orders.averaging`."""
 
     def begin(self, group: Group) -> set[str]:
         """Have the group average. Return the hosts that do: `Averages.made` or `Averages.given_up` tells of each."""
@@ -145,7 +145,7 @@ class Averages:
         average.lost = {worker: None for worker in order.members if not self._seats[worker].here}
         places = self._plan.for_replicas(elsewhere=all(self._seats[worker].elsewhere for worker in order.members))
         target = self._shelf.put(Mean(order.group), mean_of(order.group), places)
-        assert target is not None  # `plan.REPLICAS` counts this one
+        assert target is not None  # `memory_plan.REPLICAS` counts this one
         group = Group(order.group, target, self._parts(sources, weights))
 
         def go() -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.plan import Plan
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop
@@ -210,7 +210,7 @@ class Averaging:
             return
         term = Partial(work.group.number, part.host)
         place = self._shelf.put(term, _owner(term), self._plan.shared)
-        assert place is not None  # `plan.REPLICAS` counts these
+        assert place is not None  # `memory_plan.REPLICAS` counts these
         work.terms[part.host] = place
         if here:
             steps = [self._steps(one) for one in work.slices] if self._carrier is not None else [[(0, self._end)]]

@@ -14,14 +14,14 @@ from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.core.state_edits import StateEdit, StateEdits
 from paceline.host.contract import News
-from paceline.host.maker import Maker, Pushed, Scalars
-from paceline.host.plan import Plan
-from paceline.host.pushes import Pushes
-from paceline.host.seat import Seat
-from paceline.host.shelf import Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.commit_dispatch import Maker, Pushed, Scalars
+from paceline.host.orders.pushes import Pushes
+from paceline.host.shards.sum_table import Sums
 from paceline.host.store_process import Arithmetic
-from paceline.host.sums import Sums
+from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Awaited
+from paceline.host.worker_state import Seat
 from paceline.ipc import messages
 
 HERE = ""

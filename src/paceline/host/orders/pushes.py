@@ -9,10 +9,10 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.contract import NotHere, Updates
-from paceline.host.maker import Pushed
-from paceline.host.plan import Plan
-from paceline.host.seat import Seat
-from paceline.host.shelf import Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.commit_dispatch import Pushed
+from paceline.host.version_shelf import Shelf
+from paceline.host.worker_state import Seat
 from paceline.transfer.fetcher import Fetcher
 
 

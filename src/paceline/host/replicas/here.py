@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import between
-from paceline.host.averaging import Averaging, AveragingNews, Group, Part
-from paceline.host.placed import placed
-from paceline.host.plan import Plan
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.averaging import Averaging, AveragingNews, Group, Part
+from paceline.host.place_translation import placed
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop

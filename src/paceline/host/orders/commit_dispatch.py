@@ -9,9 +9,9 @@ import msgspec
 
 from paceline.core.items import Sum, Update, Version
 from paceline.core.state_edits import StateEdit
-from paceline.host.plan import Plan
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
 from paceline.host.store_process import Arithmetic
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.transfer.byte_ranges import Coverage
 

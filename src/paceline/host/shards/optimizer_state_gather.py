@@ -12,7 +12,7 @@ from paceline.host.store_process import Arithmetic
 from paceline.ipc import messages
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.shards import OtherShards
+    from paceline.host.shards.remote import OtherShards
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 The head has one shelf for the replicas of all hosts. So it decides what lies where as on one host: what is stepped in
 place, what is the mean of a group, what is kept for a joiner. Other hosts have the bytes of what their workers need.
-See `host.replicas_here`.
+See `host.replicas.here`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import count
 
 from paceline.core.items import Item, Mean, Partial, Replica
 from paceline.host import between
-from paceline.host.averaging import Group
 from paceline.host.host import LocalHost
-from paceline.host.placed import places_of
-from paceline.host.replicas_here import whole
-from paceline.host.shelf import Owner
+from paceline.host.orders.averaging import Group
+from paceline.host.place_translation import places_of
+from paceline.host.replicas.here import whole
+from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import fields_of

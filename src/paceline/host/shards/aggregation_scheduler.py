@@ -9,8 +9,8 @@ from itertools import count
 
 from paceline.core.facts import Fact, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update
-from paceline.host.summer import Summer, Terms
-from paceline.host.sums import Sums
+from paceline.host.shards.host_reducer import Summer, Terms
+from paceline.host.shards.sum_table import Sums
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 

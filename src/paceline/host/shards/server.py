@@ -11,11 +11,11 @@ from typing import Protocol
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
 from paceline.host import between
-from paceline.host.maker import Maker
-from paceline.host.moves import Taking
-from paceline.host.plan import Plan
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.commit_dispatch import Maker
+from paceline.host.shards.migration import Taking
 from paceline.host.store_process import Arithmetic
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Awaited
 from paceline.ipc import messages
 from paceline.transfer.item_names import summand_of

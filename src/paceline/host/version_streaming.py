@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.core.items import Version
-from paceline.host.seat import Seat
-from paceline.host.shelf import Shelf
+from paceline.host.version_shelf import Shelf
+from paceline.host.worker_state import Seat
 from paceline.ipc import messages
 
 TOLD = 8 << 20

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Sum, Update
-from paceline.host.plan import Plan
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
 from paceline.host.store_process import Arithmetic
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.transfer.byte_ranges import Coverage
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
-from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Resumption
-from paceline.host.copies import Brings
-from paceline.host.plan import Plan
-from paceline.host.shares import Shares
-from paceline.host.shelf import Owner, Shelf
-from paceline.host.steps import Steps
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.commit_queue import NEWEST, Commits
+from paceline.host.orders.steps import Steps
+from paceline.host.replicas.copies import Brings
+from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.store_process import Arithmetic
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 

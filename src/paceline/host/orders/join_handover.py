@@ -10,15 +10,15 @@ from itertools import count
 from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
-from paceline.host.attached import recorded_file
-from paceline.host.commits import Commits
+from paceline.host.attachments import recorded_file
 from paceline.host.contract import News
-from paceline.host.plan import Plan
-from paceline.host.releases import Releases, step_of
-from paceline.host.seat import Seat
-from paceline.host.shelf import Owner, Shelf
-from paceline.host.steps import Steps, shown
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.commit_queue import Commits
+from paceline.host.orders.releases import Releases, step_of
+from paceline.host.orders.steps import Steps, shown
 from paceline.host.store_process import Arithmetic
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.worker_state import Seat
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.items import Replica, Version
 from paceline.host.contract import News
-from paceline.host.plan import Plan
-from paceline.host.shelf import Shelf
-from paceline.host.steps import Steps
+from paceline.host.memory_plan import Plan
+from paceline.host.orders.steps import Steps
 from paceline.host.store_process import Arithmetic
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
 Brings = Callable[[Mapping[int, Replica], Callable[[], None], Callable[[int], None]], None]
@@ -46,7 +46,7 @@ class Copies:
         places = [self._shelf.place(replica) for replica in replicas.values()]
         self._shelf.claim(("cut for version", version), *replicas.values())
         target = self._shelf.put(Version(version), ("mean for version", version), self._plan.shared)
-        assert target is not None  # `plan.REPLICAS` counts this one
+        assert target is not None  # `memory_plan.REPLICAS` counts this one
 
         def made() -> None:
             self._brings(replicas, write, lambda lost: void([lost]))

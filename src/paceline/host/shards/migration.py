@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, heir, taken_over
 from paceline.host import between
-from paceline.host.shelf import Owner
+from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
     from paceline.host.host import LocalHost
-    from paceline.host.shards import OtherShards
+    from paceline.host.shards.remote import OtherShards
     from paceline.transfer.manager import Carrier
 
 MOVING = ("moving range",)

@@ -15,8 +15,8 @@ from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate
 from paceline.core.state_edits import StateEdit
 from paceline.host import between
-from paceline.host.commits import HERE
-from paceline.host.maker import Pushed, Scalars
+from paceline.host.orders.commit_dispatch import Pushed, Scalars
+from paceline.host.orders.commit_queue import HERE
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 from paceline.transfer.item_names import fields_of

@@ -9,9 +9,9 @@ from typing import Any
 from paceline.core.items import Item, Mean, Replica
 from paceline.core.orders import StepReplica
 from paceline.host.contract import NotHere
-from paceline.host.plan import Plan
-from paceline.host.seat import Seat
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.memory_plan import Plan
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.worker_state import Seat
 from paceline.ipc import messages
 
 
@@ -220,7 +220,7 @@ class Steps:
             reads: tuple[Item, ...] = (before,)
             self._shelf.claim(("step of a replica", worker, step), *reads, *((mean,) if mean else ()))
             free = self._shelf.put(after, replica_of(worker), self._places_for(worker))
-            assert free is not None  # `plan.REPLICAS` counts this one
+            assert free is not None  # `memory_plan.REPLICAS` counts this one
             target = free
         else:
             self._shelf.rename(before, after)

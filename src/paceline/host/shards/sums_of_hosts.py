@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.items import Sum
 from paceline.host import between
-from paceline.host.shards import OtherShards
-from paceline.host.summer import Summer, Terms
-from paceline.host.sums import Sums
-from paceline.host.together import Together
+from paceline.host.shards.aggregation_scheduler import Together
+from paceline.host.shards.host_reducer import Summer, Terms
+from paceline.host.shards.remote import OtherShards
+from paceline.host.shards.sum_table import Sums
 from paceline.ipc import messages
 
 SEVERAL = 2

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
-from paceline.host.arrivals import Arrivals
 from paceline.host.contract import WorkersNews
-from paceline.host.pulls import Pulls, ahead
-from paceline.host.pushes import Pushes
-from paceline.host.seat import Seat
-from paceline.host.shelf import Owner, Shelf
-from paceline.host.steps import Steps, shown
+from paceline.host.orders.pulls import Pulls, ahead
+from paceline.host.orders.pushes import Pushes
+from paceline.host.orders.steps import Steps, shown
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_streaming import Arrivals
 from paceline.host.versions import Versions
+from paceline.host.worker_state import Seat
 from paceline.ipc import messages
 
 

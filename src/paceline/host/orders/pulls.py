@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Version
 from paceline.core.orders import StartPull
-from paceline.host.seat import Seat
-from paceline.host.shelf import Owner, Shelf
+from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Versions
+from paceline.host.worker_state import Seat
 from paceline.transfer.fetcher import Fetcher
 
 

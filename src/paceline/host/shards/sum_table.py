@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
 from paceline.core.roster import mean_of
-from paceline.host.maker import Pushed
-from paceline.host.shelf import Shelf
-from paceline.host.summer import Summer, Terms
+from paceline.host.orders.commit_dispatch import Pushed
+from paceline.host.shards.host_reducer import Summer, Terms
+from paceline.host.version_shelf import Shelf
 
 Found = tuple[str, int | None]
 """A parameter with a NaN or an infinity, and the worker whose gradient has it."""

@@ -1,0 +1,1 @@
+"""How a host carries out orders: a module for each kind."""

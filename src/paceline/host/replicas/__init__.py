@@ -1,0 +1,1 @@
+"""Replicas, of workers here and of other hosts' workers."""

@@ -1,0 +1,1 @@
+"""Versions that several hosts make, each a range of them."""
