@@ -19,9 +19,9 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.api import simulate
-    from paceline.programs.comparison import Comparison
-    from paceline.programs.launching import compare, run
-    from paceline.programs.recorded import Run
+    from paceline.notebook.comparison import Comparison
+    from paceline.notebook.launching import compare, run
+    from paceline.notebook.recorded import Run
     from paceline.training.prepare import (
         agree,
         epochs,
@@ -57,10 +57,10 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Comparison": "programs.comparison",
-    "Run": "programs.recorded",
-    "compare": "programs.launching",
-    "run": "programs.launching",
+    "Comparison": "notebook.comparison",
+    "Run": "notebook.recorded",
+    "compare": "notebook.launching",
+    "run": "notebook.launching",
     "simulate": "api",
 }
 """Names that are not in `training.prepare`."""

@@ -13,8 +13,8 @@ import pytest
 
 import paceline
 from paceline.errors import ConfigError, RunFailed
-from paceline.programs import launching
-from paceline.programs.child import Ended, _follow, carry_out
+from paceline.notebook import launching
+from paceline.notebook.child import Ended, _follow, carry_out
 from paceline.records.kept import FILES
 from support.dispositions import as_from_a_terminal
 

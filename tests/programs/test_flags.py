@@ -12,7 +12,7 @@ import pytest
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.programs.flags import flags_of, parsed, words
+from paceline.notebook.flags import flags_of, parsed, words
 
 NOT_FLAGS = {"train", "args", "kwargs", "flags"}
 COMMANDS: dict[str, Callable[..., Any]] = {"run": paceline.run, "compare": paceline.compare}

@@ -15,8 +15,8 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.errors import ConfigError
-from paceline.programs import comparison, launching, recorded, tables
-from paceline.programs.tables import as_frame
+from paceline.notebook import comparison, launching, recorded, tables
+from paceline.notebook.tables import as_frame
 from support.recorded import crashed, edited, leased, simulated
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.programs.function import call
-from paceline.programs.sending import Sent
+from paceline.notebook.function import call
+from paceline.notebook.sending import Sent
 from paceline.records.kept import kept_script
 
 CELL = """

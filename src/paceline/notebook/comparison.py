@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.files import read_file
-from paceline.programs.recorded import Run
-from paceline.programs.tables import Frame, as_frame, table
+from paceline.notebook.recorded import Run
+from paceline.notebook.tables import Frame, as_frame, table
 from paceline.records.comparison import COMPARISON, runs_of
 
 

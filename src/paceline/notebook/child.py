@@ -137,7 +137,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Be the child: `python -m paceline.programs.child PARENT REPORT WORDS…`."""
+    """Be the child: `python -m paceline.notebook.child PARENT REPORT WORDS…`."""
     parent, report = int(sys.argv.pop(1)), int(sys.argv.pop(1))
     from paceline.__main__ import command, end_when_asked
 

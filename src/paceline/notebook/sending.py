@@ -33,7 +33,7 @@ TEXT = """\
 # The function {name}, as it was given to Paceline from Python. The workers load it from {pickle}, beside this file.
 # It was called as {called}.
 {source}
-from paceline.programs.function import call
+from paceline.notebook.function import call
 
 call(__file__, sha256="{sha256}", python="{python}")
 """

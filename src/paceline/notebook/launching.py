@@ -15,10 +15,10 @@ import tomli_w
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, RunFailed
 from paceline.files import read_json
-from paceline.programs.child import Ended, carry_out
-from paceline.programs.comparison import Comparison
-from paceline.programs.flags import parsed, words
-from paceline.programs.recorded import Run
+from paceline.notebook.child import Ended, carry_out
+from paceline.notebook.comparison import Comparison
+from paceline.notebook.flags import parsed, words
+from paceline.notebook.recorded import Run
 from paceline.protocols import registry
 from paceline.records import kept
 from paceline.records.comparison import COMPARISON
@@ -277,7 +277,7 @@ def _script(
         return f"./{path}" if path.startswith("-") else path, [str(word) for word in args]
     if not callable(train):
         raise ConfigError(f"paceline.{command}() got {train!r}; give it a function, or the path of a script")
-    from paceline.programs.sending import Sent
+    from paceline.notebook.sending import Sent
 
     sent = Sent(train, args, kwargs or {})
     if not (folder / COMPARISON).exists():

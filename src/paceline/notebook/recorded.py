@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.choice import brief
-from paceline.programs.tables import Frame, as_frame, table
+from paceline.notebook.tables import Frame, as_frame, table
 from paceline.protocols import registry
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
