@@ -16,24 +16,57 @@ ROOT = Path(paceline.__file__).parent
 
 MAY_IMPORT = {
     "core": set(),
-    "cluster": {"core", "files"},
+    "scenario": {"core", "files"},
     "protocols": {"core"},
-    "fabric": {"core"},
-    "training": {"core", "fabric", "files"},
-    "records": {"core", "cluster", "files"},
-    "sim": {"core", "cluster", "records"},
-    "host": {"core", "cluster", "fabric", "training", "records", "files", "terminal"},
-    "runtime": {"core", "cluster", "protocols", "fabric", "training", "records", "host", "files", "terminal"},
-    "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "host", "runtime", "files"},
-    "cli": {"core", "cluster", "protocols", "fabric", "records", "sim", "host", "runtime", "runs", "files", "terminal"},
-    "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "host", "runs", "cli", "files"},
+    "ipc": {"core", "files"},
+    "net": {"ipc"},
+    "records": {"core", "scenario", "files"},
+    "sim": {"core", "scenario", "records"},
+    "training": {"core", "ipc", "store"},
+    "store": {"core", "ipc", "records", "training", "files"},
+    "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
+    "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},
+    "job": {"core", "ipc", "net", "protocols", "records", "scenario", "host"},
+    "launch": {"core", "ipc", "net", "scenario", "files"},
+    "worker_process": {
+        *("core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
+    },
+    "display": {"core", "records", "host", "job", "coordinator", "terminal"},
+    "coordinator": {
+        *("core", "ipc", "net", "records", "scenario", "training", "transfer", "host", "job", "launch"),
+        *("worker_process", "display", "files"),
+    },
+    "runs": {
+        *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "host", "job", "launch"),
+        *("worker_process", "coordinator", "files"),
+    },
+    "cli": {
+        *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
+        *("worker_process", "coordinator", "runs", "files", "terminal"),
+    },
+    "notebook": {
+        *("core", "ipc", "protocols", "records", "scenario", "training", "host", "runs", "cli", "files", "__main__"),
+    },
 }
-"""Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
+"""Folder to the other folders that it may import (and, always, itself, `errors` and `version`).
 
-WITHOUT_TORCH = ("core", "cluster", "protocols", "records", "sim")
+Three pairs import each other. A script's process may make what the store makes (`training`, `store`), a view is of what
+the coordinator has (`coordinator`, `display`), and fetches look at the host's shelf (`transfer`, `host`).
+"""
+
+WITHOUT_TORCH = {"core", "scenario", "protocols", "ipc", "net", "records", "sim"}
 
 OUTSIDE = {"fcntl", "io", "mmap", "os", "pathlib", "select", "shutil", "socket", "sqlite3", "subprocess", "tempfile"}
 """Modules that open files, or what else the system has."""
+FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subprocess", "threading"}
+"""Modules with clocks and sockets, which the loop hands out."""
+WITH_A_CLOCK = {
+    *("coordinator/agent", "coordinator/ddp", "coordinator/rendezvous", "host/averaging_thread", "host/evaluator"),
+    *("host/seed_asked", "host/worker_output", "transfer/io_process", "transfer/movers"),
+}
+"""Modules of these folders that look at a clock or a socket by themselves."""
+PLACES = ("orders", "replicas.copies", "store_process", "version_shelf", "worker_state")
+"""Modules of the host that know places and claims."""
 
 
 @cache
@@ -49,54 +82,65 @@ def imports(file: Path) -> set[str]:
     return names
 
 
-FILES = sorted(file for folder in MAY_IMPORT for file in (ROOT / folder).rglob("*.py"))
+def ours(file: Path) -> set[str]:
+    """The same of this package, without its name."""
+    return {name.partition(".")[2] for name in imports(file) if name.startswith("paceline.")}
 
 
-def test_every_folder_has_its_arrows() -> None:
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= set(MAY_IMPORT)
+def outside(file: Path) -> set[str]:
+    """The packages that it imports from."""
+    return {name.partition(".")[0] for name in imports(file)}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_file_imports_only_what_its_folder_may(file: Path) -> None:
-    folder = file.relative_to(ROOT).parts[0]
-    ours = {name.split(".")[1] for name in imports(file) if name.startswith("paceline.")}
-    assert ours <= MAY_IMPORT[folder] | {folder, "errors", "version", "__file__"}
+def folder(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_pure_folders_do_not_import_torch_and_core_only_the_standard_library(file: Path) -> None:
-    folder = file.relative_to(ROOT).parts[0]
-    tops = {name.split(".")[0] for name in imports(file)}
-    if folder in WITHOUT_TORCH:
-        assert "torch" not in tops
-    if folder == "core":
-        assert tops <= {*sys.stdlib_module_names, "paceline"}
+def files(*folders: str) -> list[Path]:
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "core").glob("*.py")), ids=lambda file: file.stem)
-def test_core_opens_no_file(file: Path) -> None:
-    assert not OUTSIDE & {name.split(".")[0] for name in imports(file)}
-    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
+def calls(file: Path) -> set[str]:
+    """The plain names that it calls."""
+    nodes = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_every_folder_imports_only_what_it_may() -> None:
+    assert {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"} == {*MAY_IMPORT}
+    for file in files(*MAY_IMPORT):
+        may = MAY_IMPORT[folder(file)] | {folder(file), "errors", "version", "__file__"}
+        assert {name.partition(".")[0] for name in ours(file)} <= may, file
+
+
+def test_no_arrow_is_allowed_that_nothing_needs() -> None:
+    for name, may in MAY_IMPORT.items():
+        assert may <= {one.partition(".")[0] for file in files(name) for one in ours(file)}, name
+
+
+def test_pure_folders_do_not_import_torch_and_core_only_the_standard_library() -> None:
+    for file in files(*WITHOUT_TORCH):
+        assert "torch" not in outside(file), file
+    for file in files("core"):
+        assert outside(file) <= {*sys.stdlib_module_names, "paceline"}, file
+        assert not OUTSIDE & outside(file), file
+        assert "open" not in calls(file), file
 
 
 @pytest.mark.parametrize("file", ["net/control.py", "ipc/endpoint.py", "net/numbered.py", "host/message_validation.py"])
 def test_what_is_pure_knows_no_socket_and_no_clock(file: str) -> None:
-    tops = {name.split(".")[0] for name in imports(ROOT / file)}
-    assert not tops & {*OUTSIDE, "selectors", "threading", "time"}
+    assert not outside(ROOT / file) & {*OUTSIDE, "selectors", "threading", "time"}
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "runs").glob("*.py")), ids=lambda file: file.stem)
-def test_runs_neither_parse_nor_print(file: Path) -> None:
-    assert "argparse" not in imports(file)
-    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    assert "print" not in [call.id for call in calls if isinstance(call, ast.Name)]
+def test_runs_neither_parse_nor_print() -> None:
+    for file in files("runs"):
+        assert "argparse" not in imports(file), file
+        assert "print" not in calls(file), file
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "protocols").glob("*.py")), ids=lambda file: file.stem)
-def test_protocols_never_import_each_other(file: Path) -> None:
-    assert not {name for name in imports(file) if name.startswith("paceline.protocols")}
+def test_protocols_never_import_each_other() -> None:
+    for file in files("protocols"):
+        assert not {name for name in ours(file) if name.startswith("protocols")}, file
 
 
 def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
@@ -106,6 +150,11 @@ def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
         "assert not {'torch', 'pandas', 'cloudpickle'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """Once it is imported, it would take that name's place in the package."""
+    assert not {path.stem for path in ROOT.iterdir()} & {*paceline.__all__}
 
 
 def test_what_every_script_imports_loads_the_standard_library_and_nothing_else() -> None:
@@ -122,7 +171,8 @@ def test_a_run_on_one_host_loads_nothing_of_what_several_say_to_each_other() -> 
     """It is part of each start, and of each run's memory."""
     program = (
         "import sys, paceline.coordinator.coordinator; "
-        "several = {f'paceline.host.{name}' for name in ('between', 'bulk', 'carrier', 'several', 'shards')}; "
+        "several = {f'paceline.{name}' for name in ('host.between', 'host.several', 'host.shards.remote', "
+        "'transfer.data_connection', 'transfer.manager')}; "
         "assert not several & set(sys.modules), several & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
@@ -147,73 +197,15 @@ def test_the_public_names_are_exactly_these() -> None:
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
 
 
-FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subprocess", "threading"}
-"""Modules with clocks and sockets, which the loop hands out."""
-ROOMS = (
-    *(
-        "accounts",
-        "adoption",
-        "agreeing",
-        "applied",
-        "clock",
-        "coordinator",
-        "course",
-        "data",
-        "director",
-        "display",
-        "ending",
-    ),
-    *("evaluations", "leaving", "lifecycle", "limits", "losses", "news", "recordings", "rooms", "scores", "terms"),
-    *("snapshots", "versions"),
-)
-AT_HOME = (
-    *(
-        "arithmetic",
-        "averages",
-        "carrier",
-        "commits",
-        "contract",
-        "copies",
-        "fetch",
-        "fetches",
-        "host",
-        "paced",
-        "plan",
-        "pulls",
-        "pushes",
-    ),
-    *("releases", "seat", "shelf", "snapshots", "steps", "turns", "wire", "workers"),
-)
+def test_nothing_outside_the_host_reaches_its_insides() -> None:
+    for file in files(*({*MAY_IMPORT} - {"host", "transfer"})):
+        assert not {name for name in ours(file) if name.startswith(tuple(f"host.{one}" for one in PLACES))}, file
 
 
-PLACES = {
-    "arithmetic",
-    "averages",
-    "commits",
-    "copies",
-    "pulls",
-    "pushes",
-    "releases",
-    "seat",
-    "shelf",
-    "snapshots",
-    "steps",
-}
-"""Modules of the host that know places and claims."""
-
-
-@pytest.mark.parametrize("folder", ["runtime", "runs", "cli", "programs"])
-def test_nothing_outside_the_host_reaches_its_insides(folder: str) -> None:
-    for file in (ROOT / folder).rglob("*.py"):
-        names = {name.split(".")[2] for name in imports(file) if name.startswith("paceline.host.")}
-        assert not names & PLACES, file
-
-
-@pytest.mark.parametrize(
-    "file",
-    ["core/hosts", "core/membership", *(f"host/{name}" for name in AT_HOME), *(f"runtime/{name}" for name in ROOMS)],
-)
-def test_a_coordinator_its_rooms_and_a_host_read_no_clock_and_open_no_socket(file: str) -> None:
-    names = imports(ROOT / f"{file}.py")
-    assert not {name.split(".")[0] for name in names} & FROM_THE_LOOP
-    assert not {name for name in names if name.startswith("paceline.net") and name.endswith(".pair")}
+def test_a_coordinator_and_a_host_read_no_clock_and_open_no_socket() -> None:
+    looks = {
+        str(file.relative_to(ROOT).with_suffix(""))
+        for file in files("coordinator", "host", "transfer")
+        if outside(file) & FROM_THE_LOOP
+    }
+    assert looks == WITH_A_CLOCK

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.ipc import channel, send_queue
-from paceline.ipc.channel import ATTACHED, INLINE, MOST_DESCRIPTORS, PACKET, Channel
+from paceline.ipc import send_queue
+from paceline.ipc.channel import ATTACHED, INLINE, MOST_DESCRIPTORS, PACKET, Channel, pair
 from paceline.ipc.endpoint import LENGTH, MOST_BYTES, Coding, Endpoint, Frames, framed
 from paceline.ipc.loop import Loop
 from paceline.ipc.send_queue import Outbox, Watching
@@ -79,7 +79,7 @@ class UnixEnds(Ends):
     loop: Loop
 
     def __init__(self) -> None:
-        ours, theirs = channel.pair()
+        ours, theirs = pair()
         self.here, self.there = Channel(ours, Kinds, "there"), Channel(theirs, Kinds, "here")
         self.loop = Loop()
 
@@ -432,7 +432,7 @@ class TestUnix(EndpointContract):
         return UnixEnds()
 
     def test_the_death_of_the_peers_process_is_the_end_of_the_channel(self) -> None:
-        ours, theirs = channel.pair()
+        ours, theirs = pair()
         child = os.fork()
         if not child:
             try:
@@ -454,7 +454,7 @@ class TestUnix(EndpointContract):
         channel.close()
 
     def test_a_sender_that_may_wait_goes_on_when_there_is_room(self) -> None:
-        ours, theirs = channel.pair()
+        ours, theirs = pair()
         child = os.fork()
         if not child:
             try:
@@ -471,7 +471,7 @@ class TestUnix(EndpointContract):
         channel.close()
 
     def test_an_executed_program_inherits_no_end(self) -> None:
-        ours, theirs = channel.pair()
+        ours, theirs = pair()
         assert not os.get_inheritable(ours.fileno())
         assert not os.get_inheritable(theirs.fileno())
         ours.close()
@@ -533,7 +533,7 @@ def test_after_a_frame_that_is_too_long_a_stream_is_never_read_again() -> None:
 
 
 def test_an_end_that_need_not_wait_gets_what_is_there_and_then_nothing() -> None:
-    ours, theirs = channel.pair()
+    ours, theirs = pair()
     here, there = Channel(ours, Kinds, "here"), Channel(theirs, Kinds, "there")
     assert there.receive_now() is None
     with open(os.devnull) as file:

@@ -382,8 +382,8 @@ def test_a_byte_that_is_changed_on_the_way_ends_the_connection(lobby: Lobby) -> 
 
 def test_only_who_encrypts_imports_what_that_takes() -> None:
     program = (
-        "import sys, paceline, paceline.cli.main, paceline.cli.token, paceline.coordinator.run, paceline.coordinator.emulated, "
-        "paceline.coordinator.host_registry; assert 'cryptography' not in sys.modules"
+        "import sys, paceline, paceline.cli.main, paceline.cli.token, paceline.coordinator.run, "
+        "paceline.coordinator.emulated, paceline.coordinator.host_registry; assert 'cryptography' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 

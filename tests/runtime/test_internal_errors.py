@@ -20,7 +20,7 @@ from paceline.host import between
 from paceline.ipc import messages
 from paceline.ipc.processes import fork_child
 from paceline.records.ledger import Ledger
-from paceline.store import process
+from paceline.store import process as store_process
 from support.launch import Launch
 from support.scripts import training
 
@@ -150,15 +150,15 @@ def test_of_the_process_that_makes_versions_and_of_its_thread_that_writes(
     from host.test_arithmetic_process import Process
 
     orders: dict[str, tuple[object, str, messages.Message]] = {
-        "commit": (process.Store, "commit", messages.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
+        "commit": (store_process.Store, "commit", messages.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
         "write": (
-            process.NamedVersion,
+            store_process.NamedVersion,
             "record",
             messages.Record(0, 0, str(folder / "v"), [], "mean", False, messages.UNTOLD),
         ),
-        "keep": (process.Store, "keep", messages.KeepState(0, str(folder / "s"))),
-        "seal": (process, "_seal", messages.Seal(str(folder), b"", [])),
-        "share": (process, "pack_share", messages.SendShare(0)),
+        "keep": (store_process.Store, "keep", messages.KeepState(0, str(folder / "s"))),
+        "seal": (store_process, "_seal", messages.Seal(str(folder), b"", [])),
+        "share": (store_process, "pack_share", messages.SendShare(0)),
     }
     where, name, order = orders[does]
     monkeypatch.setattr(where, name, boom)

@@ -1,1 +1,1 @@
-"""Real processes: the launcher with its coordinator, the workers, the store's process."""
+"""The head of a run: one sequencer, and what it keeps of workers, data, versions and hosts."""

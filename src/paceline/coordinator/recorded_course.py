@@ -122,7 +122,7 @@ class PrescribedLeases(Leases):
 
 @dataclass(slots=True)
 class Course:
-    """What a director knows beforehand, and answers a coordinator with; see `terms`."""
+    """What a director knows beforehand, and answers a coordinator with; see `run_policy`."""
 
     moment: float = 0.0
     """The run's time."""

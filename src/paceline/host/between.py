@@ -14,8 +14,8 @@ from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
 from paceline.host.machine import Machine
 from paceline.ipc import messages
+from paceline.ipc.endpoint import Count, Seconds, Word
 from paceline.ipc.messages import Message
-from paceline.net.numbered import Count, Seconds, Word
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
 from paceline.scenario.scenario import MOST_WORKERS

@@ -14,7 +14,7 @@ import msgspec
 from paceline.core.phrases import workers_named
 from paceline.host import devices, hash_seed
 from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
-from paceline.net.numbered import Count, Word
+from paceline.ipc.endpoint import Count, Word
 from paceline.version import __version__
 
 OF_THE_HEAD = ("python", "torch", "numpy", "cpu_capability", "platform", "cores", "devices")

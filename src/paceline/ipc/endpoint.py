@@ -10,7 +10,7 @@ import gc
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,15 @@ MOST_BYTES = 4 << 30
 LENGTH = struct.Struct("<Q")
 LONG = 1 << 16
 """Bytes from which on a message may have so many lists that collecting garbage takes longer than reading it."""
+
+# What others say is bounded by its types: a message with a value out of bounds can't be read.
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Counts from 0, as far as the ledger can write it."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A length of time. NaN is none."""
+_PLAIN = r"\A[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
+Word = Annotated[str, msgspec.Meta(max_length=1 << 12, pattern=_PLAIN)]
+"""What stands in tables and files as it is: it has no control characters, and none that turn the direction of text."""
 
 
 class Endpoint(Protocol):

@@ -9,7 +9,7 @@ import msgspec
 from paceline.core.agreements import LONGEST, How, Value
 from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
-from paceline.net.numbered import Count, Seconds, Word
+from paceline.ipc.endpoint import Count, Seconds, Word
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e100)]

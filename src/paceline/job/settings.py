@@ -38,7 +38,7 @@ class Settings:
     notes: tuple[str, str] | None = None
     """Where hosts of the head's machine find what its workers note of files. See `worker_process.folders.told`."""
     directory: Path | None = None
-    """Where workers begin, at a host that was sent a folder; None: in the working directory. See `job.received_folder`."""
+    """Where workers begin, at a host that was sent a folder (`job.received_folder`); None: in the working directory."""
     shards: Literal["dynamic", "static"] | None
     """None: as the script says."""
     epochs: int | None
@@ -110,7 +110,7 @@ class Settings:
 
     @property
     def stand_ins(self) -> dict[str, int]:
-        """By host without workers: what the process is numbered that stands in for one there. See `host.bootstrap_process`."""
+        """By host without workers: the number of the process that stands in for one (`host.bootstrap_process`)."""
         if self.hosts == 1:
             return {}
         without = [host for host, workers in self.scenario.placed(self.workers).items() if not workers]

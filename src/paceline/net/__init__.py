@@ -1,1 +1,1 @@
-"""How bytes move between processes: messages over sockets, tensors through shared memory. It knows no protocol."""
+"""How hosts speak with each other: TCP, TLS from the token alone, and messages that outlive a connection."""

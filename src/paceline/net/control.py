@@ -39,14 +39,13 @@ from typing import Any
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.ipc.endpoint import Frames
+from paceline.ipc.endpoint import Count, Frames
 from paceline.net.numbered import (
     LONGEST,
     LONGEST_SAID,
     Acknowledged,
     Beat,
     BeatHeard,
-    Count,
     Data,
     Frame,
     Full,

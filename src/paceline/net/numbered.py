@@ -8,12 +8,12 @@ end has not received. What has come before is dropped. Pure: no socket, no clock
 from __future__ import annotations
 
 from collections import deque
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.ipc.endpoint import Coding, framed
+from paceline.ipc.endpoint import Coding, Count, framed
 
 MOST_MESSAGES = 10_000
 """Messages that are kept until they are acknowledged. A run has a few for each worker."""
@@ -29,15 +29,6 @@ ACKNOWLEDGE_AFTER = 64
 """Messages that are acknowledged at once. Fewer wait for the next frame, or for `ACKNOWLEDGE_WITHIN`."""
 ACKNOWLEDGE_WITHIN = 0.05
 """Seconds that an acknowledgement waits for a frame that carries it."""
-
-# What others say is bounded by its types: a message with a value out of bounds can't be read.
-Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Counts from 0, as far as the ledger can write it."""
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""A length of time. NaN is none."""
-_PLAIN = r"\A[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
-Word = Annotated[str, msgspec.Meta(max_length=1 << 12, pattern=_PLAIN)]
-"""What stands in tables and files as it is: it has no control characters, and none that turn the direction of text."""
 
 
 class Frame(msgspec.Struct, tag=True, array_like=True):

@@ -24,10 +24,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.ipc.endpoint import LENGTH, too_long
+from paceline.ipc.endpoint import LENGTH, Count, too_long
 from paceline.ipc.loop import Loop
 from paceline.net.control import one_line
-from paceline.net.numbered import Count, Frame, written
+from paceline.net.numbered import Frame, written
 from paceline.net.tcp import AT_ONCE, Address, Stream
 from paceline.runs.link import Arrivals, Link, Side, Way
 

@@ -58,7 +58,7 @@ CAPTURABLE = "capturable"
 T = TypeVar("T")
 State = dict[int, dict[str, Any]]
 """An optimizer's state by the parameter's number: tensors and other values."""
-PartState = list[tuple["Span", dict[str, Any]]]
+PartState = list[tuple["ChunkSpan", dict[str, Any]]]
 """The state of each parameter's share of a part."""
 STATE = "the optimizer's state"
 """What a message calls it."""

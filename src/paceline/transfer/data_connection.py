@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import msgspec
 
 from paceline.errors import MessageUnreadable
-from paceline.ipc.endpoint import LENGTH, too_long
+from paceline.ipc.endpoint import LENGTH, Count, too_long
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net.control import (
@@ -38,7 +38,7 @@ from paceline.net.control import (
 )
 from paceline.net.handshake import Keys, Opened, Opening, dial
 from paceline.net.listener import Door
-from paceline.net.numbered import Count, Frame, written
+from paceline.net.numbered import Frame, written
 from paceline.net.tcp import AT_ONCE, Address, Lines, Stream
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.item_names import Fields, fields_of, item_of

@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.errors import MessageUnreadable
-from paceline.net.numbered import Count
+from paceline.ipc.endpoint import Count
 
 _KINDS: dict[str, type[Any]] = {
     "version": Version,

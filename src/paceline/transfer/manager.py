@@ -1,4 +1,4 @@
-"""Items between this host and all others: what is fetched, and what is served. It carries out what `transfer.fetch_table` says.
+"""Items between this host and all others: what is fetched and served. It carries out what `fetch_table` says.
 
     fetch, cancel, ended, begins ──►  Fetches ── Ask, Cancel ───────►  Bulk   a connection with each other host,
     made, never, begins ───────────►  Serves  ── Send, Stop, Say ──►          whose frames and bytes come back here
