@@ -19,7 +19,7 @@ from paceline.errors import PeerLost
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
 from paceline.ipc.loop import Loop
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 
 
 def ask(channel: Channel, count: int) -> list[float]:
@@ -69,7 +69,7 @@ def main() -> None:
             return
         outboxes[channel].send(messages.Leased(message.epoch, 0))
 
-    outboxes = {channel: Outbox(channel, loop, channel.close) for channel in channels}
+    outboxes = {channel: SendQueue(channel, loop, channel.close) for channel in channels}
     for channel in channels:
         loop.watch(channel, partial(answer, channel))
     while open_channels:

@@ -30,7 +30,7 @@ from paceline.ipc.loop import Loop
 from paceline.net import tcp
 from paceline.net.control import LONGEST_PAUSE, SHORTEST_PAUSE
 from paceline.net.handshake import Keys, dial
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.token import Token, write
 from paceline.runs.join import answers
 from support.floods import ELSEWHERE, HERE, KINDS, far_from, flood
@@ -57,7 +57,10 @@ for epoch in paceline.epochs(EPOCHS):
 def serve(said: Any) -> None:
     """Keep a door, and say its address, and the seconds of the processor whenever that is asked."""
     ends: list[Any] = []
-    with closing(Loop()) as loop, closing(Door(tcp.listen(), loop, Keys.encrypted(TOKEN), lambda line: None)) as door:
+    with (
+        closing(Loop()) as loop,
+        closing(HostListener(tcp.listen(), loop, Keys.encrypted(TOKEN), lambda line: None)) as door,
+    ):
         door.serves("control", ends.append)
         said.send(door.address)
         while True:

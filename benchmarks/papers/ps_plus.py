@@ -30,7 +30,7 @@ from claims import Claim, print_claims, print_table
 
 from paceline.core.choice import choose
 from paceline.core.orders import ApplyUpdate
-from paceline.core.rng import Lots
+from paceline.core.rng import Rng
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.costs import ScenarioCosts
@@ -73,7 +73,7 @@ class Cluster(ScenarioCosts):
         self._store = store
 
     def compute(self, worker: int, step: int, at: float) -> float:
-        lots = Lots(worker)
+        lots = Rng(worker)
         lots.state = lots.below(1 << 64) ^ step
         even = lots.below(1 << 52) / (1 << 52)
         return super().compute(worker, step, at) * (1 + JITTER * (2 * even - 1))

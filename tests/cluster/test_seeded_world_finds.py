@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.coordinator.agent import _Agent
-from paceline.coordinator.drain import Draining
-from paceline.coordinator.host_registry import Others
+from paceline.coordinator.drain import Drain
+from paceline.coordinator.host_registry import HostRegistry
 from paceline.core.hosts import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
@@ -19,30 +19,30 @@ from paceline.host import between
 from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.host import LocalHost
-from paceline.host.orders.averages import Averages
+from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
-from paceline.host.orders.commit_dispatch import Maker
-from paceline.host.orders.commit_queue import Commits
+from paceline.host.orders.commit_dispatch import CommitDispatch
+from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, step_of
-from paceline.host.orders.steps import Steps
+from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.overlap import Computing, Early
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.several import SeveralHosts
-from paceline.host.shards.aggregation_scheduler import Together
-from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.remote import OtherShards
-from paceline.host.shards.server import Ranges
-from paceline.host.shards.sum_table import Sums
+from paceline.host.shards.remote import RemoteShards
+from paceline.host.shards.server import ShardServer
+from paceline.host.shards.sum_table import SumTable
 from paceline.host.shards.sums_of_hosts import SumsOfHosts
 from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Elsewhere
 from paceline.ipc import messages
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.remote_fetcher import Wire
 from support.seeded_network import Blocked, Killed, Slow
 from support.suites import each
@@ -130,20 +130,20 @@ def an_order_is_carried_out_twice(patch: Patch) -> None:
 
 
 def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
-    patch.setattr(Others, "_awaits", lambda self: False)
+    patch.setattr(HostRegistry, "_awaits", lambda self: False)
 
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     look = LocalHost.look
     patch.setattr(LocalHost, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
-    carry_out = Commits.carry_out
+    carry_out = CommitQueue.carry_out
 
-    def early(self: Commits, order: Any) -> None:
+    def early(self: CommitQueue, order: Any) -> None:
         carry_out(self, order)
         if self._committing is not None:
             self._news._rooms.host._made(self._committing.version)  # type: ignore[attr-defined]
 
-    patch.setattr(Commits, "carry_out", early)
+    patch.setattr(CommitQueue, "carry_out", early)
 
 
 def an_older_version_is_served(patch: Patch) -> None:
@@ -178,14 +178,14 @@ def an_update_counts_twice(patch: Patch) -> None:
 
 
 def an_update_is_applied_before_it_is_here(patch: Patch) -> None:
-    def at_once(self: Carrier, item: Any, owner: Any, arrived: Callable[[], object], lost: Any) -> None:
+    def at_once(self: TransferManager, item: Any, owner: Any, arrived: Callable[[], object], lost: Any) -> None:
         if isinstance(item, Update):
             arrived()
         else:
             fetch(self, item, owner, arrived, lost)
 
-    fetch = Carrier.fetch
-    patch.setattr(Carrier, "fetch", at_once)
+    fetch = TransferManager.fetch
+    patch.setattr(TransferManager, "fetch", at_once)
 
 
 def the_workers_of_a_lost_host_are_not_told(patch: Patch) -> None:
@@ -241,8 +241,8 @@ def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
 
 def a_version_counts_as_made_before_its_last_range(patch: Patch) -> None:
     begun = property(lambda self: self._committing is not None and any(self._ranges.values()))
-    patch.setattr(Commits, "whole", begun)
-    patch.setattr(Commits, "range_made", _any_range_made(Commits.range_made))
+    patch.setattr(CommitQueue, "whole", begun)
+    patch.setattr(CommitQueue, "range_made", _any_range_made(CommitQueue.range_made))
 
 
 def _any_range_made(range_made: Callable[..., bool]) -> Callable[..., bool]:
@@ -257,7 +257,7 @@ def a_range_is_served_before_it_is_made(patch: Patch) -> None:
 
 
 def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
-    patch.setattr(Maker, "has", lambda self, version, begin, end: version == self._making)
+    patch.setattr(CommitDispatch, "has", lambda self, version, begin, end: version == self._making)
 
 
 def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
@@ -265,14 +265,14 @@ def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
 
 
 def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
-    comes = OtherShards._comes
+    comes = RemoteShards._comes
 
-    def first(self: OtherShards, update: Update, host: str, at: float) -> Any:
+    def first(self: RemoteShards, update: Update, host: str, at: float) -> Any:
         if update in self._coming:
             self._coming[update].lacking = {host}
         return comes(self, update, host, at)
 
-    patch.setattr(OtherShards, "_comes", first)
+    patch.setattr(RemoteShards, "_comes", first)
 
 
 def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
@@ -287,11 +287,13 @@ def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
 
 
 def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
-    patch.setattr(Ranges, "drop", lambda self, item: None)
+    patch.setattr(ShardServer, "drop", lambda self, item: None)
 
 
 def an_update_that_did_not_come_is_kept(patch: Patch) -> None:
-    patch.setattr(Ranges, "comes_no_more", lambda self, item, whole: self._shelf.release(("range arriving", *item)))
+    patch.setattr(
+        ShardServer, "comes_no_more", lambda self, item, whole: self._shelf.release(("range arriving", *item))
+    )
 
 
 def an_update_is_served_before_it_is_told(patch: Patch) -> None:
@@ -354,40 +356,40 @@ def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> No
 
 def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
     """It is asked for only after the versions that were ordered meanwhile."""
-    make = OtherShards.make
+    make = RemoteShards.make
     late: list[Callable[[], None]] = []
 
-    def made(self: OtherShards, *given: Any, **rest: Any) -> Any:
+    def made(self: RemoteShards, *given: Any, **rest: Any) -> Any:
         hosts = make(self, *given, **rest)
         for call in late:
             call()
         late.clear()
         return hosts
 
-    def send_shares(self: OtherShards, number: int) -> None:
+    def send_shares(self: RemoteShards, number: int) -> None:
         late.append(lambda: sends(self, number))
 
-    sends = OtherShards.send_shares
-    patch.setattr(OtherShards, "make", made)
-    patch.setattr(OtherShards, "send_shares", send_shares)
+    sends = RemoteShards.send_shares
+    patch.setattr(RemoteShards, "make", made)
+    patch.setattr(RemoteShards, "send_shares", send_shares)
 
 
 def a_sum_is_served_before_it_is_made(patch: Patch) -> None:
-    look = Summer.look
+    look = HostReducer.look
 
-    def looked(self: Summer, *asked: Any) -> str:
+    def looked(self: HostReducer, *asked: Any) -> str:
         return "here" if self._shelf.has(asked[0]) else look(self, *asked)
 
-    patch.setattr(Summer, "look", looked)
+    patch.setattr(HostReducer, "look", looked)
 
 
 def a_sum_that_was_not_ordered_yet_is_gone(patch: Patch) -> None:
-    look = Summer.look
+    look = HostReducer.look
 
-    def looked(self: Summer, *asked: Any) -> str:
+    def looked(self: HostReducer, *asked: Any) -> str:
         return look(self, *asked) if asked[0].number <= self._newest else "gone"
 
-    patch.setattr(Summer, "look", looked)
+    patch.setattr(HostReducer, "look", looked)
 
 
 def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
@@ -401,7 +403,7 @@ def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
 
 
 def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:
-    patch.setattr(Together, "_void", lambda self, total: None)
+    patch.setattr(AggregationScheduler, "_void", lambda self, total: None)
 
 
 def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
@@ -414,14 +416,14 @@ def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
 
 
 def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
-    applied = Sums.applied
+    applied = SumTable.applied
 
-    def pushed(self: Sums, pushed: Any) -> Any:
+    def pushed(self: SumTable, pushed: Any) -> Any:
         terms, summed = applied(self, pushed)
         weights = dict(pushed)
         return [(item, weights.get(item, pushed[0][1])) for item, _ in terms], summed
 
-    patch.setattr(Sums, "applied", pushed)
+    patch.setattr(SumTable, "applied", pushed)
 
 
 def a_host_that_has_lost_the_process_that_adds_up_is_waited_for(patch: Patch) -> None:
@@ -433,11 +435,11 @@ def a_host_trains_before_the_process_that_adds_up_is_there(patch: Patch) -> None
 
 
 def a_sum_waits_for_no_place(patch: Patch) -> None:
-    patch.setattr(Summer, "has_room", property(lambda self: True))
+    patch.setattr(HostReducer, "has_room", property(lambda self: True))
 
 
 def what_all_have_of_a_void_sum_is_kept(patch: Patch) -> None:
-    patch.setattr(OtherShards, "void", lambda self, total: None)
+    patch.setattr(RemoteShards, "void", lambda self, total: None)
 
 
 def a_version_is_made_while_a_range_moves(patch: Patch) -> None:
@@ -464,11 +466,11 @@ def a_host_goes_while_its_state_is_on_its_way(patch: Patch) -> None:
 
 
 def what_is_on_its_way_from_a_host_that_goes_is_not_asked_anew(patch: Patch) -> None:
-    patch.setattr(Carrier, "again", lambda self, which: None)
+    patch.setattr(TransferManager, "again", lambda self, which: None)
 
 
 def a_worker_of_a_host_that_leaves_does_not_finish_its_step(patch: Patch) -> None:
-    patch.setattr(Draining, "_in_step", lambda self, member, drain: False)
+    patch.setattr(Drain, "_in_step", lambda self, member, drain: False)
 
 
 def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
@@ -508,14 +510,14 @@ def a_slice_is_made_before_all_partials_are_here(patch: Patch) -> None:
 
 
 def a_mean_takes_effect_before_all_hosts_have_it(patch: Patch) -> None:
-    has_made = Averages.has_made
+    has_made = GroupAverages.has_made
 
-    def first(self: Averages, number: int, host: str) -> bool:
+    def first(self: GroupAverages, number: int, host: str) -> bool:
         if (average := self._averages.get(number)) is not None and not average.lost and host in average.awaited:
             average.awaited = {host}
         return has_made(self, number, host)
 
-    patch.setattr(Averages, "has_made", first)
+    patch.setattr(GroupAverages, "has_made", first)
 
 
 def a_group_that_is_given_up_is_not_waited_for(patch: Patch) -> None:
@@ -583,7 +585,7 @@ def a_cut_is_recorded_before_replicas_are_here(patch: Patch) -> None:
 
 
 def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
-    patch.setattr(Steps, "after", lambda self, workers, do, never=None: do())
+    patch.setattr(ReplicaSteps, "after", lambda self, workers, do, never=None: do())
 
 
 def replicas_begin_without_buffers(patch: Patch) -> None:
@@ -609,10 +611,10 @@ def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:
 
 
 def a_member_that_has_begun_anew_counts_as_there(patch: Patch) -> None:
-    def not_here(self: Averages, average: Any) -> tuple[int, ...]:
+    def not_here(self: GroupAverages, average: Any) -> tuple[int, ...]:
         return tuple(worker for worker in average.order.members if not self._seats[worker].here)
 
-    patch.setattr(Averages, "_lost", not_here)
+    patch.setattr(GroupAverages, "_lost", not_here)
 
 
 def a_gradient_goes_with_its_worker_that_is_about_to_be_averaged(patch: Patch) -> None:

@@ -17,7 +17,7 @@ from paceline.ipc import send_queue
 from paceline.ipc.channel import ATTACHED, INLINE, MOST_DESCRIPTORS, PACKET, Channel, pair
 from paceline.ipc.endpoint import LENGTH, MOST_BYTES, Coding, Endpoint, Frames, framed
 from paceline.ipc.loop import Loop
-from paceline.ipc.send_queue import Outbox, Watching
+from paceline.ipc.send_queue import SendQueue, Watching
 from support import direct
 from support.direct import Direct
 
@@ -402,10 +402,10 @@ class EndpointContract(ABC):
         assert len(open_descriptors()) <= len(before)
         assert not box.send(Number(0))  # type: ignore[arg-type]
 
-    def outbox(self, ends: Ends, overflowed: Callable[[], object] = lambda: None) -> Outbox:
+    def outbox(self, ends: Ends, overflowed: Callable[[], object] = lambda: None) -> SendQueue:
         """An outbox of `here`, which is watched."""
         ends.watch(lambda: None)
-        return Outbox(ends.here, ends.loop, overflowed)
+        return SendQueue(ends.here, ends.loop, overflowed)
 
 
 class TestDirect(EndpointContract):

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.host import version_streaming
-from paceline.host.version_streaming import Arrivals
-from paceline.host.worker_state import Seat
+from paceline.host.version_streaming import VersionStreaming
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 VERSION, PLACE = 4, 2
@@ -19,10 +19,10 @@ class Case:
     """Workers 0 and 1 on devices, worker 2 in memory."""
 
     def __init__(self) -> None:
-        self.seats = {worker: Seat(worker, trains=True, accelerator=worker < 2) for worker in range(3)}
+        self.seats = {worker: WorkerState(worker, trains=True, accelerator=worker < 2) for worker in range(3)}
         self.told: list[tuple[int, Any]] = []
         shelf = Mock(place=lambda item: {VERSION: PLACE}[item.version])
-        self.arrivals = Arrivals(shelf, self.seats, lambda worker, message: self.told.append((worker, message)))
+        self.arrivals = VersionStreaming(shelf, self.seats, lambda worker, message: self.told.append((worker, message)))
 
     def ranges(self, worker: int) -> list[list[tuple[int, int]]]:
         assert all(isinstance(m, messages.Arrives) and m.slot == PLACE for _, m in self.told)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from paceline.core import shards
 from paceline.core.items import Item, Mean, Partial
-from paceline.host.memory_plan import Plan
+from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders import averaging
-from paceline.host.orders.averaging import Averaging, Group, Part
+from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.store import chunks as parts_module
@@ -75,10 +75,10 @@ def fill(places: Places, worker: int, weighs: bool) -> None:
     area.buffers["count"].fill_(worker)
 
 
-def parts_of(hosts: Mapping[str, tuple[int, ...]], weighs: bool) -> tuple[Part, ...]:
+def parts_of(hosts: Mapping[str, tuple[int, ...]], weighs: bool) -> tuple[GroupShare, ...]:
     """Each worker's own place is that of its number."""
     return tuple(
-        Part(host, there, there, tuple(0.1 * (1 + worker) for worker in there) if weighs else None)
+        GroupShare(host, there, there, tuple(0.1 * (1 + worker) for worker in there) if weighs else None)
         for host, there in hosts.items()
     )
 
@@ -95,7 +95,7 @@ class Host:
         own = self.places.layout
         cuts, flags = chunks_at(own), len(own.moving)
         offer = SimpleNamespace(cuts=cuts, averaged_at=cuts, push_bytes=own.push_bytes, flags_bytes=flags)
-        self.plan = Plan(WORKERS, slots=0, areas=AREAS)
+        self.plan = MemoryPlan(WORKERS, slots=0, areas=AREAS)
         self.carrier = None if net is None else Wire(net, self)
         arguments: Any = (self.shelf, self.plan, self.loop, self.carrier, self, lambda *_: None, lambda: offer)
         self.averaging = Averaging(*arguments, name=name)

@@ -18,7 +18,7 @@ from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from support.rooms import OFFER
 
 HEAD = Peer("node-0", 1)
@@ -32,7 +32,7 @@ class Host:
         workers, self.news = Mock(numbers=[2, 3]), Mock()
         self.workers = workers
         places = plan(choice.spec, choice.unapplied, 4)
-        self.carrier = Carrier("node-1", places.places, lambda: 0.0)
+        self.carrier = TransferManager("node-1", places.places, lambda: 0.0)
         self.carrier.meet(*HEAD)
         self.branch = Branch(
             places,

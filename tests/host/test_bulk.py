@@ -20,9 +20,9 @@ from paceline.net.control import LONGEST_HELLO, Refused
 from paceline.net.handshake import Keys, Opening, dials
 from paceline.net.numbered import written
 from paceline.transfer import data_connection, fetch_table
-from paceline.transfer.data_connection import PART, PURPOSE, Fetch, Never, Part
+from paceline.transfer.data_connection import PART, PURPOSE, BytesFrame, Fetch, Never
 from paceline.transfer.fetch_table import Peer
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from support.carriers import Got, Side, Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended
@@ -136,7 +136,7 @@ def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytes
     got = apart.a.fetch(Version(1), 100_000)
     end = raw(apart, written(hello("b", 3)))
     apart.until(lambda: apart.a.connected)
-    end.send(written(Part(1, 100_000)) + contents(100_000))
+    end.send(written(BytesFrame(1, 100_000)) + contents(100_000))
     turns = 0
     while not got.done:
         apart.loop.wait(1.0)
@@ -365,7 +365,7 @@ def test_a_host_that_is_ahead_by_a_segment_waits_for_the_other(two: Two) -> None
 
 
 def test_what_is_asked_before_a_host_takes_part_waits_for_that(two: Two) -> None:
-    early = Carrier("a", 5, two.loop.now)
+    early = TransferManager("a", 5, two.loop.now)
     two.port.expect(early.meet("c", 7))
     third = Side("a", 1)
     two.dial(hello("c", 7), bulk=third.bulk)
@@ -438,12 +438,12 @@ def test_a_connection_that_has_sent_as_much_as_a_key_is_good_for_is_renewed(
 
 def test_after_a_reconnect_only_the_rest_is_asked_for(apart: Two) -> None:
     got = apart.a.fetch(Version(1), 10)
-    first = raw(apart, written(hello("b", 3)) + written(Part(1, 7)) + contents(10)[:4])
+    first = raw(apart, written(hello("b", 3)) + written(BytesFrame(1, 7)) + contents(10)[:4])
     assert answers(apart, first, 2)[1:] == [Fetch(1, 0, 3, tuple(Version(1)), 0, 10)]
     apart.until(lambda: got.memory == contents(4) + bytes(6))
     first.close()
     apart.until(lambda: not apart.a.connected)
-    second = raw(apart, written(hello("b", 3)) + written(Part(2, 6)) + contents(10)[4:])
+    second = raw(apart, written(hello("b", 3)) + written(BytesFrame(2, 6)) + contents(10)[4:])
     assert answers(apart, second, 2)[1:] == [Fetch(2, 0, 3, tuple(Version(1)), 4, 10)]
     apart.until(lambda: got.done)
     assert got.memory == contents(10)
@@ -460,7 +460,7 @@ def test_every_byte_may_be_the_last_before_the_connection_breaks(two: Two, monke
         two.until(lambda: two.a.held)
         stream = two.a.bulk._connection.stream  # type: ignore[union-attr]
         all_of_it = b"".join(
-            (framed(msgspec.msgpack.encode(Part(two.b.carrier._fetches._asked, 1000))), contents(1000))
+            (framed(msgspec.msgpack.encode(BytesFrame(two.b.carrier._fetches._asked, 1000))), contents(1000))
         )
         stream._drained = None  # the item isn't sent in the usual way
         stream.write(all_of_it[:cut_after])
@@ -591,9 +591,9 @@ PEER = {
     "one number twice": written(Fetch(1, 0, 1, ONE, 0, 10)) + written(Fetch(1, 0, 1, TWO, 0, 10)),
     "no bytes": written(Fetch(1, 0, 1, ONE, 10, 10)),
     "bytes before the first": framed(msgspec.msgpack.encode(("Fetch", 1, 0, 1, ONE, -1, 10))),
-    "an answer to nothing": written(Part(1, 10)),
+    "an answer to nothing": written(BytesFrame(1, 10)),
     "never to nothing": written(Never(1, "why")),
-    "a part too long": written(Part(0, PART + 1)),
+    "a part too long": written(BytesFrame(0, PART + 1)),
     "too much": b"".join(written(Fetch(number, 0, 1, (number, "version"), 0, 10)) for number in range(11)),
 }
 
@@ -614,7 +614,7 @@ def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(
 @pytest.mark.parametrize("length", [0, 11])
 def test_a_part_must_fit_into_what_is_missing_of_its_item(apart: Two, length: int) -> None:
     got = apart.a.fetch(Version(1), 10)
-    end = raw(apart, written(hello("b", 3)) + written(Part(1, length)) + bytes(length))
+    end = raw(apart, written(hello("b", 3)) + written(BytesFrame(1, length)) + bytes(length))
     apart.until(lambda: has_ended(end))
     assert apart.lines == [f"data connection to host b closed: a part has {length} bytes, and 10 are missing"]
     assert not got.done

@@ -15,12 +15,12 @@ from paceline.host.version_shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net import tcp
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.records.times import Fetch
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import Dialler, Port
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from support.carriers import hello
 from support.clusters import KEYS
 from support.seeds import each_seed
@@ -62,7 +62,7 @@ class Side:
         """Memory of what came here once, which nothing may be written to any more."""
         self.holds: dict[Owner, Item] = {}
         """What is claimed for the other."""
-        self.carrier = Carrier(name, room, time.monotonic)
+        self.carrier = TransferManager(name, room, time.monotonic)
         self.carrier.begins(0, self)
         self.bulk = self.carrier.meet(other, 1)
 
@@ -148,7 +148,7 @@ def walk(seed: int) -> None:
     loop = Loop()
     a, b = (Side(*names, room=rng.choice((1, 3, 8))) for names in ("ab", "ba"))
     lines: list[str] = []
-    door = Door(tcp.listen(), loop, KEYS, lines.append)
+    door = HostListener(tcp.listen(), loop, KEYS, lines.append)
     port = Port(door, loop, hello("a", 1), lines.append)
     port.expect(a.bulk)
     dialler = Dialler(b.bulk, door.address, KEYS, loop, hello("b", 1), lines.append)

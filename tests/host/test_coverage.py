@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from paceline.transfer.byte_ranges import Coverage
+from paceline.transfer.byte_ranges import ByteRanges
 
 
 def test_bytes_are_there_once_all_of_them_were_added_in_any_order() -> None:
     lots = random.Random(0)
     for _ in range(200):
-        there, coverage = set[int](), Coverage()
+        there, coverage = set[int](), ByteRanges()
         for _ in range(8):
             begin = lots.randrange(30)
             end = begin + lots.randrange(1, 9)

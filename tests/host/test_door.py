@@ -14,7 +14,7 @@ import pytest
 from paceline.ipc.loop import Loop
 from paceline.net import listener, tcp
 from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
-from paceline.net.listener import MOST_STRANGERS, Door
+from paceline.net.listener import MOST_STRANGERS, HostListener
 from paceline.net.token import Token
 from support.clusters import KEYS
 from support.lobby import OTHER_KEYS, PATIENCE, Lobby, answer, frame, has_ended
@@ -170,7 +170,7 @@ def test_keys_never_show_themselves() -> None:
 def test_a_line_about_a_stranger_names_where_it_comes_from() -> None:
     lines: list[str] = []
     loop = Loop()
-    open_door = Door(tcp.listen(), loop, KEYS, lines.append)
+    open_door = HostListener(tcp.listen(), loop, KEYS, lines.append)
     with socket.create_connection(open_door.address, source_address=("127.0.0.2", 0)) as stranger:
         stranger.send(b"GET / HTTP/1.1\r\n\r\n")
         deadline = time.monotonic() + PATIENCE

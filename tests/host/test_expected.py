@@ -10,7 +10,7 @@ import pytest
 from paceline.core.items import Update
 from paceline.ipc.memory import Span
 from paceline.transfer.fetch_table import Peer
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 
 OTHER, ITEM, OWNER = Peer("b", 1), Update(1, 0), ("for the store", 1)
 
@@ -22,7 +22,7 @@ class Case:
         self.at = 1.0
         self.items: Any = Mock(ranges=lambda item: [("b", 0, 5), ("b", 5, 8)])
         self.items.lay.side_effect = lambda item: Span(memoryview(bytearray(8)))
-        self.carrier = Carrier("a", 3, lambda: self.at)
+        self.carrier = TransferManager("a", 3, lambda: self.at)
         self.carrier.meet(*OTHER)
         self.carrier.begins(0, self.items)
         self.carrier.connected(OTHER)

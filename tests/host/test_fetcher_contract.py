@@ -19,16 +19,16 @@ from paceline.host.attachments import empty_file
 from paceline.host.version_shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.tcp import listen
 from paceline.records.times import Fetch, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network, Scenario
-from paceline.transfer.data_connection import Bulk, BulkNews, Pipe, Port
+from paceline.transfer.data_connection import BulkNews, PeerExchange, Pipe, Port
 from paceline.transfer.fetch_table import Peer, Where
 from paceline.transfer.fetcher import Fetcher, Local
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.transfer.remote_fetcher import Wire
 from paceline.transfer.shaped_fetcher import Paced
@@ -98,10 +98,10 @@ OTHER = Peer("node-1", 1)
 class Elsewhere:
     """All updates and versions are on another host, whose bytes the test brings."""
 
-    def __init__(self, fetching: Fetching, pipe: Callable[[Peer, BulkNews], Pipe] = Bulk) -> None:
+    def __init__(self, fetching: Fetching, pipe: Callable[[Peer, BulkNews], Pipe] = PeerExchange) -> None:
         self.places: dict[Item, memoryview] = {}
         self.lost: list[tuple[int, str]] = []
-        self.carrier = Carrier("node-0", 3, lambda: fetching.at, pipe)
+        self.carrier = TransferManager("node-0", 3, lambda: fetching.at, pipe)
         self.bulk = self.carrier.meet(*OTHER)
         self.carrier.begins(0, self)
         self.carrier.connected(OTHER)
@@ -191,9 +191,9 @@ class Encrypted(Elsewhere):
         super().__init__(fetching, self.mover.pipe)
         self.carrier.disconnected(OTHER)
         there: Any = There()
-        self.other = Carrier(OTHER.host, 3, lambda: fetching.at)
+        self.other = TransferManager(OTHER.host, 3, lambda: fetching.at)
         self.other.begins(0, there)
-        self.door = Door(listen(), self.loop, tls_keys(), self.lines.append)
+        self.door = HostListener(listen(), self.loop, tls_keys(), self.lines.append)
         self.port = Port(self.door, self.loop, hello(*OTHER), self.lines.append)
         self.port.expect(self.other.meet("node-0", 1))
         self.mover.dial(self.bulk, self.door.address, hello("node-0", 1), 15.0)

@@ -16,7 +16,7 @@ from paceline.transfer.fetch_table import (
     Brought,
     Cancel,
     Claim,
-    Fetches,
+    FetchTable,
     FreePlace,
     Lost,
     Missing,
@@ -41,8 +41,8 @@ def of(*peers: Peer, size: int = 100) -> tuple[Range, ...]:
     return tuple(Range(peer.host, peer.incarnation, size * at, size * (at + 1)) for at, peer in enumerate(peers))
 
 
-def fetches(room: int = 5, *connected: Peer) -> Fetches:
-    found = Fetches(room)
+def fetches(room: int = 5, *connected: Peer) -> FetchTable:
+    found = FetchTable(room)
     for peer in connected or (B, C):
         assert found.connected(peer) == []
     return found

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.host.version_shelf import Owner
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import Fetches, Named, Peer, Range, Serves
+from paceline.transfer.fetch_table import FetchTable, Named, Peer, Range, Serves
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
 
@@ -170,53 +170,53 @@ def a_cancelled_request_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_claim_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = Fetches.release
+    release = FetchTable.release
 
-    def leaky(self: Fetches, named: Named, owner: Owner) -> list[fetch_table.Order]:
+    def leaky(self: FetchTable, named: Named, owner: Owner) -> list[fetch_table.Order]:
         record = self._records.get(named)
         return [] if record is not None and not record.here else release(self, named, owner)
 
-    monkeypatch.setattr(Fetches, "release", leaky)
+    monkeypatch.setattr(FetchTable, "release", leaky)
 
 
 def a_place_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = Fetches._drop
+    drop = FetchTable._drop
 
-    def leaky(self: Fetches, record: Any) -> list[fetch_table.Order]:
+    def leaky(self: FetchTable, record: Any) -> list[fetch_table.Order]:
         orders = drop(self, record)
         return [one for one in orders if not isinstance(one, fetch_table.FreePlace)] if not record.here else orders
 
-    monkeypatch.setattr(Fetches, "_drop", leaky)
+    monkeypatch.setattr(FetchTable, "_drop", leaky)
 
 
 def bytes_that_come_twice_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived = Fetches.arrived
+    arrived = FetchTable.arrived
 
-    def trusting(self: Fetches, peer: Peer, request: int, begin: int, end: int) -> list[fetch_table.Order]:
+    def trusting(self: FetchTable, peer: Peer, request: int, begin: int, end: int) -> list[fetch_table.Order]:
         if (found := self._requests.get(request)) is not None:
             begin, end = found[1].have, min(found[1].have + end - begin, found[1].end)
         return arrived(self, peer, request, begin, end)
 
-    monkeypatch.setattr(Fetches, "arrived", trusting)
+    monkeypatch.setattr(FetchTable, "arrived", trusting)
 
 
 def only_the_first_is_told_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    lose = Fetches._lose
+    lose = FetchTable._lose
 
-    def forgetful(self: Fetches, record: Any, why: str) -> list[fetch_table.Order]:
+    def forgetful(self: FetchTable, record: Any, why: str) -> list[fetch_table.Order]:
         orders = lose(self, record, why)
         lost = [one for one in orders if isinstance(one, fetch_table.Lost)]
         return [one for one in orders if one not in lost[1:]]
 
-    monkeypatch.setattr(Fetches, "_lose", forgetful)
+    monkeypatch.setattr(FetchTable, "_lose", forgetful)
 
 
 def a_loss_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fetches, "ended", lambda self, peer, why: [])
+    monkeypatch.setattr(FetchTable, "ended", lambda self, peer, why: [])
 
 
 def nothing_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fetches, "disconnected", lambda self, peer: None)
+    monkeypatch.setattr(FetchTable, "disconnected", lambda self, peer: None)
 
 
 def an_incarnation_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,20 +225,20 @@ def an_incarnation_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item is asked for again while it is on its way."""
-    ask = Fetches._ask
+    ask = FetchTable._ask
 
-    def again(self: Fetches, record: Any) -> list[fetch_table.Order]:
+    def again(self: FetchTable, record: Any) -> list[fetch_table.Order]:
         for one in record.coming:
             one.request = None
         return ask(self, record)
 
-    claim = Fetches.claim
+    claim = FetchTable.claim
 
-    def eager(self: Fetches, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[fetch_table.Order]:
+    def eager(self: FetchTable, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[fetch_table.Order]:
         orders = claim(self, named, owner, ranges)
         return orders + again(self, self._records[named]) if named in self._records else orders
 
-    monkeypatch.setattr(Fetches, "claim", eager)
+    monkeypatch.setattr(FetchTable, "claim", eager)
 
 
 def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from paceline.core import hosts
 from paceline.core.hosts import Admit, EndHost
 from paceline.net.control import Delivered, Event, HeadEnd
-from paceline.transfer.fetch_table import Fetches, Peer
+from paceline.transfer.fetch_table import FetchTable, Peer
 from support.control_nodes import HEAD, Order, Register
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.judged_nodes import FencedHost, JudgingHead
@@ -236,7 +236,7 @@ def the_end_of_a_host_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Head, "tell", lambda self, news, all_but: None if isinstance(news, HasEnded) else tell(self, news, all_but)
     )
-    monkeypatch.setattr(Fetches, "connected", lambda self, peer: self._connected.update([peer]) or self._admit())
+    monkeypatch.setattr(FetchTable, "connected", lambda self, peer: self._connected.update([peer]) or self._admit())
 
 
 def a_host_that_was_ended_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.orders import ApplyUpdate, Release, StartPush
 from paceline.host.orders.commit_dispatch import MOST_THREADS
-from paceline.host.worker_state import Seat, idle_cores
+from paceline.host.worker_state import WorkerState, idle_cores
 from paceline.ipc import messages
 from support.companies import Company, company
 from support.rooms import OFFER
@@ -27,17 +27,17 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ("seats", "threads", "idle"),
     [
         ([], 4, 6),
-        ([Seat(0)], 4, 6),
-        ([Seat(0, step=1)], 4, 2),
-        ([Seat(0, step=1, accelerator=True)], 4, 5),
-        ([Seat(0, accelerator=True)], 4, 6),
-        ([Seat(0, step=0, accelerator=True), Seat(1, step=2), Seat(2)], 4, 1),
-        ([Seat(0, step=0), Seat(1, step=0)], 4, -2),
+        ([WorkerState(0)], 4, 6),
+        ([WorkerState(0, step=1)], 4, 2),
+        ([WorkerState(0, step=1, accelerator=True)], 4, 5),
+        ([WorkerState(0, accelerator=True)], 4, 6),
+        ([WorkerState(0, step=0, accelerator=True), WorkerState(1, step=2), WorkerState(2)], 4, 1),
+        ([WorkerState(0, step=0), WorkerState(1, step=0)], 4, -2),
     ],
 )
 @pytest.mark.usefixtures("cores")
 def test_a_worker_that_computes_keeps_its_threads_cores_busy_and_one_core_if_it_computes_on_a_gpu(
-    seats: list[Seat], threads: int, idle: int
+    seats: list[WorkerState], threads: int, idle: int
 ) -> None:
     assert idle_cores(seats, threads) == idle
 

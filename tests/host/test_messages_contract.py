@@ -18,7 +18,7 @@ from paceline.errors import MessageUnreadable, PeerLost
 from paceline.ipc import channel, send_queue
 from paceline.ipc.channel import INLINE, Channel
 from paceline.ipc.endpoint import Endpoint, framed
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 from paceline.net import numbered
 from paceline.net.control import Came, Close, Connected, Delivered, Disconnected, Ended, Event, HeadEnd, HostEnd
 from paceline.net.handshake import Keys
@@ -92,7 +92,7 @@ class Channels(Way):
         self.put = put
         self.deaf = False
         self.room: Callable[[], object] | None = None
-        self.box = Outbox(here, self, self.overflowed)
+        self.box = SendQueue(here, self, self.overflowed)
 
     def watches(self, source: Any) -> bool:
         return True

@@ -19,14 +19,14 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
 from paceline.net import tcp
 from paceline.net.handshake import Keys, Opening, dials
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.numbered import written
 from paceline.records.times import Fetch as Fetched
 from paceline.transfer import fetch_table, movers
 from paceline.transfer.data_connection import PART, PURPOSE, Fetch
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.io_process import BeatHeard, Break
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
 from support.carriers import contents, hello
 from support.clusters import EACH_KEYS, KEYS, PATIENCE
@@ -48,7 +48,7 @@ class Side:
         self.held: dict[Owner, Item] = {}
         self.done: list[Item] = []
         self.lost: list[str] = []
-        self.carrier = Carrier("here", PLACES, loop.now, mover.pipe)
+        self.carrier = TransferManager("here", PLACES, loop.now, mover.pipe)
         self.carrier.begins(0, self)
         self.pipe = self.carrier.meet(other, 1)
 
@@ -110,7 +110,7 @@ class Two:
         for mover in self.movers:
             mover.at_end(self.ends.append)
         self.a, self.b = Side("b", self.movers[0], self.loop), Side("a", self.movers[1], self.loop)
-        self.door = Door(tcp.listen(), self.loop, keys, self.lines.append)
+        self.door = HostListener(tcp.listen(), self.loop, keys, self.lines.append)
         self.a.mover.listen(self.door, hello("a", 1), 15.0)
         self.a.mover.expect(self.a.pipe)
 

@@ -14,7 +14,7 @@ from paceline.core.shards import Shard
 from paceline.host import between
 from paceline.host.shards.migration import MOVING, Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.remote import OtherShards
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
@@ -97,7 +97,7 @@ class Company:
 
     def __init__(self, shards: Sequence[Shard] = (HEAD, B, C)) -> None:
         self.told: list[tuple[str, messages.Message]] = []
-        self.others = OtherShards(Mock())
+        self.others = RemoteShards(Mock())
         self.others.begin([one.host for one in shards if one != HEAD], self._tell)
         self.carrier, self.shelf, self.done, self.cut = Carrier(), Shelf(), Mock(), Mock()
         self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)

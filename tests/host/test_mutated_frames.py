@@ -23,11 +23,11 @@ from paceline.net import control, link
 from paceline.net.control import Hello, HostEnd, Refused
 from paceline.net.handshake import dial
 from paceline.net.link import HostLink
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
 from paceline.net.tcp import listen
 from paceline.transfer import data_connection
-from paceline.transfer.data_connection import Cancel, Dialler, Fetch, Never, Part
+from paceline.transfer.data_connection import BytesFrame, Cancel, Dialler, Fetch, Never
 from support.carriers import Side, Two, contents, hello
 from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
 from support.seeds import each_seed
@@ -50,7 +50,7 @@ BULK: list[Frame] = [
     Fetch(3, 0, 1, (1, "version"), 0, 10),
     Cancel(3),
     Never(1, "why"),
-    Part(1, 10),
+    BytesFrame(1, 10),
 ]
 
 
@@ -82,7 +82,7 @@ def sequence(rng: random.Random, first: Hello, others: list[Frame]) -> bytes:
     """What one side may say over a connection, with mistakes from some frame on."""
     said = [written(first)]
     for frame in rng.choices(others, k=rng.randrange(6)):
-        said.append(written(frame) + (rng.randbytes(frame.length) if isinstance(frame, Part) else b""))
+        said.append(written(frame) + (rng.randbytes(frame.length) if isinstance(frame, BytesFrame) else b""))
     good = rng.randrange(len(said))
     return b"".join([*said[:good], *(mutated(rng, one) for one in said[good:])])
 
@@ -198,7 +198,7 @@ class AtTheHost(Fuzz):
         self.until(lambda: self.at_good.incarnation)
         self.lines: list[str] = []
         self.ends: list[Any] = []
-        self.door = Door(listen(), self.loop, keys, self.lines.append)
+        self.door = HostListener(listen(), self.loop, keys, self.lines.append)
         self.door.serves(link.PURPOSE, self.ends.append)
 
     def first(self) -> Hello:
@@ -283,7 +283,7 @@ class AtTheDialler(Fuzz):
         self.side.fetch(Version(2), 10)
         self.lines: list[str] = []
         self.ends: list[Any] = []
-        self.door = Door(listen(), self.loop, keys, self.lines.append)
+        self.door = HostListener(listen(), self.loop, keys, self.lines.append)
         self.door.serves(data_connection.PURPOSE, self.ends.append)
         to = self.side.bulk, self.door.address, keys
         self.dialler = Dialler(*to, self.loop, hello("here", 1), self.lines.append)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from paceline.host import between
-from paceline.host.log_forwarding import MOST, Outward
+from paceline.host.log_forwarding import MOST, LogForwarding
 from paceline.ipc import messages
 
 
-def outward() -> tuple[Outward, list[messages.Message]]:
-    made, sent = Outward(), list[messages.Message]()
+def outward() -> tuple[LogForwarding, list[messages.Message]]:
+    made, sent = LogForwarding(), list[messages.Message]()
     made.send = sent.append
     return made, sent
 

@@ -11,7 +11,7 @@ from paceline.core.items import Update, Version
 from paceline.core.shards import Shard
 from paceline.host import between
 from paceline.host.memory_plan import plan
-from paceline.host.shards.server import Ranges
+from paceline.host.shards.server import ShardServer
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
@@ -27,7 +27,7 @@ class Company:
         choice = choose("asp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
         self.shelf, self.carrier, self.news, self.arithmetic = Shelf(), Mock(), Mock(), Mock(lost=False)
-        self.ranges = Ranges(
+        self.ranges = ShardServer(
             Shard("b", 8, 16),
             self.shelf,
             self.plan,

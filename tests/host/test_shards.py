@@ -10,7 +10,7 @@ from paceline.core.items import Sum, Update, Version
 from paceline.core.orders import ApplyUpdate
 from paceline.host import between
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.remote import OtherShards
+from paceline.host.shards.remote import RemoteShards
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 
@@ -21,7 +21,7 @@ class Head:
     def __init__(self) -> None:
         self.inner = Mock()
         self.told: list[tuple[str, messages.Message]] = []
-        self.shards = OtherShards(self.inner)
+        self.shards = RemoteShards(self.inner)
         self.shards.begin(["b", "c"], lambda host, message: self.told.append((host, message)))
         self.arrived: list[float] = []
 
@@ -171,7 +171,7 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
 
 def test_without_other_hosts_nothing_is_asked() -> None:
     assert Shares(Mock(), None).ask() == (0, 0)
-    assert Shares(Mock(), OtherShards(Mock())).ask() == (0, 0)
+    assert Shares(Mock(), RemoteShards(Mock())).ask() == (0, 0)
 
 
 def test_a_void_sum_that_all_have_is_kept_nowhere() -> None:

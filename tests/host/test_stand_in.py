@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.host.bootstrap_process import EARLY, StandIn
+from paceline.host.bootstrap_process import EARLY, BootstrapProcess
 from paceline.ipc import messages
 from support.rooms import OFFER
 
@@ -49,10 +49,10 @@ SAYS: dict[str, tuple[list[messages.Message | None], list[str]]] = {
 """What it says, None for its end, and what is told of that."""
 
 
-def made() -> tuple[Company, StandIn, list[str]]:
+def made() -> tuple[Company, BootstrapProcess, list[str]]:
     company, told = Company(), list[str]()
     given: Any = company
-    stand_in = StandIn(7, given, came=lambda offer: told.append("came"), failed=told.append)
+    stand_in = BootstrapProcess(7, given, came=lambda offer: told.append("came"), failed=told.append)
     stand_in.begin()
     return company, stand_in, told
 

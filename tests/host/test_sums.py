@@ -9,13 +9,13 @@ import pytest
 
 from paceline.core.facts import GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
-from paceline.host.memory_plan import Plan
-from paceline.host.shards.host_reducer import Summer
-from paceline.host.shards.sum_table import Sums
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.shards.host_reducer import HostReducer
+from paceline.host.shards.sum_table import SumTable
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
-PLAN = Plan(4, slots=4, areas=1, own=1, sums=2)
+PLAN = MemoryPlan(4, slots=4, areas=1, own=1, sums=2)
 
 
 class Store:
@@ -25,8 +25,8 @@ class Store:
         self.shelf = Shelf()
         self.sent: list[Any] = []
         self.process = Mock(send=self.sent.append, lost=False)
-        self.summer = Summer(self.shelf, PLAN, self.process)
-        self.sums = Sums(self.shelf, self.summer)
+        self.summer = HostReducer(self.shelf, PLAN, self.process)
+        self.sums = SumTable(self.shelf, self.summer)
         for worker in range(4):
             self.shelf.put(Update(worker, 0), ("update", worker, 0), PLAN.of(worker))
             self.sums.tell(GradientReady(worker=worker, step=0, version=0, samples=worker + 1, at=0.0))

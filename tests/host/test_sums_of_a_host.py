@@ -17,7 +17,7 @@ from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from support.rooms import OFFER, Clockwork
 
 HEAD = Peer("node-0", 1)
@@ -32,7 +32,7 @@ class Host:
         choice = choose("bsp", registry())
         places = plan(choice.spec, choice.unapplied, 3)
         self.workers, self.news, self.loop, self.begun = Mock(numbers=[1, 2]), Mock(), Clockwork(), Mock()
-        self.carrier = Carrier("node-1", places.places, lambda: 0.0)
+        self.carrier = TransferManager("node-1", places.places, lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
         self.branch = Branch(

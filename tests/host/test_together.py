@@ -8,10 +8,10 @@ import pytest
 
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update, Version
-from paceline.host.memory_plan import Plan
-from paceline.host.shards.aggregation_scheduler import Together
-from paceline.host.shards.host_reducer import Summer
-from paceline.host.shards.sum_table import Sums
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.host_reducer import HostReducer
+from paceline.host.shards.sum_table import SumTable
 from paceline.host.version_shelf import Shelf
 from paceline.transfer.fetcher import Fetchable, Then
 from support.fetchers import NoFetcher
@@ -40,13 +40,13 @@ class Head:
     """The head of hosts a and b with two workers each, and one with a single worker."""
 
     def __init__(self, places: int = 2) -> None:
-        shelf, plan = Shelf(), Plan(5, slots=4, areas=2, own=2, sums=places)
+        shelf, plan = Shelf(), MemoryPlan(5, slots=4, areas=2, own=2, sums=places)
         self.arithmetic = _Arithmetic()
-        self.summer = Summer(shelf, plan, self.arithmetic)  # type: ignore[arg-type]
-        self.sums = Sums(shelf, self.summer)
+        self.summer = HostReducer(shelf, plan, self.arithmetic)  # type: ignore[arg-type]
+        self.sums = SumTable(shelf, self.summer)
         self.inner = Fetches()
         self.facts: list[Fact] = []
-        self.together = Together(self.inner, self.sums, self.summer, self.facts.append)
+        self.together = AggregationScheduler(self.inner, self.sums, self.summer, self.facts.append)
         self.ordered: list[tuple[str, Sum, list[tuple[Update, float]]]] = []
         self.dropped: list[tuple[str, Sum]] = []
         self.together.sum_up, self.together.drop = self._sum_up, self._drop

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.host.message_validation import Turns
+from paceline.host.message_validation import MessageValidation
 from paceline.host.workers import PIECE, Process, Workers
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
@@ -65,7 +65,7 @@ class Company:
             watch=os.pidfd_open(process),
             channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
             printed=printed,
-            turns=Turns(stored=True),
+            turns=MessageValidation(stored=True),
         )
 
     def _gone(self, worker: int, status: int) -> None:

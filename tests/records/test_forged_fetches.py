@@ -21,7 +21,7 @@ from paceline.records.check.fetches import fetches
 from paceline.records.ledger import Ledger
 from paceline.records.reading import open_run
 from paceline.records.times import Fetch
-from paceline.records.violations import Broken
+from paceline.records.violations import Violation
 from support import runs
 from support.recorded import AS_REAL, checked, noted, said, wrong
 from support.scripts import training
@@ -201,7 +201,7 @@ def broken_rule(
         checking.counts["facts"], checking.rules.first = facts, 0
         try:
             fetches(checking)
-        except Broken as found:
+        except Violation as found:
             return found.wrong(checking.table, checking.row).rule
     return None
 
@@ -436,5 +436,5 @@ def test_hosts_fetch_from_those_that_make_versions_now_what_they_had_not_fetched
 def test_a_replay_fetches_nothing(real: Path) -> None:
     with closing(sqlite3.connect(real / "ledger.sqlite")) as database, database:
         database.execute("INSERT INTO run VALUES ('replay_of', ?)", (json.dumps("before"),))
-    with closing((opened := open_run(real, registry())).ledger), pytest.raises(Broken, match="a fetch brings"):
+    with closing((opened := open_run(real, registry())).ledger), pytest.raises(Violation, match="a fetch brings"):
         fetches(Checking(opened))

@@ -21,7 +21,7 @@ from paceline.cli.main import main
 from paceline.errors import ConfigError
 from paceline.records.check.segments import _files
 from paceline.records.segments import Stretch
-from paceline.records.violations import Broken
+from paceline.records.violations import Violation
 from support.recorded import edited, leased, said, summarized
 
 PATIENCE = 20
@@ -285,7 +285,7 @@ def test_no_model_is_loaded_from_what_is_no_file_of_the_run(
 def test_what_was_undone_is_in_the_folder_itself(name: str, alone: Path) -> None:
     segment, checking = SimpleNamespace(undone=Stretch(facts=1, files=(name,))), SimpleNamespace()
     checking.run = SimpleNamespace(folder=alone / "run")
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(Violation) as broken:
         _files(checking, segment)  # type: ignore[arg-type]
     assert broken.value.expected == "ledgers in the run's folder"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from paceline.records.bitsets import PAGE, Marks
+from paceline.records.bitsets import PAGE, Bitset
 
 
 def test_it_has_what_a_set_of_the_same_pairs_has() -> None:
-    rng, marks, pairs = random.Random(0), Marks(), set[tuple[int, int]]()
+    rng, marks, pairs = random.Random(0), Bitset(), set[tuple[int, int]]()
     for _ in range(5000):
         pair = rng.randrange(3), rng.choice((rng.randrange(3 << PAGE), 1 << 60, -5))
         if rng.random() < 0.7:
@@ -23,7 +23,7 @@ def test_it_has_what_a_set_of_the_same_pairs_has() -> None:
 
 
 def test_what_is_no_pair_of_numbers_is_not_in_it() -> None:
-    marks = Marks()
+    marks = Bitset()
     marks.add(0, 0)
     assert (0, 0) in marks
     assert (0, None) not in marks

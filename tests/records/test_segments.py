@@ -32,7 +32,7 @@ from paceline.records.ledger import TABLES, Ledger, connect, read_facts
 from paceline.records.reading import open_run, tally_of
 from paceline.records.report.contents import contents, page
 from paceline.records.truncate import cut
-from paceline.records.update_outcomes import Fates, Undone
+from paceline.records.update_outcomes import Undone, UpdateOutcomes
 from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.scenario.scenario import Kill, Network, Scenario
@@ -158,14 +158,14 @@ def test_a_tally_of_a_ledger_is_the_one_that_was_counted_as_it_was_written(run: 
 
 
 def test_an_update_that_was_outstanding_is_undone() -> None:
-    fates, began = Fates(), TrainingBegan(members=(), version=1, at=2.0)
+    fates, began = UpdateOutcomes(), TrainingBegan(members=(), version=1, at=2.0)
     assert fates.fact(GradientReady(worker=3, step=4, version=0, samples=8, at=1.0)) == ()
     assert fates.fact(began) == [Undone(3, 4)]
     assert fates.fact(began) == []
 
 
 def test_what_a_replica_had_alone_is_in_its_snapshot() -> None:
-    fates = Fates()
+    fates = UpdateOutcomes()
     fates.fact(GradientReady(worker=3, step=4, version=0, samples=8, at=1.0))
     fates.order(StepReplica(worker=3, step=4, version=1))
     fates.fact(TrainingBegan(members=(), version=0, at=2.0))
@@ -192,7 +192,7 @@ def test_explain_says_where_segments_begin_and_what_was_undone(run: Path) -> Non
 
 def test_explain_tells_that_an_update_was_undone(run: Path) -> None:
     with closing((opened := open_run(run, registry())).ledger):
-        fates = Fates()
+        fates = UpdateOutcomes()
         undone = []
         for fact, orders in opened.history():
             undone += fates.fact(fact)

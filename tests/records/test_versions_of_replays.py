@@ -11,7 +11,7 @@ import pytest
 from paceline.records import violations
 from paceline.records.check.versions import _of_means, _of_store
 from paceline.records.check.versions_made import Made, VersionsMade
-from paceline.records.violations import Broken
+from paceline.records.violations import Violation
 
 
 @pytest.mark.parametrize("reason", ["stopped", "finished"])
@@ -28,7 +28,7 @@ def test_a_version_that_is_made_while_workers_are_being_stopped_may_be_noted_lat
     if reason == "stopped":
         _of_store(checking, recorded, {1: 1})
     else:
-        with pytest.raises(Broken) as raised:
+        with pytest.raises(Violation) as raised:
             _of_store(checking, recorded, {1: 1})
         assert raised.value.rule == violations.RECORDED_WHEN
 
@@ -47,6 +47,6 @@ def test_the_mean_of_a_replay_without_any_step_has_the_moment_of_the_beginning(r
     if replays:
         _of_means(checking, recorded, {1: 1})
     else:
-        with pytest.raises(Broken) as raised:
+        with pytest.raises(Violation) as raised:
             _of_means(checking, recorded, {1: 1})
         assert raised.value.rule == violations.RECORDED_WHEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.cli.compare import UnderWay
-from paceline.runs.eta import Pace, roughly
+from paceline.runs.eta import Eta, roughly
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock() -> Clock:
 
 
 def test_a_run_takes_as_long_as_those_of_its_name_and_else_as_all_in_the_mean(clock: Clock) -> None:
-    pace = Pace(["bsp", "asp", "ssp", "bsp", "asp", "ssp"], [None] * 6, clock)
+    pace = Eta(["bsp", "asp", "ssp", "bsp", "asp", "ssp"], [None] * 6, clock)
     pace.begin(0)
     assert str(pace) == "run 1 of 6", "nothing is known yet"
     clock.now += 30.0
@@ -39,14 +39,14 @@ def test_a_run_takes_as_long_as_those_of_its_name_and_else_as_all_in_the_mean(cl
 
 
 def test_a_run_that_takes_longer_than_those_before_takes_no_time_from_those_after(clock: Clock) -> None:
-    pace = Pace(["bsp", "bsp", "bsp"], [10.0, None, None], clock)
+    pace = Eta(["bsp", "bsp", "bsp"], [10.0, None, None], clock)
     pace.begin(1)
     clock.now += 60.0
     assert pace.left() == 10.0
 
 
 def test_runs_that_were_made_before_are_not_waited_for_and_tell_how_long_others_take(clock: Clock) -> None:
-    pace = Pace(["bsp", "asp", "bsp", "asp"], [8.0, None, 8.0, None], clock)
+    pace = Eta(["bsp", "asp", "bsp", "asp"], [8.0, None, 8.0, None], clock)
     pace.begin(1)
     assert pace.left() == 16.0
     clock.now += 2.0

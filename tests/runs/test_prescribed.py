@@ -8,17 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.coordinator.recorded_course import Answer, Course
+from paceline.coordinator.recorded_course import Answer, RecordedCourse
 from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
-from paceline.runs.recorded_schedule import Part
+from paceline.runs.recorded_schedule import RecordedPart
 
 
-def parts(ledger: sqlite3.Connection) -> list[Part]:
+def parts(ledger: sqlite3.Connection) -> list[RecordedPart]:
     """Two segments, of which the second one goes on from the snapshot of fact 5."""
     ends = SimpleNamespace(fact=5)
     given: dict[str, Any] = {"segment": SimpleNamespace(workers=1), "recorded": SimpleNamespace(ledger=ledger)}
-    return [Part(**given, begins=None, ends=ends), Part(**given, begins=SimpleNamespace(state=ends), ends=None)]  # type: ignore[arg-type]
+    return [
+        RecordedPart(**given, begins=None, ends=ends),
+        RecordedPart(**given, begins=SimpleNamespace(state=ends), ends=None),
+    ]  # type: ignore[arg-type]
 
 
 def test_a_segment_that_ended_before_its_first_lease_prescribes_none() -> None:
@@ -37,7 +40,7 @@ def test_a_lease_that_another_worker_was_given_since_is_prescribed_as_that() -> 
     rows = [(0, 0, 0, 3), (0, 0, -1, -1), (0, None, 0, 3), (0, 0, 0, 3), (0, None, None, None), (0, 0, None, None)]
     ledger.executemany("INSERT INTO leases (worker, during, epoch, batch) VALUES (?, ?, ?, ?)", rows)
     given: dict[str, Any] = {"segment": SimpleNamespace(workers=1), "recorded": SimpleNamespace(ledger=ledger)}
-    assert Part(**given, begins=None, ends=None).leases()[0] == deque(
+    assert RecordedPart(**given, begins=None, ends=None).leases()[0] == deque(
         [
             Answer(0, Batch(0, 3), taken=True),
             Answer(0, None, for_now=True),
@@ -49,12 +52,12 @@ def test_a_lease_that_another_worker_was_given_since_is_prescribed_as_that() -> 
 
 
 def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_counts() -> None:
-    ledger, course = sqlite3.connect(":memory:"), Course()
+    ledger, course = sqlite3.connect(":memory:"), RecordedCourse()
     ledger.executescript(TABLES)
     notes = {"admitted": [(1, 1, 2), (1, 1, 3)], "handed": [(1, 1, 0), (1, 1, None)]}
     segment = SimpleNamespace(workers=2, hosts=1, fact=1, notes=notes)
     given: dict[str, Any] = {"segment": segment, "recorded": SimpleNamespace(ledger=ledger, folder=Path("run"))}
-    Part(**given, begins=None, ends=None).prescribe(course)
+    RecordedPart(**given, begins=None, ends=None).prescribe(course)
     assert (course.admitted, course.handed) == ({(1, 1): 3}, {(1, 1): None})
 
 

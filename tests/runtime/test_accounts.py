@@ -9,7 +9,7 @@ import pytest
 
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.member import Member
-from paceline.coordinator.step_timing import Accounts
+from paceline.coordinator.step_timing import StepTiming
 from paceline.ipc import messages
 from paceline.records.times import StepTimes
 
@@ -53,10 +53,10 @@ def step(number: int, waited: float = 0.0, pulled: float = 0.0, began: float = 0
     return messages.StepFinished(number, 0, None, [], None, 100.5 + began, 1.0, 0.25, 0.125, waited, pulled)
 
 
-def accounts(measures: bool = True) -> tuple[Accounts, Books, Watch]:
+def accounts(measures: bool = True) -> tuple[StepTiming, Books, Watch]:
     books, watch = Books(), Watch()
     journal: Any = books
-    return Accounts(journal, watch.clock, measures), books, watch
+    return StepTiming(journal, watch.clock, measures), books, watch
 
 
 def test_a_step_s_times_are_complete_when_the_next_one_says_how_long_the_worker_had_waited() -> None:

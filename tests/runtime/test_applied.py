@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.leases import Batch, Leases
 from paceline.core.membership import Standing
@@ -29,7 +29,7 @@ class Books:
         data: Any = SimpleNamespace(leases=self.leases)
         journal: Any = SimpleNamespace(undone=lambda worker, step: self.undone.append((worker, step)))
         leaves = lambda worker, step: (worker, step) in leaves_undone  # noqa: E731
-        self.applied = Applied(self.members, data, journal, leaves, owned=True)
+        self.applied = SampleAccounting(self.members, data, journal, leaves, owned=True)
 
     def steps(self, *workers: int, group: int | None = None) -> None:
         for worker in workers:

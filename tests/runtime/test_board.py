@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.display.tensorboard import Board
+from paceline.display.tensorboard import TensorBoard
 from support.launch import Launch
 from support.scripts import training
 
@@ -38,7 +38,7 @@ def test_each_worker_has_a_folder_and_versions_have_one(monkeypatch: pytest.Monk
     stand_in: Any = ModuleType("torch.utils.tensorboard")
     stand_in.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    board, before = Board(Path("run")), time.time()
+    board, before = TensorBoard(Path("run")), time.time()
     board.logged(1, 4, {"loss": 0.5, "norm": 2.0})
     board.logged(0, 4, {"loss": 0.25})
     board.logged(1, 5, {"loss": 0.125})

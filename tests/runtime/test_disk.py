@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.ledger_backpressure import Disk
+from paceline.coordinator.ledger_backpressure import LedgerBackpressure
 from paceline.coordinator.run import _write_config
 from paceline.core.facts import Fact, StepDeclined
 from paceline.records import ledger as ledgers
@@ -105,7 +105,7 @@ def test_no_fact_is_under_way_while_a_run_waits_for_the_disk_in_its_loop(tmp_pat
 
 def test_a_run_waits_as_long_as_its_ledger_is_behind_and_says_so_once(ledger: Ledger) -> None:
     said = list[str]()
-    disk = Disk(ledger, said.append)
+    disk = LedgerBackpressure(ledger, said.append)
     assert not disk.behind()
     for _ in range(2):
         may_begin = slowed(ledger)

@@ -10,7 +10,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from paceline.coordinator.agent import _interrupted
-from paceline.coordinator.drain import Draining
+from paceline.coordinator.drain import Drain
 from paceline.coordinator.member import Member
 from paceline.coordinator.shutdown import GRACE
 from paceline.core.membership import Membership
@@ -36,7 +36,7 @@ class Run:
             self.membership.trains(worker)
         leaving: Any = Mock(leave=self._leave)
         host: Any = Mock(updates=lambda worker: Mock(coming=self.coming.get(worker, ()), unapplied=()))
-        self.draining = Draining(
+        self.draining = Drain(
             self.members,
             {0: "head", 1: "b", 2: "b"},
             host,

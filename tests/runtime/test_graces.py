@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.coordinator.run_state import Rooms
+from paceline.coordinator.run_state import RunState
 from support.launch import Launch
 from support.rooms import Stage
 from support.scripts import ENDLESS, training
@@ -36,7 +36,7 @@ def ended(tmp_path: Path) -> Ended:
     return Ended(tmp_path)
 
 
-STOPS: dict[str, Callable[[Rooms], None]] = {
+STOPS: dict[str, Callable[[RunState], None]] = {
     "a failure": lambda run: run.ending.fail("worker 1 died"),
     "a divergence": lambda run: run.diverged("a gradient is NaN"),
     "an interrupt": lambda run: run.limits.interrupt(1, signal.SIGTERM),

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.coordinator.member import Member
-from paceline.coordinator.shutdown import GRACE, Ending
-from paceline.coordinator.stop_conditions import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, Limits
+from paceline.coordinator.shutdown import GRACE, Shutdown
+from paceline.coordinator.stop_conditions import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, StopConditions
 from paceline.core.membership import Membership
 from paceline.records.summary import Target
 
@@ -36,7 +36,7 @@ class Run:
         self.killed: list[int] = []
         self.began = True
         loop: Any = SimpleNamespace(after=lambda seconds, call: self.timers.append((seconds, call)))
-        self.ending = Ending(
+        self.ending = Shutdown(
             self.membership,
             loop,
             say=self.said.append,
@@ -46,7 +46,7 @@ class Run:
             wake=Mock(),
             give_up_hosts=lambda: self.said.append("other hosts are given up"),
         )
-        self.limits = Limits(
+        self.limits = StopConditions(
             settings, self.membership, self.ending, loop, say=self.said.append, began=lambda: self.began
         )
 
@@ -249,7 +249,7 @@ def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: str) -> None:
 
 
 @pytest.mark.parametrize("end", [lambda ending: ending.fail("a disk is full"), lambda ending: ending.diverge("NaN")])
-def test_a_run_that_does_not_end_well_waits_for_nothing(end: Callable[[Ending], None]) -> None:
+def test_a_run_that_does_not_end_well_waits_for_nothing(end: Callable[[Shutdown], None]) -> None:
     run = Run()
     run.ending.before = lambda go_on: None
     end(run.ending)

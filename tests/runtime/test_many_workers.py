@@ -12,7 +12,7 @@ import pytest
 from paceline.coordinator.member import Member
 from paceline.core.phrases import MOST
 from paceline.display.waits import WaitReports
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 from support.outputs import output_to
 
 
@@ -30,7 +30,7 @@ def later() -> list[Callable[[], None]]:
 
 
 @pytest.fixture
-def output(later: list[Callable[[], None]], tmp_path: Path) -> Iterator[Output]:
+def output(later: list[Callable[[], None]], tmp_path: Path) -> Iterator[WorkerOutput]:
     found = output_to(sys.stdout, tmp_path, shows=False)
     found.after = lambda _, call: later.append(call)
     yield found
@@ -38,7 +38,7 @@ def output(later: list[Callable[[], None]], tmp_path: Path) -> Iterator[Output]:
 
 
 def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_others_in_one_line(
-    output: Output, later: list[Callable[[], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    output: WorkerOutput, later: list[Callable[[], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for worker in range(200):
         (tmp_path / f"worker-{worker}.log").write_text(f"the last word of worker {worker}\n")
@@ -63,7 +63,7 @@ def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_othe
 
 
 def test_logs_that_can_t_be_written_are_told_in_a_few_lines(
-    output: Output, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    output: WorkerOutput, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for worker in range(30):
         (tmp_path / f"worker-{worker}.log").symlink_to("/dev/full")

@@ -13,7 +13,7 @@ import pytest
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
 from paceline.ipc.loop import Loop
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 from support.launch import Launch
 from support.scripts import training
 
@@ -29,7 +29,7 @@ class Ends:
         self.heard: list[int] = []
         self.overflows = 0
         self.loop.watch(self.here, lambda: self.heard.append(self.here.receive()[0].process))
-        self.outbox = Outbox(self.here, self.loop, self.overflowed)
+        self.outbox = SendQueue(self.here, self.loop, self.overflowed)
 
     def overflowed(self) -> None:
         self.overflows += 1

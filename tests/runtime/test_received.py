@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.host.between import Folder, Part
+from paceline.host.between import Folder, FolderPart
 from paceline.job import received_folder
 from paceline.job.received_folder import WINDOW, Received
 from paceline.job.sent_folder import PART, Sent, to_send
@@ -39,7 +39,7 @@ def there(tmp_path: Path) -> Path:
 
 
 def given(
-    sent: Sent, to: Received, most: int = 10_000, third: Callable[[Part], Part] = lambda part: part
+    sent: Sent, to: Received, most: int = 10_000, third: Callable[[FolderPart], FolderPart] = lambda part: part
 ) -> Path | None:
     """Hand over what is asked for, up to so many parts. Return where workers begin. `third` changes a part."""
     asked: list[int] = []
@@ -99,15 +99,15 @@ def test_what_is_whole_is_not_sent_again_and_what_is_not_is(folder: Path, there:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda part: Part(part.at, bytes(len(part.data))),
-        lambda part: Part(part.at, part.data[:-1]),
-        lambda part: Part(part.at, part.data + b"x"),
-        lambda part: Part(part.at, b""),
-        lambda part: Part(part.at + 1, part.data),
+        lambda part: FolderPart(part.at, bytes(len(part.data))),
+        lambda part: FolderPart(part.at, part.data[:-1]),
+        lambda part: FolderPart(part.at, part.data + b"x"),
+        lambda part: FolderPart(part.at, b""),
+        lambda part: FolderPart(part.at + 1, part.data),
     ],
 )
 def test_a_part_that_is_another_one_is_refused_and_nothing_is_left(
-    change: Callable[[Part], Part], folder: Path, there: Path
+    change: Callable[[FolderPart], FolderPart], folder: Path, there: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"the (head sent|folder that the head sent)") as refused:
         given(to_send(Path(), Path("scripts/train.py")), Received(there), third=change)
@@ -117,7 +117,7 @@ def test_a_part_that_is_another_one_is_refused_and_nothing_is_left(
 
 def test_a_part_that_nobody_asked_for_is_refused(there: Path) -> None:
     with pytest.raises(ConfigError, match="not asked for"):
-        Received(there).take(Part(0, b"x"))
+        Received(there).take(FolderPart(0, b"x"))
 
 
 def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:

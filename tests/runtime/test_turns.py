@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.host.message_validation import MOST_QUESTIONS, Turns
+from paceline.host.message_validation import MOST_QUESTIONS, MessageValidation
 from paceline.ipc import messages as m
 from paceline.ipc.messages import Message
 from paceline.protocols import registry
@@ -39,7 +39,7 @@ def finished(**changes: Any) -> m.StepFinished:
     return msgspec.structs.replace(FINISHED, **changes)
 
 
-def said(turns: Turns, course: list[str | Message]) -> str:
+def said(turns: MessageValidation, course: list[str | Message]) -> str:
     """What is wrong with the last message of this course. `told` and `heard` say what those after them are."""
     how, why = "heard", ""
     for one in course:
@@ -197,13 +197,13 @@ UNLIKE: dict[str, m.StepFinished] = {
 @pytest.mark.parametrize("course", PROPER.values(), ids=PROPER)
 def test_a_worker_may_say(course: tuple[str, list[str | Message]]) -> None:
     name, messages = course
-    assert said(Turns(stored=registry()[name].versions == "stored"), messages) == ""
+    assert said(MessageValidation(stored=registry()[name].versions == "stored"), messages) == ""
 
 
 @pytest.mark.parametrize("course", STRANGE.values(), ids=STRANGE)
 def test_a_worker_may_not_say(course: tuple[str, list[str | Message]]) -> None:
     name, messages = course
-    turns = Turns(stored=registry()[name].versions == "stored")
+    turns = MessageValidation(stored=registry()[name].versions == "stored")
     assert said(turns, messages) == f"it sent {type(messages[-1]).__name__} out of turn"
 
 
@@ -213,14 +213,14 @@ def test_what_a_worker_measures_has_names_that_a_table_can_have(
     name: str, measured: Callable[[dict[str, float]], Message]
 ) -> None:
     course: list[str | Message] = [*STARTED, m.Evaluate(7), "heard"]
-    assert said(Turns(stored=True), [*course, measured({"loss": 0.1, "véi 損失": 0.2})]) == ""
-    found = said(Turns(stored=True), [*course, measured({"loss": 0.1, name: 0.2})])
+    assert said(MessageValidation(stored=True), [*course, measured({"loss": 0.1, "véi 損失": 0.2})]) == ""
+    found = said(MessageValidation(stored=True), [*course, measured({"loss": 0.1, name: 0.2})])
     assert found == f"it measured {name!r}, which is no name"
 
 
 @pytest.mark.parametrize("message", UNLIKE.values(), ids=UNLIKE)
 def test_a_step_has_batches_and_hyperparameters_such_as_were_offered(message: m.StepFinished) -> None:
-    why = said(Turns(stored=True), [*STARTED, "heard", message])
+    why = said(MessageValidation(stored=True), [*STARTED, "heard", message])
     assert why == "it finished a step with other parameter groups or batches than it offered"
 
 

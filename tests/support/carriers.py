@@ -14,11 +14,11 @@ from paceline.ipc.memory import Span
 from paceline.net import tcp
 from paceline.net.control import Hello
 from paceline.net.handshake import Keys
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.records.times import Fetch
-from paceline.transfer.data_connection import Bulk, Dialler, Port
+from paceline.transfer.data_connection import Dialler, PeerExchange, Port
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
 
 PATIENCE = 30.0
@@ -74,7 +74,7 @@ class Side:
         """By item: who has it, if that is not the other host alone."""
         self.fetches: list[Fetch] = []
         """What has come."""
-        self.carrier = Carrier("here", room, time.monotonic)
+        self.carrier = TransferManager("here", room, time.monotonic)
         self.carrier.begins(0, self)
         self.bulk = self.carrier.meet(other, incarnation)
 
@@ -151,14 +151,14 @@ class Two:
         self.diallers: list[Dialler] = []
 
     def listen(self, listener: socket.socket) -> None:
-        self.door = Door(listener, self.loop, self.keys, self.lines.append)
+        self.door = HostListener(listener, self.loop, self.keys, self.lines.append)
         self.port = Port(self.door, self.loop, hello("a", 1), self.lines.append)
         self.port.expect(self.a.bulk)
 
     def dial(
         self,
         said: Hello | None = None,
-        bulk: Bulk | None = None,
+        bulk: PeerExchange | None = None,
         address: tcp.Address | None = None,
         keys: Keys | None = None,
     ) -> Dialler:

@@ -17,7 +17,7 @@ from paceline.net import tcp
 from paceline.net.control import HeadEnd, HostEnd
 from paceline.net.handshake import Keys
 from paceline.net.link import HeadLink, HostLink
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.token import Token
 
 PATIENCE = 30.0
@@ -142,7 +142,7 @@ class Cluster:
 
     def listen(self, listener: socket.socket) -> None:
         end = HeadEnd("a", os.urandom(8), Told)
-        self.door = Door(listener, self.loop, self.keys, self.head.show)
+        self.door = HostListener(listener, self.loop, self.keys, self.head.show)
         self.head.link = HeadLink(end, self.door, self.loop, self.head)
 
     def close_head(self) -> None:

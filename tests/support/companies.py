@@ -19,7 +19,7 @@ from paceline.host.branch import BEGINNING
 from paceline.host.host import LocalHost
 from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
-from paceline.host.message_validation import Turns
+from paceline.host.message_validation import MessageValidation
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -31,7 +31,7 @@ from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews
 from paceline.transfer.fetch_table import Named, Peer
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
 from support.rooms import OFFER, SETTINGS, Clockwork, Crew, Line
 
@@ -260,7 +260,7 @@ def company(workers: int = 3, protocol: str = "asp", offer: messages.Offered = O
     return made
 
 
-class AnyTurn(Turns):
+class AnyTurn(MessageValidation):
     """A worker says what a test has it say."""
 
     def heard(self, message: messages.Message) -> str:
@@ -270,7 +270,7 @@ class AnyTurn(Turns):
 class Unjudged(Other):
     """A host whose workers' turns are nobody's business here."""
 
-    def turns_of(self, worker: int) -> Turns:
+    def turns_of(self, worker: int) -> MessageValidation:
         return AnyTurn(stored=True)
 
 
@@ -406,7 +406,7 @@ class Pipe:
 class Pipes:
     """Stands in for the mover of the other host."""
 
-    def __init__(self, between: Between, head: Carrier) -> None:
+    def __init__(self, between: Between, head: TransferManager) -> None:
         self._between = between
         self._head = head
 
@@ -442,7 +442,7 @@ def elsewhere(
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: several)
-    carrier = Carrier("node-0", places.places, loop.now, lambda peer, news: Pipe(peer, news, between))
+    carrier = TransferManager("node-0", places.places, loop.now, lambda peer, news: Pipe(peer, news, between))
     head = LocalHost(
         places,
         spec,

@@ -92,7 +92,7 @@ class Mark:
 
 
 class Stream:
-    """See `accelerator.Stream`."""
+    """See `accelerator.DeviceStream`."""
 
     def __init__(self, device: FakeDevice) -> None:
         self._device = device

@@ -15,7 +15,7 @@ from paceline.errors import MessageUnreadable
 from paceline.host.version_shelf import Owner
 from paceline.ipc.endpoint import Coding, Frames, framed
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import Fetches, Named, Peer, Range, Serves
+from paceline.transfer.fetch_table import FetchTable, Named, Peer, Range, Serves
 from support.seeded_network import Network
 
 NAMES = ("a", "b", "c")
@@ -113,7 +113,7 @@ class Node:
         """By host: the incarnation that this one was told of."""
         self.segment = segment
         self.room = lots.choice([1, 2, 8])
-        self.fetches = Fetches(self.room)
+        self.fetches = FetchTable(self.room)
         self.fetches.segment_began(self.segment)
         self.serves = Serves(self.look, self.segment)
         self.where: dict[Item, str] = {}

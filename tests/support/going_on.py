@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
 from paceline.core.orders import ApplyUpdate
-from paceline.records.update_outcomes import Applied, Fates
+from paceline.records.update_outcomes import Applied, UpdateOutcomes
 
 
 def following(choice: Choice, facts: Iterable[Fact], *, version: int | None = None) -> TrainingBegan:
@@ -17,7 +17,7 @@ def following(choice: Choice, facts: Iterable[Fact], *, version: int | None = No
     """
     machine = choice.machine()
     steps: dict[int, tuple[str, int]] = {}
-    fates = Fates()
+    fates = UpdateOutcomes()
     began, newest, done, at = None, 0, 0, 0.0
     for fact in facts:
         at = fact.at

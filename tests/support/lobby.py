@@ -11,7 +11,7 @@ from typing import Any
 from paceline.ipc.loop import Loop
 from paceline.net import tcp
 from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.token import Token
 from support.clusters import KEYS, without_port
 
@@ -55,7 +55,9 @@ class Lobby:
         """Without ports of diallers."""
         self.came: list[tuple[str, Any]] = []
         """Connections that were let in: what for, and the socket."""
-        self.door = Door(listener or tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line)))
+        self.door = HostListener(
+            listener or tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line))
+        )
         for purpose in ("control", "data"):
             self.serve(purpose)
         self.keys = keys

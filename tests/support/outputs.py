@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 
 
 def output_to(
     shown_on: TextIO, folder: Path = Path(), *, shows: bool = True, prefix: bool = False, **given: Any
-) -> Output:
+) -> WorkerOutput:
     """An output with logs in that folder. `shows`: whether it shows what workers print."""
-    return Output(
+    return WorkerOutput(
         log=lambda worker: folder / f"worker-{worker}.log",
         shows=lambda worker: shows,
         shown_on=shown_on,

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.run_policy import of_a_run
-from paceline.coordinator.run_state import Rooms
+from paceline.coordinator.run_state import RunState
 from paceline.core.choice import choose
 from paceline.ipc import messages
 from paceline.ipc.channel import attachment
@@ -180,7 +180,7 @@ class Stage:
         stand_ins: Any = self.crew, self.output, self.loop
         crew, output, loop = stand_ins
         all_terms = replace(of_a_run(self.settings, loop.now), **terms)
-        self.rooms = Rooms(self.settings, crew, Journal(NoLedger()), output, loop, all_terms)
+        self.rooms = RunState(self.settings, crew, Journal(NoLedger()), output, loop, all_terms)
         self.coordinator = Coordinator(self.rooms, lambda _: None)
 
 

@@ -23,7 +23,7 @@ _COMMANDS = "(run|join|compare|replay|tune|doctor)"
 STARTS = re.compile(
     rf"paceline(\.__main__)?\s+(-\S+\s+)*{_COMMANDS}\b"  # the command, however it is started
     rf"|paceline\.cli\.main\b.*\s{_COMMANDS}\s"  # code that calls it
-    rf"|paceline\.programs\.child\s+\d+\s+\d+\s+{_COMMANDS}\b"  # what a program's `paceline.run` starts
+    rf"|paceline\.notebook\.child\s+\d+\s+\d+\s+{_COMMANDS}\b"  # what a program's `paceline.run` starts
     r"|\bpaceline\.(run|compare)\("  # a program that is about to
     r"|\bmake_run\(",
     re.DOTALL,

@@ -17,7 +17,7 @@ from paceline.training.device_push import CHANGED, DeviceGradients
 from paceline.training.layout import Layout, Places
 from paceline.training.structure import Followed
 from paceline.training.told import same_bits
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice
 
 SEEDS = range(4)
@@ -48,7 +48,7 @@ class Case:
         self.places = Places.new(layout, 1, 1)
         self.link: Any = Mock(worker=0)
         parameters: list[Tensor] = list(self.model.parameters())
-        joined = Joined(
+        joined = TrainingContext(
             link=self.link,
             places=self.places,
             followed=Followed(self.model),

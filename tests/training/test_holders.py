@@ -30,7 +30,7 @@ from paceline.training.link import Step
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
 from paceline.training.structure import Followed
 from paceline.training.told import ToldPush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice
 
 WORKERS, SLOTS, AREAS = 2, 4, 6
@@ -108,7 +108,7 @@ class Case:
         size = slots * layout.slot_bytes + WORKERS * areas * layout.push_bytes + 2 * layout.fixed_bytes
         self.places = Places(layout, Region.create(size), slots, WORKERS, areas)
         parameters: list[Tensor] = list(self.model.parameters())
-        self.joined = Joined(
+        self.joined = TrainingContext(
             link=self.link,
             places=self.places,
             followed=Followed(self.model),
@@ -394,7 +394,7 @@ def test_a_step_pushes_what_the_optimizer_subtracts_and_says_of_which_parameters
 class Halves(AreaPush):
     """Pushes half of each update, which then counts twice."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: TrainingContext) -> None:
         super().__init__(joined)
         self._updates = [torch.zeros(parameter.shape) for parameter in joined.parameters]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.store import chunks as parts_module
 from paceline.store import store as store_module
-from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, NotFinite, Part, cuts_of
+from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, cuts_of
 from paceline.store.store import Store, scalars_of
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
@@ -224,16 +224,16 @@ def test_so_many_threads_make_a_version_at_the_same_time(threads: int, monkeypat
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
     pushed_to(store)
     store.commit(0, 1, [(0, 1.0)], threads=2)  # more threads may be needed later
-    together, plain = threading.Barrier(threads), Part.commit
+    together, plain = threading.Barrier(threads), Chunk.commit
     seen: set[int] = set()
 
-    def commit(part: Part, *args: Any) -> None:
+    def commit(part: Chunk, *args: Any) -> None:
         if threading.get_ident() not in seen:
             seen.add(threading.get_ident())
             together.wait(60)
         plain(part, *args)
 
-    monkeypatch.setattr(Part, "commit", commit)
+    monkeypatch.setattr(Chunk, "commit", commit)
     store.commit(1, 2, [(0, 1.0)], threads=threads)
     assert len(seen) == threads
     assert threading.get_ident() in seen, "the caller makes one of the lanes"
@@ -346,20 +346,20 @@ def test_of_several_that_are_no_numbers_the_first_is_found_with_any_number_of_th
         torch.full_like(p, float("nan") if n in poisoned else 1.0) for n, p in enumerate(model)
     ]
     push(store, 1, gradients)
-    last, plain, through = store._lanes_for(threads)[-1], Part.commit, threading.Event()
+    last, plain, through = store._lanes_for(threads)[-1], Chunk.commit, threading.Event()
 
-    def commit(part: Part, *args: Any) -> None:
+    def commit(part: Chunk, *args: Any) -> None:
         if part not in last.parts:
             assert through.wait(60)
         plain(part, *args)
 
-    def checksum(part: Part, *args: Any) -> int:
+    def checksum(part: Chunk, *args: Any) -> int:
         if part is last.parts[-1]:
             through.set()
         return 0
 
-    monkeypatch.setattr(Part, "commit", commit)
-    monkeypatch.setattr(Part, "checksum", checksum)
+    monkeypatch.setattr(Chunk, "commit", commit)
+    monkeypatch.setattr(Chunk, "checksum", checksum)
     if threads == 1:
         through.set()
     assert store.commit(0, 1, [(1, 1.0)], threads=threads).not_finite == NotFinite(str(poisoned[0]), 1)

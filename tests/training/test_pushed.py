@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.store.gradient_reader import Pushed, Range
+from paceline.store.gradient_reader import GradientReader, Range
 from paceline.store.store import Committed, Store
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
@@ -18,7 +18,7 @@ NAN = 7.0
 TARGET = 2
 
 
-def restored(mine: Range, memory: memoryview, pushed: Pushed) -> Tensor:
+def restored(mine: Range, memory: memoryview, pushed: GradientReader) -> Tensor:
     there = mine.entry.over(memory, pushed.start)
     return torch.where(there == NAN, math.nan, 2 * there)
 

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 from paceline.store import chunks as parts_module
 from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, NotFinite, cuts_of
-from paceline.store.gradient_reader import Pushed
+from paceline.store.gradient_reader import GradientReader
 from paceline.store.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.store.store import Committed, Scalars, Store, scalars_of
 from paceline.training.layout import Layout, Places
@@ -377,7 +377,7 @@ def test_only_bytes_that_are_made_are_told_of_after_a_range_was_taken_over(monke
     make("SGD", shards, 0)
     take_over(shards, 1, 0)
     push(shards[0], 1)
-    pushed = [Pushed.of(shards[0].places, 0, shards[0].pushes[0], 1.0)]
+    pushed = [GradientReader.of(shards[0].places, 0, shards[0].pushes[0], 1.0)]
     start, stop = (shards[0].places.slot_start(slot) for slot in (1, 2))
     for lane in shards[0]._lanes_for(2):
         made = Mock()

@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 from paceline.store import chunks as parts_module
 from paceline.store import snapshots
 from paceline.store import store as store_module
-from paceline.store.chunks import Part
+from paceline.store.chunks import Chunk
 from paceline.store.snapshots import OfReplica, OfStore, OfWorker
 from paceline.store.store import Scalars, Store
 from paceline.training.layout import Layout, Places
@@ -192,13 +192,13 @@ def test_in_every_order_of_commit_and_copier_a_part_s_state_is_copied_once_and_b
     parts = store.parts[:3]
     expected = [part.state() for part in parts]
     copies: Counter[int] = Counter()
-    plain = Part.state
+    plain = Chunk.state
 
-    def state(part: Part) -> Any:
+    def state(part: Chunk) -> Any:
         copies[id(part)] += 1
         return plain(part)
 
-    monkeypatch.setattr(Part, "state", state)
+    monkeypatch.setattr(Chunk, "state", state)
     keeping = store.begin_keeping()
     turns = {"c": iter(parts), "w": iter(parts)}
     for one in order:
@@ -223,15 +223,15 @@ def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pyte
     train(store, range(2))
     first, second = store.parts[:2]
     begun, go_on = threading.Event(), threading.Event()
-    plain = Part.state
+    plain = Chunk.state
 
-    def state(part: Part) -> Any:
+    def state(part: Chunk) -> Any:
         if part is first:
             begun.set()
             assert go_on.wait(60)
         return plain(part)
 
-    monkeypatch.setattr(Part, "state", state)
+    monkeypatch.setattr(Chunk, "state", state)
     keeping = store.begin_keeping()
     copier = threading.Thread(target=keeping.take, args=(first,))
     copier.start()

@@ -17,7 +17,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.push import AreaPush
 from paceline.training.structure import Followed
 from paceline.training.told import CHANGED, ToldPush, same_bits
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 SIZE = 32
 """Bytes of each parameter but the last, which has fewer. A place for any takes 64."""
@@ -49,7 +49,7 @@ class Case:
         self.seen: dict[tuple[int, int], bytes] = {}
         """By what was told: what lay there then."""
         self.link.accumulated = self._accumulated
-        joined = Joined(
+        joined = TrainingContext(
             link=self.link,
             places=self.places,
             followed=Followed(self.model),

@@ -25,7 +25,7 @@ from paceline.records.comparison import LEAST
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.compare import STATE, Plan, begun, carry_out
-from paceline.runs.eta import Pace
+from paceline.runs.eta import Eta
 from paceline.runs.folders import new_folder
 from paceline.runs.report import report
 from paceline.runs.run import check_fits, chosen
@@ -95,10 +95,10 @@ def call(options: argparse.Namespace) -> int:
     if there := sum(summary is not None for _, summary in places.values()):
         say(f"{folder}: {count(there, 'run')} of {len(places)} done already")
 
-    def under_way(pace: Pace, name: str, seed: int) -> AbstractContextManager[None]:
+    def under_way(pace: Eta, name: str, seed: int) -> AbstractContextManager[None]:
         return _shown(options, UnderWay(pace, f"{typed[name]}, seed {seed}"))
 
-    def made(name: str, seed: int, run: Mapping[str, Any], metric: str | None, pace: Pace | None) -> None:
+    def made(name: str, seed: int, run: Mapping[str, Any], metric: str | None, pace: Eta | None) -> None:
         so_far = "" if pace is None or _draws(options) else f" ({pace})"
         say(f"{typed[name]}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
 
@@ -187,7 +187,7 @@ def _draws(options: argparse.Namespace) -> bool:
 class UnderWay:
     """What runs, and how the series goes on: written anew whenever a terminal draws it."""
 
-    pace: Pace
+    pace: Eta
     what: str
 
     def __rich__(self) -> Text:

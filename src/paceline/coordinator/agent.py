@@ -34,9 +34,9 @@ from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.files import unforeseen
 from paceline.host import between, devices
-from paceline.host.bootstrap_process import StandIn
+from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.branch import Branch
-from paceline.host.log_forwarding import Outward
+from paceline.host.log_forwarding import LogForwarding
 from paceline.host.machine import difference, machine
 from paceline.host.memory_plan import plan
 from paceline.host.workers import Workers
@@ -51,12 +51,12 @@ from paceline.job.settings_codec import packed, unpacked
 from paceline.net.control import Hello, HostEnd
 from paceline.net.handshake import Keys
 from paceline.net.link import HostLink
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.records.times import Fetch
 from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.item_names import fields_of
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.worker_process.folders import notes_of
 from paceline.worker_process.forking import fork_workers, forked_zygote
@@ -71,7 +71,7 @@ TELLS = 1.0
 LET_IN = 60.0
 """Seconds that the head has to let the host in."""
 
-Company = Callable[[Settings, Outward], Workers]
+Company = Callable[[Settings, LogForwarding], Workers]
 """Makes what speaks for the workers of a host, which print there, once the head has told the settings."""
 Say = Callable[[str], None]
 """Prints a line of what the host does, for who has it join."""
@@ -114,7 +114,7 @@ def agent(
         opened, loop = ExitStack(), Loop()
         mover: Mover = InLoop(loop, keys, _show) if forked is None else InProcess(forked, loop, _show)
 
-        def company(settings: Settings, output: Outward) -> Workers:
+        def company(settings: Settings, output: LogForwarding) -> Workers:
             zygote.settle(packed(replace(settings, folder=folder)))
             shared = notes_of(settings.notes)
             opened.callback(os.close, shared)
@@ -201,7 +201,7 @@ class _Agent:
     _workers: Workers
     """From here on: what there is once the head has told the run."""
     _branch: Branch
-    _carrier: Carrier
+    _carrier: TransferManager
     _hello: Hello
     """What it says to other hosts with which it exchanges bytes."""
 
@@ -234,13 +234,13 @@ class _Agent:
         """Where workers begin, if the head has sent a folder."""
         self._listener: socket.socket | None = None
         """Where other hosts dial for data, if they are to. They wait until this one knows who they are."""
-        self._door: Door | None = None
+        self._door: HostListener | None = None
         """What lets them in then."""
         self._drains = False
         """Whether it was asked to leave in good order."""
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
-        self._stand_in: StandIn | None = None
+        self._stand_in: BootstrapProcess | None = None
         """What this host has in the place of workers, if it has none."""
         self._to_start: set[int] = set()
         """Workers that are to begin again, and whose turn has not come."""
@@ -258,7 +258,7 @@ class _Agent:
         self._fence = Fence()
         self._alarm = Alarm(loop, self._judge)
         self._link = HostLink(self.end, address, keys, loop, self)
-        self._output = Outward()
+        self._output = LogForwarding()
         self._output.send = self._link.send
         loop.after(patience, partial(self._not_let_in, patience))
 
@@ -317,7 +317,7 @@ class _Agent:
         match message:
             case between.Introduce():
                 self._introduce(message)
-            case between.Part():
+            case between.FolderPart():
                 self._arrives(partial(self._received.take, message))
             case between.Prepare(settings=settings, workers=workers):
                 self._prepare(unpacked(settings), workers)
@@ -464,7 +464,7 @@ class _Agent:
         head = next(iter(settings.scenario.placed(settings.workers)))
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
-        self._carrier = Carrier(self._name, places.places, self._loop.now, self._mover.pipe)
+        self._carrier = TransferManager(self._name, places.places, self._loop.now, self._mover.pipe)
         pipe = self._carrier.meet(head, HEAD)
         self._hello = Hello(self._name, self.end.run, self._incarnation, 0)
         self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)
@@ -473,7 +473,7 @@ class _Agent:
         self._workers = self._company(own, self._output)
         if (number := settings.stand_ins.get(self._name)) is not None:
             company = self._company(own, self._output)
-            self._stand_in = StandIn(
+            self._stand_in = BootstrapProcess(
                 number, company, came=lambda offer: self._link.send(between.StandsIn(offer)), failed=self.leave
             )
         linked = settings.scenario.links_hosts
@@ -507,7 +507,7 @@ class _Agent:
         if not neighbours:  # the head makes all of each version after all
             self._listener.close()
             return
-        self._door = Door(self._listener, self._loop, self._keys, self._say)
+        self._door = HostListener(self._listener, self._loop, self._keys, self._say)
         timeout, dials = self._fence.timeout, True
         self._mover.listen(self._door, self._hello, timeout)
         self._carrier.reached = lambda host, reached: self._link.send(between.Reaches(host, reached))

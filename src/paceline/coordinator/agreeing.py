@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.member import Member
-from paceline.coordinator.run_policy import Terms
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.phrases import workers_named
@@ -24,7 +24,7 @@ class Agreeing:
         self,
         members: Mapping[int, Member],
         ledger: Ledger,
-        terms: Terms,
+        terms: RunPolicy,
         clock: Clock,
         *,
         send: Callable[[Member, messages.Message], None],

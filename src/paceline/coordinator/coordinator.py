@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from paceline.coordinator.ledger_backpressure import PAUSE, Disk
+from paceline.coordinator.ledger_backpressure import PAUSE, LedgerBackpressure
 from paceline.coordinator.lifecycle import Closing, Gathering, Training, begin
 from paceline.coordinator.member import Member
 from paceline.coordinator.remarks import Alike, EarlyLeavers, unused
-from paceline.coordinator.run_state import Rooms
+from paceline.coordinator.run_state import RunState
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
     AdjustTraining,
@@ -44,7 +44,7 @@ class Coordinator:
     What happens and what is ordered is passed on to the rooms. What there is to know is in them.
     """
 
-    def __init__(self, rooms: Rooms, on_begin: Callable[[messages.Offered], None]) -> None:
+    def __init__(self, rooms: RunState, on_begin: Callable[[messages.Offered], None]) -> None:
         """`on_begin` is called when the script's part of the configuration is known, and as hosts come later."""
         self.rooms = rooms
         self.phase: Gathering | Training | Closing = Gathering(rooms)
@@ -53,7 +53,7 @@ class Coordinator:
         self._on_begin = on_begin
         self._alike = Alike()
         self._early = EarlyLeavers()
-        self._disk = Disk(rooms.journal.ledger, rooms.output.say)
+        self._disk = LedgerBackpressure(rooms.journal.ledger, rooms.output.say)
         self._told_epochs_over = False
 
     def open(self) -> None:

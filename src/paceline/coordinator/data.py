@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from paceline.coordinator.member import Member
-from paceline.coordinator.run_policy import Terms
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.leases import Batch, Leases
 from paceline.errors import ConfigError
 from paceline.ipc import messages
@@ -19,7 +19,7 @@ class Data:
     def __init__(
         self,
         ledger: Ledger,
-        terms: Terms,
+        terms: RunPolicy,
         *,
         send: Callable[[Member, messages.Message], None],
         refuse: Callable[[str], None],

@@ -55,14 +55,14 @@ from paceline.job.interrupts import OF_SCRIPTS, Interrupts, without_handler
 from paceline.job.settings import Settings
 from paceline.net.token import forget
 from paceline.records import summary as summaries
-from paceline.records.recording_schedule import Due
+from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.summary import Summary
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure
 from paceline.training.loader import SharedOut, as_prepared, view_of
-from paceline.training.loop import Loop
+from paceline.training.loop import EpochLoop
 from paceline.training.one_ahead import OneAhead, is_last
 from paceline.training.probe import passes_of
 from paceline.training.schedules import Plateau
@@ -106,7 +106,7 @@ class Shared(SharedOut):
         )
         assert loader.batch_size is not None
         self.batch_sampler = BatchSampler(self.sampler, loader.batch_size, loader.drop_last)
-        self.loop = Loop(-1, over=True)
+        self.loop = EpochLoop(-1, over=True)
         self._view = view_of(loader, self)
         self._asked: deque[int] = deque()
         """Samples of each batch that torch's iterator fetches, and has not handed out."""
@@ -133,9 +133,9 @@ class Shared(SharedOut):
         items = None if self._items is None else self._items()
         return items is not None and not items.ended
 
-    def begin_pass(self) -> Loop:
+    def begin_pass(self) -> EpochLoop:
         """See `SharedOut`."""
-        self.loop = Loop(self.loop.epoch + 1)
+        self.loop = EpochLoop(self.loop.epoch + 1)
         self.sampler.set_epoch(self.loop.epoch)
         self._asked.clear()
         return self.loop
@@ -154,7 +154,7 @@ class Shared(SharedOut):
                 self._baseline.handed_out(len(ids))
             yield ids
 
-    def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
+    def next_of(self, loop: EpochLoop, fetched: Iterator[Any]) -> Any:
         """See `SharedOut`."""
         data = next(fetched)
         self._baseline.handed_out(self._asked.popleft())
@@ -171,7 +171,7 @@ class Worker:
         self._settings = settings
         self._scenario: Scenario = settings.scenario
         self._told = told
-        self._due = Due(settings.record)
+        self._due = RecordingSchedule(settings.record)
         self._module: nn.Module | None = None
         self._measure: Measure | None = None
         self._origin = self._began = self._last = 0.0

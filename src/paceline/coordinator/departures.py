@@ -7,22 +7,22 @@ from collections.abc import Callable
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member
-from paceline.coordinator.sample_accounting import Applied
-from paceline.coordinator.step_timing import Accounts
+from paceline.coordinator.sample_accounting import SampleAccounting
+from paceline.coordinator.step_timing import StepTiming
 from paceline.core.facts import Fact, WorkerLeft
 from paceline.core.membership import Left, Membership
 from paceline.host.contract import Host
 
 
-class Leaving:
+class Departures:
     """Takes workers out of training, at once or when their last update has arrived."""
 
     def __init__(
         self,
         membership: Membership[Member],
         host: Host,
-        accounts: Accounts,
-        applied: Applied,
+        accounts: StepTiming,
+        applied: SampleAccounting,
         data: Data,
         clock: Clock,
         *,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.lifecycle import Training
 from paceline.coordinator.member import Member
-from paceline.coordinator.recorded_course import Course
+from paceline.coordinator.recorded_course import RecordedCourse
 from paceline.coordinator.recordings import Recordings
 from paceline.core.facts import (
     GradientReady,
@@ -42,7 +42,7 @@ class Director:
     Then `end`.
     """
 
-    def __init__(self, coordinator: Coordinator, course: Course) -> None:
+    def __init__(self, coordinator: Coordinator, course: RecordedCourse) -> None:
         """The coordinator runs on the terms of that course."""
         self._coordinator = coordinator
         self._rooms = coordinator.rooms

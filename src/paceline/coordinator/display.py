@@ -9,9 +9,9 @@ from paceline.coordinator.evaluations import Evaluations
 from paceline.coordinator.member import Member
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
-from paceline.display.tensorboard import Board
+from paceline.display.tensorboard import TensorBoard
 from paceline.display.waits import WaitReports
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally
@@ -27,7 +27,7 @@ class Display:
         tally: Tally,
         logged: Mapping[int, Mapping[str, float]],
         evaluations: Evaluations,
-        output: Output,
+        output: WorkerOutput,
         loop: Loop,
         clock: Clock,
         *,
@@ -47,7 +47,7 @@ class Display:
         self._watch = Watch(settings, members, tally, logged, evaluations, hosts)
         self._watch.pushing = pushing
         self._waits = WaitReports(settings.report_waits, hosts)
-        self._board = Board(settings.folder) if settings.tensorboard else None
+        self._board = TensorBoard(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None
         self._epochs: int | None = None
         self._passes = 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from paceline.coordinator.departures import Leaving
+from paceline.coordinator.departures import Departures
 from paceline.coordinator.member import Member
 from paceline.coordinator.shutdown import GRACE
 from paceline.core.phrases import workers_named
@@ -44,7 +44,7 @@ class _Drain:
     """Whether its workers have left, and its range moves."""
 
 
-class Draining:
+class Drain:
     """Takes hosts out of a run. It goes on when something has happened, and waits for nothing."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Draining:
         members: Mapping[int, Member],
         hosts: Mapping[int, str],
         host: Host,
-        leaving: Leaving,
+        leaving: Departures,
         departing: Departing,
         ledger: Ledger,
         loop: Loop,

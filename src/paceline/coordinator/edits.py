@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.coordinator.member import Member
-from paceline.coordinator.run_policy import Terms
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
@@ -37,7 +37,7 @@ class Edits:
         folder: Path,
         host: Host,
         members: Mapping[int, Member],
-        terms: Terms,
+        terms: RunPolicy,
         *,
         send: Callable[[Member, messages.Message], None],
         refuse: Callable[[str], None],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.coordinator.agent import agent
-from paceline.coordinator.rendezvous import Meeting
+from paceline.coordinator.rendezvous import Rendezvous
 from paceline.errors import NotGathered
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import end_in_time, fork_child
@@ -46,7 +46,7 @@ class Forked:
 
 
 @contextmanager
-def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting]:
+def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Rendezvous]:
     """Fork the agents, before anything that they are not to inherit.
 
     They end with this process, or before; those that have not ended by then are ended. SIGTERM has one leave in good
@@ -66,7 +66,7 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting
         host: Forked(host, fork_child(partial(body, host, len(workers))), settings.quiet) for host, workers in others
     }
     try:
-        yield Meeting(
+        yield Rendezvous(
             head=head[0],
             listener=listener,
             keys=Keys.plain(token),

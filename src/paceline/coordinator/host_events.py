@@ -13,13 +13,13 @@ from paceline.ipc import messages
 from paceline.records.times import Fetch, TransferTimes
 
 if TYPE_CHECKING:
-    from paceline.coordinator.run_state import Rooms
+    from paceline.coordinator.run_state import RunState
 
 
 class News:
     """Keeps the contract `host.contract.News`."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: RunState) -> None:
         self._rooms = rooms
         self._heard: Callable[[int, messages.Message], None] = _unheard
         self._gone: Callable[[int, int], None] = _unheard

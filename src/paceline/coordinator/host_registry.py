@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.coordinator.agent import HEAD
 from paceline.coordinator.joining import There
-from paceline.coordinator.rendezvous import Meeting, with_host
-from paceline.coordinator.shutdown import Ending
+from paceline.coordinator.rendezvous import Rendezvous, with_host
+from paceline.coordinator.shutdown import Shutdown
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.phrases import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
@@ -26,20 +26,20 @@ from paceline.host.machine import Machine, machine
 from paceline.host.memory_plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shards.migration import Moved
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Alarm, Loop
 from paceline.job.settings import Settings
 from paceline.job.settings_codec import packed
 from paceline.net.control import HeadEnd, Hello
 from paceline.net.link import HeadLink
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.numbered import LONGEST_OF_NEWCOMERS
 from paceline.net.tcp import ANY, shown
 from paceline.net.token import FILE_VARIABLE
 from paceline.scenario.host_traffic import HostTraffic
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover
 
 IN_GOOD_ORDER = "it has left in good order"
@@ -48,13 +48,13 @@ LONGEST_WHY = 1000  # characters
 IDLE = "it has no workers, and the model has too few pieces for it to have a part of the store"
 
 
-class Others:
+class HostRegistry:
     """Lets hosts in, passes on what they say, and judges who is lost."""
 
-    carrier: Carrier
+    carrier: TransferManager
     """Moves items between this host and the others, once all have come."""
 
-    def __init__(self, settings: Settings, meeting: Meeting, loop: Loop, output: Output) -> None:
+    def __init__(self, settings: Settings, meeting: Rendezvous, loop: Loop, output: WorkerOutput) -> None:
         self.settings = settings
         """The run's. Once begun, their scenario has the hosts that have come."""
         self._meeting = meeting
@@ -88,7 +88,7 @@ class Others:
         """Those of the head's host, where machines join."""
         head, timeout = meeting.head, settings.host_timeout
         self._hosts = Hosts(head, wanted=settings.hosts - 1, names=tuple(meeting.agents), timeout=timeout)
-        self._door = Door(meeting.listener, loop, meeting.keys, output.say)
+        self._door = HostListener(meeting.listener, loop, meeting.keys, output.say)
         self._door.crowded = lambda: self._hosts.crowded(self._link.now())
         seed_asked.tell(self._door)
         self._link = HeadLink(HeadEnd(head, meeting.run, between.ToHead), self._door, loop, self, timeout)
@@ -246,7 +246,7 @@ class Others:
         _, *placed = settings.scenario.placed(settings.workers).items()
         self.others = [Other(host, there, self._teller(host)) for host, there in placed]
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
-        self.carrier = Carrier(meeting.head, room, self._loop.now, self._mover.pipe)
+        self.carrier = TransferManager(meeting.head, room, self._loop.now, self._mover.pipe)
         self._hosts.begins(self._link.now())
         self._begun = True
         for other in self.others:
@@ -299,7 +299,7 @@ class Others:
             self._link.send(host, incarnation, between.Close("drained"))
             self.ended(host, incarnation, IN_GOOD_ORDER)
 
-    def ended_with(self, ending: Ending, parser_ended: bool, *, goes_on: bool = False) -> None:
+    def ended_with(self, ending: Shutdown, parser_ended: bool, *, goes_on: bool = False) -> None:
         """The run has come to this, or the script's own parser has ended the script. `goes_on`: by itself."""
         if goes_on:
             self._close = between.Close("again", ending.error)

@@ -10,8 +10,8 @@ from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member
 from paceline.coordinator.recordings import Recordings
-from paceline.coordinator.run_policy import Terms
-from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.run_policy import RunPolicy
+from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import Release
@@ -27,7 +27,7 @@ from paceline.records.ledger import Ledger
 from paceline.scenario.scenario import Kill
 
 if TYPE_CHECKING:
-    from paceline.host.all_workers import WorkersEverywhere
+    from paceline.host.all_workers import AllWorkers
 
 
 There = Literal["here", "away", "gone"]
@@ -43,7 +43,7 @@ class Returns:
         self,
         settings: Settings,
         membership: Membership[Member],
-        workers: Workers | WorkersEverywhere,
+        workers: Workers | AllWorkers,
         host: Host,
         loop: Loop,
         *,
@@ -174,10 +174,10 @@ class Joining:
         membership: Membership[Member],
         host: Host,
         data: Data,
-        applied: Applied,
+        applied: SampleAccounting,
         recordings: Recordings,
         ledger: Ledger,
-        terms: Terms,
+        terms: RunPolicy,
         clock: Clock,
         *,
         hosts: Mapping[int, str],

@@ -10,7 +10,7 @@ PAUSE = GATHER / 10
 """Seconds until the ledger is looked at again."""
 
 
-class Disk:
+class LedgerBackpressure:
     """Tells the coordinator when no fact may be taken up, as the ledger is too far behind."""
 
     def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from paceline.coordinator.member import Member
-from paceline.coordinator.run_state import Rooms
+from paceline.coordinator.run_state import RunState
 from paceline.core.facts import TrainingBegan
 from paceline.host.contract import Resumption, called
 from paceline.ipc import messages
@@ -33,7 +33,7 @@ from paceline.records.snapshots import replica_file, worker_file
 class Gathering:
     """Scripts begin and come to `prepare`. Once all have, the lowest worker forks the store."""
 
-    rooms: Rooms
+    rooms: RunState
     offers: dict[int, messages.Offered] = field(default_factory=dict)
     """By worker: what its script brought to `prepare`."""
     elsewhere: Mapping[str, messages.Offered] = field(default_factory=dict)
@@ -195,7 +195,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     return Training(offer)
 
 
-def _resumption(rooms: Rooms, workers: Sequence[int]) -> Resumption | None:
+def _resumption(rooms: RunState, workers: Sequence[int]) -> Resumption | None:
     """What the run goes on from with these workers; None if it begins."""
     if (snapshot := rooms.settings.resumed) is None:
         return None
@@ -216,7 +216,7 @@ def _resumption(rooms: Rooms, workers: Sequence[int]) -> Resumption | None:
 class Closing:
     """No worker trains any more: the last version is recorded, versions are evaluated, and processes exit."""
 
-    rooms: Rooms
+    rooms: RunState
     training: Training | None
     """What there was to close; None if no worker came so far."""
     let_go: bool = False

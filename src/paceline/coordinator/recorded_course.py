@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from paceline.coordinator.run_policy import Terms
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Value
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
@@ -37,7 +37,7 @@ class PrescribedLeases(Leases):
     """A book of leases that says beforehand which worker gets what."""
 
     prescribed: Prescribed
-    """See `Course.prescribed`."""
+    """See `RecordedCourse.prescribed`."""
     for_now: bool = False
     """Whether the worker that got nothing last is to ask again."""
     accounted: set[Batch] = field(default_factory=set)
@@ -121,7 +121,7 @@ class PrescribedLeases(Leases):
 
 
 @dataclass(slots=True)
-class Course:
+class RecordedCourse:
     """What a director knows beforehand, and answers a coordinator with; see `run_policy`."""
 
     moment: float = 0.0
@@ -154,9 +154,9 @@ class Course:
     hosts: dict[int, str] = field(default_factory=dict)
     """By worker: the host that it was on, if there were several."""
 
-    def terms(self) -> Terms:
+    def terms(self) -> RunPolicy:
         """Return the terms of a run that goes this course."""
-        return Terms(
+        return RunPolicy(
             now=lambda: self.moment,
             measures=False,  # the director knows all times
             leases=self._leases,

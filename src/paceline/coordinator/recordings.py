@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.records.journal import Journal
-from paceline.records.recording_schedule import Due
+from paceline.records.recording_schedule import RecordingSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Recordings:
         fewer, and come to the same number a second time; replicas do not."""
         self.lacking: frozenset[int] = frozenset()
         """Workers whose replicas the last mean goes without, if that is settled beforehand. See `segments.LACKING`."""
-        self._due = Due(times_an_epoch)
+        self._due = RecordingSchedule(times_an_epoch)
         self._ordered: dict[int, int] = {}
         self._writing: dict[int, Made] = {}
         self.newest = Made(0, 0.0, 0)

@@ -45,7 +45,7 @@ Launch = Callable[[Address, Token], AbstractContextManager[Mapping[str, Agent]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where other hosts come, and which."""
 
     head: str
@@ -88,21 +88,21 @@ class Listen:
     trusted: bool
     """Whether the network is trusted, so that nothing is encrypted."""
     threads: int | None
-    """See `Meeting`."""
+    """See `Rendezvous`."""
     scenario: Callable[[tuple[HostTable, ...], int | None], Scenario]
     """The scenario with these hosts, and room for so many workers. Raises ConfigError if the run can't have them."""
     least: int
-    """See `Meeting`."""
+    """See `Rendezvous`."""
     room: int | None
-    """See `Meeting`."""
+    """See `Rendezvous`."""
     launch: Launch | None = None
     """Has the hosts come. None: somebody else does."""
     sent: Sent | None = None
-    """See `Meeting`."""
+    """See `Rendezvous`."""
     announcement: Announcement | None = None
     """How hosts that an engine has started hear of this head. None: no engine has."""
     run: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    """See `Meeting`. A run that goes on by itself stays the same run."""
+    """See `Rendezvous`. A run that goes on by itself stays the same run."""
 
     def at_one_port(self) -> Listen:
         """Return the same at a port that stays the same when machines join anew, if any free one was to be taken.
@@ -114,7 +114,7 @@ class Listen:
 
 
 @contextmanager
-def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -> Iterator[Meeting]:
+def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -> Iterator[Rendezvous]:
     """Listen where machines are to join. Raises ConfigError if that address isn't to be had.
 
     Call this while the process has no thread. `let_go`: see `forked_mover`.
@@ -145,7 +145,7 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
     ):
         if announcement is not None:
             announcement.publish(listener.getsockname()[:2])
-        yield Meeting(
+        yield Rendezvous(
             head=listening.name,
             listener=listener,
             keys=keys,

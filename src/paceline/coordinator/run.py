@@ -20,16 +20,16 @@ import tomli_w
 from paceline import files
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.director import Director
-from paceline.coordinator.recorded_course import Course
+from paceline.coordinator.recorded_course import RecordedCourse
 from paceline.coordinator.run_policy import of_a_run
-from paceline.coordinator.run_state import Rooms
+from paceline.coordinator.run_state import RunState
 from paceline.core.drive import drive
 from paceline.core.phrases import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
 from paceline.files import unforeseen, write_whole
 from paceline.host import hash_seed
 from paceline.host.machine import Machine, environment, machine
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -58,8 +58,8 @@ from paceline.worker_process.forking import allow_files, check_memory, fork_work
 from paceline.worker_process.imports import import_torch
 
 if TYPE_CHECKING:
-    from paceline.coordinator.host_registry import Others
-    from paceline.coordinator.rendezvous import Listen, Meeting
+    from paceline.coordinator.host_registry import HostRegistry
+    from paceline.coordinator.rendezvous import Listen, Rendezvous
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
@@ -168,7 +168,7 @@ def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:
 
 
 @contextmanager
-def _meeting(settings: Settings, listening: Listen | None, let_go: Callable[[], None]) -> Iterator[Meeting | None]:
+def _meeting(settings: Settings, listening: Listen | None, let_go: Callable[[], None]) -> Iterator[Rendezvous | None]:
     """Where the hosts besides this one come, if there are any: one host does without what they take to be imported."""
     if settings.hosts == 1:
         yield None
@@ -185,7 +185,7 @@ def _meeting(settings: Settings, listening: Listen | None, let_go: Callable[[], 
 
 
 @contextmanager
-def _stage(settings: Settings, interrupts: Interrupts) -> Iterator[tuple[Loop, Output]]:
+def _stage(settings: Settings, interrupts: Interrupts) -> Iterator[tuple[Loop, WorkerOutput]]:
     """The launcher's loop, and what it prints with."""
     output, loop = output_of(settings), Loop()
     output.after = loop.after
@@ -199,8 +199,8 @@ def _stage(settings: Settings, interrupts: Interrupts) -> Iterator[tuple[Loop, O
 
 @contextmanager
 def _gathered(
-    settings: Settings, meeting: Meeting | None, interrupts: Interrupts, loop: Loop, output: Output
-) -> Iterator[tuple[Settings, Others | None]]:
+    settings: Settings, meeting: Rendezvous | None, interrupts: Interrupts, loop: Loop, output: WorkerOutput
+) -> Iterator[tuple[Settings, HostRegistry | None]]:
     """Wait for the other hosts, if there are any. Yield the run's settings, and those hosts.
 
     Raises NotGathered if they don't come, ConfigError if they can't make the run, and KeyboardInterrupt.
@@ -208,9 +208,9 @@ def _gathered(
     if meeting is None:
         yield settings, None
         return
-    from paceline.coordinator.host_registry import Others
+    from paceline.coordinator.host_registry import HostRegistry
 
-    others = Others(settings, meeting, loop, output)
+    others = HostRegistry(settings, meeting, loop, output)
     try:
         loop.watch(interrupts, interrupts.wake)  # a signal that asks for an end ends the wait
         try:
@@ -295,8 +295,8 @@ def _coordinate(
     shared: int,
     *,
     loop: Loop,
-    output: Output,
-    others: Others | None,
+    output: WorkerOutput,
+    others: HostRegistry | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
@@ -319,9 +319,9 @@ def _coordinate(
 
         describe(None)  # while the workers get ready
 
-        course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
+        course = RecordedCourse(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
-        rooms = Rooms(settings, workers, journal, output, loop, terms, others)
+        rooms = RunState(settings, workers, journal, output, loop, terms, others)
         coordinator, ending, limits = Coordinator(rooms, describe), rooms.ending, rooms.limits
 
         def see_to_signals() -> None:
@@ -427,7 +427,7 @@ def _write_config(
     journal.ledger.note_all(config)
 
 
-def _conclude(rooms: Rooms) -> Summary:
+def _conclude(rooms: RunState) -> Summary:
     settings, recordings = rooms.settings, rooms.recordings
     summary = rooms.journal.tally.summary(
         protocol=settings.choice,

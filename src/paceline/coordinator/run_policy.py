@@ -14,7 +14,7 @@ from paceline.job.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RunPolicy:
     """How a coordinator runs. It asks these, and knows nothing of who answers."""
 
     now: Callable[[], float]
@@ -52,9 +52,9 @@ class Terms:
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
 
-def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
+def of_a_run(settings: Settings, now: Callable[[], float]) -> RunPolicy:
     """Return the terms of a run that nobody directs. `now` is a clock of real time."""
-    return Terms(
+    return RunPolicy(
         now=now,
         measures=True,
         leases=lambda dealing, workers, before: (

@@ -10,7 +10,7 @@ from paceline.coordinator.adoption import Adopting
 from paceline.coordinator.agreeing import Agreeing
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
-from paceline.coordinator.departures import Leaving
+from paceline.coordinator.departures import Departures
 from paceline.coordinator.display import Display
 from paceline.coordinator.edits import Edits
 from paceline.coordinator.evaluations import Evaluations
@@ -19,15 +19,15 @@ from paceline.coordinator.joining import Joining, Returns, There
 from paceline.coordinator.member import Member
 from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.recordings import Recordings
-from paceline.coordinator.run_policy import Terms
-from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.run_policy import RunPolicy
+from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.coordinator.scores import Scores
-from paceline.coordinator.shutdown import Ending
+from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
-from paceline.coordinator.step_timing import Accounts
-from paceline.coordinator.stop_conditions import Limits
+from paceline.coordinator.step_timing import StepTiming
+from paceline.coordinator.stop_conditions import StopConditions
 from paceline.coordinator.versions import Means, StoredVersions
-from paceline.coordinator.worker_failures import Losses
+from paceline.coordinator.worker_failures import WorkerFailures
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.membership import Membership
 from paceline.core.orders import DropUpdate
@@ -35,7 +35,7 @@ from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
 from paceline.host.host import LocalHost
 from paceline.host.memory_plan import plan
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -46,13 +46,13 @@ from paceline.records.snapshots import State
 from paceline.scenario.group_links import GroupLinks
 
 if TYPE_CHECKING:
-    from paceline.coordinator.drain import Draining
-    from paceline.coordinator.host_registry import Others
-    from paceline.host.all_workers import WorkersEverywhere
+    from paceline.coordinator.drain import Drain
+    from paceline.coordinator.host_registry import HostRegistry
+    from paceline.host.all_workers import AllWorkers
     from paceline.host.several import Other
 
 
-class Rooms:
+class RunState:
     """Everything that the parts of a run know, each thing in one place. The phases of a run go from room to room."""
 
     def __init__(
@@ -60,22 +60,22 @@ class Rooms:
         settings: Settings,
         workers: Workers,
         journal: Journal,
-        output: Output,
+        output: WorkerOutput,
         loop: Loop,
-        terms: Terms,
-        others: Others | None = None,
+        terms: RunPolicy,
+        others: HostRegistry | None = None,
     ) -> None:
         """`workers` are those of this host. `others`: the other hosts, if there are any."""
         say, ledger = output.say, journal.ledger
         self.settings = settings
         self.others = others
-        self.workers: Workers | WorkersEverywhere = workers
+        self.workers: Workers | AllWorkers = workers
         self.hosts: Mapping[int, str] = dict(enumerate(settings.scenario.hosts(settings.workers)))
         """By worker: its host, or node. In a run on several hosts it is added to as hosts come."""
         if others is not None:
-            from paceline.host.all_workers import WorkersEverywhere  # which a run on one host does without
+            from paceline.host.all_workers import AllWorkers  # which a run on one host does without
 
-            self.workers, self.hosts = (everywhere := WorkersEverywhere(workers, others.others)), others.names
+            self.workers, self.hosts = (everywhere := AllWorkers(workers, others.others)), others.names
             others.added.append(everywhere.adds)
         self.journal = journal
         self.output = output
@@ -90,8 +90,8 @@ class Rooms:
         self.news = News(self)
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
-        self.accounts = Accounts(journal, self.clock, terms.measures)
-        self.ending = Ending(
+        self.accounts = StepTiming(journal, self.clock, terms.measures)
+        self.ending = Shutdown(
             self.membership,
             loop,
             say=say,
@@ -101,13 +101,15 @@ class Rooms:
             wake=self._wake,
             give_up_hosts=lambda: None if others is None else others.give_up(),
         )
-        self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
+        self.limits = StopConditions(
+            settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began
+        )
         self.data = Data(
             ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
         )
         spec = settings.choice.spec
         owned = spec.holder == "replica"
-        self.applied = Applied(self.members, self.data, journal, terms.leaves_undone, owned=owned)
+        self.applied = SampleAccounting(self.members, self.data, journal, terms.leaves_undone, owned=owned)
         self.snapshots = Snapshots(
             settings.folder,
             settings.checkpoint,
@@ -137,7 +139,7 @@ class Rooms:
         self.versions.known = self.edits.known
         self.snapshots.edits = lambda: self.edits.known().edit
         self.adopting = Adopting(self.host, self.members, ledger, self.send, self.ending.refuse)
-        self.leaving = Leaving(
+        self.leaving = Departures(
             self.membership,
             self.host,
             self.accounts,
@@ -159,7 +161,7 @@ class Rooms:
             refuse=self.ending.refuse,
             say=say,
         )
-        self.losses = Losses(
+        self.losses = WorkerFailures(
             settings.on_loss,
             self.membership,
             ledger,
@@ -177,7 +179,7 @@ class Rooms:
             stopping=lambda: self.ending.stopping,
             there=_here if others is None else others.there,
         )
-        self.draining: Draining | None = None
+        self.draining: Drain | None = None
         if others is not None:
             others.needed = self.returns.awaits
             self.draining = self._made_draining(others)
@@ -280,7 +282,7 @@ class Rooms:
             self.evaluator.end()
         self.host.close()
 
-    def _made_host(self, workers: Workers, others: Others | None) -> Host:
+    def _made_host(self, workers: Workers, others: HostRegistry | None) -> Host:
         settings, spec = self.settings, self.settings.choice.spec
         host = LocalHost(
             plan(spec, settings.choice.unapplied, settings.workers),
@@ -305,10 +307,10 @@ class Rooms:
         )
         return host if others is None else others.together(host, self.news, self.clock.at)
 
-    def _made_draining(self, others: Others) -> Draining:
-        from paceline.coordinator.drain import Draining  # which a run on one host does without
+    def _made_draining(self, others: HostRegistry) -> Drain:
+        from paceline.coordinator.drain import Drain  # which a run on one host does without
 
-        return Draining(
+        return Drain(
             self.members,
             self.hosts,
             self.host,

@@ -12,7 +12,7 @@ from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
 from paceline.records.journal import Journal
 
 
-class Applied:
+class SampleAccounting:
     """Counts steps as they are ordered. Settles their batches once no death can take them away."""
 
     def __init__(

@@ -8,8 +8,8 @@ from paceline.coordinator.display import Display
 from paceline.coordinator.evaluations import Evaluations
 from paceline.coordinator.member import Member
 from paceline.coordinator.recordings import Recordings
-from paceline.coordinator.shutdown import Ending
-from paceline.coordinator.stop_conditions import Limits
+from paceline.coordinator.shutdown import Shutdown
+from paceline.coordinator.stop_conditions import StopConditions
 from paceline.core.membership import Membership
 from paceline.host.evaluator import Evaluator
 from paceline.records.journal import Journal
@@ -24,8 +24,8 @@ class Scores:
         evaluations: Evaluations,
         recordings: Recordings,
         journal: Journal,
-        ending: Ending,
-        limits: Limits,
+        ending: Shutdown,
+        limits: StopConditions,
         display: Display,
         evaluator: Evaluator | None,
         *,

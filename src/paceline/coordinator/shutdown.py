@@ -13,7 +13,7 @@ from paceline.records.summary import Outcome
 GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
 
 
-class Ending:
+class Shutdown:
     """Stops the workers once, gives their scripts a grace, and ends the processes that outlast it."""
 
     def __init__(

@@ -18,13 +18,13 @@ from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member
 from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.recordings import Recordings
-from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger
-from paceline.records.recording_schedule import Due
+from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
@@ -61,7 +61,7 @@ class Snapshots:
         times_an_epoch: int,
         host: Host,
         members: Mapping[int, Member],
-        applied: Applied,
+        applied: SampleAccounting,
         data: Data,
         recordings: Recordings,
         ledger: Ledger,
@@ -83,7 +83,7 @@ class Snapshots:
         """Facts whose snapshots stay, as segments of the run began from them."""
         self._run = folder
         self._takes = times_an_epoch > 0
-        self._due = Due(times_an_epoch)
+        self._due = RecordingSchedule(times_an_epoch)
         self._host = host
         self._members = members
         self._applied = applied

@@ -33,7 +33,7 @@ class _Finished(NamedTuple):
         return cls(said, ordered, began if ordered <= began <= latest else latest, compute, at)
 
 
-class Accounts:
+class StepTiming:
     """Completes the times of each finished step, which lack the wait after it, and writes them down."""
 
     def __init__(self, journal: Journal, clock: Clock, measures: bool) -> None:

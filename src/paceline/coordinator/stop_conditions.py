@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from paceline.coordinator.member import Member
-from paceline.coordinator.shutdown import GRACE, Ending
+from paceline.coordinator.shutdown import GRACE, Shutdown
 from paceline.core.membership import Membership
 from paceline.core.phrases import printable
 from paceline.ipc.loop import Loop
@@ -16,14 +16,14 @@ GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they h
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
 
-class Limits:
+class StopConditions:
     """Notices that an end is due, and has it come about."""
 
     def __init__(
         self,
         settings: Settings,
         membership: Membership[Member],
-        ending: Ending,
+        ending: Shutdown,
         loop: Loop,
         *,
         say: Callable[[str], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.coordinator.recordings import Made, Recordings
-from paceline.coordinator.sample_accounting import Applied
+from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
@@ -19,7 +19,7 @@ class _Versions:
     _of_replicas = False
     """Whether a worker that joins counts once it has a replica."""
 
-    def __init__(self, host: Host, applied: Applied, recordings: Recordings) -> None:
+    def __init__(self, host: Host, applied: SampleAccounting, recordings: Recordings) -> None:
         self._host = host
         self._applied = applied
         self._recordings = recordings
@@ -59,7 +59,7 @@ class _Versions:
 class StoredVersions(_Versions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(self, host: Host, applied: Applied, workers: Sequence[int], recordings: Recordings) -> None:
+    def __init__(self, host: Host, applied: SampleAccounting, workers: Sequence[int], recordings: Recordings) -> None:
         """`workers` are all of the run."""
         super().__init__(host, applied, recordings)
         self._workers = workers
@@ -121,7 +121,7 @@ class Means(_Versions):
     def __init__(
         self,
         host: Host,
-        applied: Applied,
+        applied: SampleAccounting,
         averages_gradients: bool,
         recordings: Recordings,
         journal: Journal,

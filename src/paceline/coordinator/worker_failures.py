@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from paceline.coordinator.member import Member
-from paceline.coordinator.shutdown import Ending
+from paceline.coordinator.shutdown import Shutdown
 from paceline.core.membership import Membership
 from paceline.ipc.processes import exit_phrase
 from paceline.records.ledger import Ledger
@@ -32,7 +32,7 @@ def why_it_ends(on_loss: OnLoss, others: bool) -> str:
     return ": its script failed" + (" (--on-loss continue goes on without such a worker)" if others else "")
 
 
-class Losses:
+class WorkerFailures:
     """Tells of each death, and ends the run if it does not bear that."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Losses:
         on_loss: OnLoss,
         membership: Membership[Member],
         ledger: Ledger,
-        ending: Ending,
+        ending: Shutdown,
         *,
         goes_on_without: Callable[[int, int], bool],
         died: Callable[[int, str, str], None],

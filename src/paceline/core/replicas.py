@@ -41,7 +41,7 @@ Phase = Literal["parked", "copying", "computing", "ready", "applied", "declined"
 
 
 @dataclass(slots=True)
-class Seat:
+class ReplicaProgress:
     """One live worker and its replica."""
 
     step: int
@@ -82,7 +82,7 @@ class Replicas:
     step of an earlier segment is in one replica alone.
     """
 
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, ReplicaProgress] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     """Of the workers that take part."""
     groups: dict[int, Reduce] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Replicas:
         """Return what every machine of replicas keeps for `Spec.memory`: group numbers are unique in the run."""
         return {"groups": self.made}
 
-    def observe(self, fact: Fact) -> Seat | None:
+    def observe(self, fact: Fact) -> ReplicaProgress | None:
         """Check `fact`, note it, and return the seat that it is about, if it is about one.
 
         For a worker that left, it is the seat as it was. A group that the worker is in goes on until its end is told,
@@ -221,7 +221,7 @@ class Replicas:
         return (Hold(worker=worker, why=("no-replica-yet", worker)),) if worker in self.waiting else ()
 
     @staticmethod
-    def lost_with(fact: WorkerLeft, seat: Seat) -> tuple[DropUpdate, ...]:
+    def lost_with(fact: WorkerLeft, seat: ReplicaProgress) -> tuple[DropUpdate, ...]:
         """Return the orders to drop the departed worker's unapplied gradient, and if it died, its unshared steps.
 
         A worker that ended in an orderly way keeps its place in the final mean, with all that its replica has.
@@ -236,21 +236,21 @@ class Replicas:
         self.began = True
         self.made = 0 if fact.memory is None else fact.memory["groups"]
         for worker, host, step in fact.members:
-            self.seats[worker] = Seat(step=step - 1)
+            self.seats[worker] = ReplicaProgress(step=step - 1)
             self.hosts[worker] = host
 
-    def _join(self, fact: WorkerJoined) -> Seat:
+    def _join(self, fact: WorkerJoined) -> ReplicaProgress:
         if fact.worker in self.seats:
             raise ProtocolViolation(fact, f"worker {fact.worker} is here already")
         if fact.step <= self.used.get(fact.worker, fact.step - 1):
             raise ProtocolViolation(fact, f"step numbers up to {self.used[fact.worker]} are used")
-        self.seats[fact.worker] = seat = Seat(step=fact.step - 1, version=-1)
+        self.seats[fact.worker] = seat = ReplicaProgress(step=fact.step - 1, version=-1)
         self.hosts[fact.worker] = fact.host
         self.waiting[fact.worker] = None
         self.used.pop(fact.worker, None)
         return seat
 
-    def _copied(self, fact: ReplicaCopied) -> Seat:
+    def _copied(self, fact: ReplicaCopied) -> ReplicaProgress:
         source, last, _ = self.copies.get(fact.worker, (None, 0, 0))
         if source != fact.source:
             raise ProtocolViolation(fact, f"no replica of worker {fact.source} is on its way to worker {fact.worker}")
@@ -267,7 +267,7 @@ class Replicas:
         free = [worker for worker in going if self.seats[worker].group is None]
         return max(free, key=lambda worker: self.seats[worker].version, default=None)
 
-    def _of_worker(self, fact: WorkerLeft | GradientReady | StepDeclined | WorkerResumed) -> Seat:
+    def _of_worker(self, fact: WorkerLeft | GradientReady | StepDeclined | WorkerResumed) -> ReplicaProgress:
         seat = self.seats.get(fact.worker)
         if seat is None:
             raise ProtocolViolation(fact, f"worker {fact.worker} is not here")

@@ -1,4 +1,4 @@
-"""Lots: seeded draws whose whole state is one number, so a machine that draws stays plain data.
+"""Seeded draws whose whole state is one number, so a machine that draws stays plain data.
 
 The generator is splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
-class Lots:
+class Rng:
     """A source of draws. Two with the same state draw the same from then on, on any computer."""
 
     state: int = 0

@@ -63,7 +63,7 @@ Phase = Literal["parked", "computing", "ready", "pushing", "arrived", "declined"
 
 
 @dataclass(slots=True)
-class Seat:
+class WorkerProgress:
     """One live worker."""
 
     step: int
@@ -95,12 +95,12 @@ class Roster:
     declines instead. It computes no more, unless it resumes: it is parked then. It may leave in any phase.
     """
 
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, WorkerProgress] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
     began: bool = False
 
-    def observe(self, fact: Fact) -> Seat | None:
+    def observe(self, fact: Fact) -> WorkerProgress | None:
         """Check `fact`, note it, and return the seat that it is about (for `TrainingBegan`, None).
 
         For a worker that left, it is the seat as it was. Raises ProtocolViolation with nothing changed.
@@ -172,7 +172,7 @@ class Roster:
         return StartPull(worker=worker, version=version, why=why)
 
     @staticmethod
-    def half_pushed(fact: WorkerLeft, seat: Seat) -> tuple[DropUpdate, ...]:
+    def half_pushed(fact: WorkerLeft, seat: WorkerProgress) -> tuple[DropUpdate, ...]:
         """Return the orders to drop what the departed worker had announced but not delivered."""
         why: Why = ("half-pushed", fact.worker, fact.reason)
         steps = [] if seat.pushing is None else [seat.pushing]
@@ -183,18 +183,18 @@ class Roster:
         check_beginning(fact, self.began)
         self.began = True
         for worker, _, step in fact.members:
-            self.seats[worker] = Seat(step=step - 1)
+            self.seats[worker] = WorkerProgress(step=step - 1)
 
-    def _join(self, fact: WorkerJoined) -> Seat:
+    def _join(self, fact: WorkerJoined) -> WorkerProgress:
         if fact.worker in self.seats:
             raise ProtocolViolation(fact, f"worker {fact.worker} is here already")
         if fact.step <= self.used.get(fact.worker, fact.step - 1):
             raise ProtocolViolation(fact, f"step numbers up to {self.used[fact.worker]} are used")
-        self.seats[fact.worker] = seat = Seat(step=fact.step - 1)
+        self.seats[fact.worker] = seat = WorkerProgress(step=fact.step - 1)
         self.used.pop(fact.worker, None)
         return seat
 
     @staticmethod
-    def _expect(fact: Fact, seat: Seat, step: int, phase: Phase) -> None:
+    def _expect(fact: Fact, seat: WorkerProgress, step: int, phase: Phase) -> None:
         if seat.phase != phase or seat.step != step:
             raise ProtocolViolation(fact, f"its worker is {seat.phase} at step {seat.step}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.choice import brief
 from paceline.display.state import NAMED, View, duration, named
-from paceline.host.worker_output import Output
+from paceline.host.worker_output import WorkerOutput
 from paceline.job.settings import Settings
 from paceline.terminal import redraws
 
@@ -59,7 +59,7 @@ class Shower(Protocol):
 class Lines:
     """A line each, on standard error."""
 
-    def __init__(self, output: Output, every: float) -> None:
+    def __init__(self, output: WorkerOutput, every: float) -> None:
         self.every = every
         self._output = output
 
@@ -77,7 +77,7 @@ class Screen:
 
     every = REFRESH
 
-    def __init__(self, output: Output, title: str, folder: Path, console: Console | None = None) -> None:
+    def __init__(self, output: WorkerOutput, title: str, folder: Path, console: Console | None = None) -> None:
         """`title` says what runs, in `folder`."""
         from rich.console import Console
         from rich.live import Live
@@ -128,7 +128,7 @@ class Screen:
             self._live.console.out("\n".join(whole), highlight=False)
 
 
-def shower(settings: Settings, output: Output) -> Shower | None:
+def shower(settings: Settings, output: WorkerOutput) -> Shower | None:
     """What fits the settings and where we print; None if nothing is to be said."""
     if settings.quiet or settings.json:
         return None

@@ -11,7 +11,7 @@ FOLDER = "tensorboard"
 """In the run's folder."""
 
 
-class Board:
+class TensorBoard:
     """Writes scalars. Make it after the zygote is forked, as a thread writes each of its files."""
 
     def __init__(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ from paceline.host.workers import Workers
 from paceline.ipc import messages
 
 
-class WorkersEverywhere:
+class AllWorkers:
     """Those of the head's host, and those of others by way of their hosts."""
 
     def __init__(self, here: Workers, others: Sequence[Other]) -> None:

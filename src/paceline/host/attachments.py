@@ -16,7 +16,7 @@ from paceline.ipc.channel import attachment
 from paceline.ipc.memory import OpenFile, Span, available_bytes
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.transfer.manager import Carrier
+    from paceline.transfer.manager import TransferManager
 
 
 @contextmanager
@@ -73,7 +73,11 @@ def empty_file(size: int) -> tuple[int, Span]:
 
 
 def bring(
-    carrier: Carrier, items: Sequence[Item], owner: str, arrived: Callable[[], object], lost: Callable[[str], object]
+    carrier: TransferManager,
+    items: Sequence[Item],
+    owner: str,
+    arrived: Callable[[], object],
+    lost: Callable[[str], object],
 ) -> None:
     """Fetch these items, one after the other. Call `arrived` when all are here, or `lost` with why one can't come."""
     if not items:

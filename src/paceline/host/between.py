@@ -99,7 +99,7 @@ class Introduce(Message):
     """Whether hosts besides the head's are to make versions: then each listens for the others' data."""
 
 
-class Part(Message):
+class FolderPart(Message):
     """A part of the folder, and where it begins."""
 
     at: int
@@ -163,7 +163,7 @@ class Drop(Message):
 
 
 class SumUp(Message):
-    """Add these updates up, whose workers are here. See `host.shards.host_reducer.Summer`."""
+    """Add these updates up, whose workers are here. See `host.shards.host_reducer.HostReducer`."""
 
     number: int
     """The sum's."""
@@ -179,7 +179,7 @@ class DropSum(Message):
 
 
 class MakeRange(Message):
-    """Make this host's range of that version, the next one. See `host.orders.commit_dispatch.Maker`."""
+    """Make this host's range of that version, the next one. See `host.orders.commit_dispatch.CommitDispatch`."""
 
     version: int
     terms: list[tuple[Fields, float]]
@@ -334,7 +334,7 @@ class Emptied(Message):
 
 
 class PartOf(msgspec.Struct, frozen=True, array_like=True):
-    """See `averaging.Part`."""
+    """See `averaging.GroupShare`."""
 
     host: str
     members: tuple[int, ...]
@@ -444,7 +444,7 @@ OfReplicas = Lend | TakeBack | Borrow | Emptied | Average | DropAverage | EndAve
 
 FromHead = (
     Introduce
-    | Part
+    | FolderPart
     | Prepare
     | Open
     | StandIn

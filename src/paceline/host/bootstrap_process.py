@@ -15,7 +15,7 @@ from paceline.ipc import messages
 EARLY = "its script has ended before prepare()"
 
 
-class StandIn:
+class BootstrapProcess:
     """Begins that process, and hears it. It comes to `prepare` once, or fails once."""
 
     def __init__(

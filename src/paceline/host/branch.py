@@ -1,6 +1,6 @@
 """A host that is not the head: its workers, and what of versions and updates lies here.
 
-The head's store makes versions, or this host makes a range of each of them, as others do. See `Ranges`.
+The head's store makes versions, or this host makes a range of each of them, as others do. See `ShardServer`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from paceline.core.shards import Shard, pieces
 from paceline.host import between
 from paceline.host.attachments import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
-from paceline.host.bootstrap_process import StandIn
+from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
 from paceline.host.contract import STORE, SUMS, WorkersNews
-from paceline.host.memory_plan import Plan
+from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, look_of, step_of
 from paceline.host.overlap import Computing
 from paceline.host.replicas.here import ReplicasHere, ReplicasNews
-from paceline.host.shards.server import Ranges
+from paceline.host.shards.server import ShardServer
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
-from paceline.host.worker_state import Seat, Seats, idle_cores
+from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
@@ -41,7 +41,7 @@ from paceline.transfer.fetch_table import Where
 from paceline.transfer.fetcher import Fetcher, Local
 from paceline.transfer.item_names import summand_of
 from paceline.transfer.linked_fetcher import Told
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.remote_fetcher import ADOPTED, FIXED, Wire
 
 BEGINNING = ("version that training begins with",)
@@ -106,10 +106,10 @@ class Branch:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MemoryPlan,
         spec: Spec,
         workers: Workers,
-        carrier: Carrier,
+        carrier: TransferManager,
         news: BranchNews,
         loop: Loop,
         *,
@@ -119,7 +119,7 @@ class Branch:
         threads: int,
         now: Callable[[], float],
         linked: bool = False,
-        stand_in: StandIn | None = None,
+        stand_in: BootstrapProcess | None = None,
     ) -> None:
         """`name` is this host's, `head` the head's, and `hosts` has that of each worker. `threads` are those of each
         worker here. `now()` is seconds since the run's start.
@@ -142,7 +142,7 @@ class Branch:
         self._threads = threads
         self._shards: Sequence[Shard] = ()
         """Who makes which range of each version. Empty: the head makes them all."""
-        self._ranges: Ranges | None = None
+        self._ranges: ShardServer | None = None
         """What makes that. None: nothing is made here."""
         self._adds_up = False
         """Whether the updates of workers here are added up before they leave."""
@@ -160,7 +160,7 @@ class Branch:
         """Of these, which lie at another host than the head's: that host."""
         self._attached: dict[Item, Span] = {}
         """What comes along with what workers have said, until the head has it."""
-        self._comes_along: dict[str, list[tuple[Seat, messages.Message]]] = {}
+        self._comes_along: dict[str, list[tuple[WorkerState, messages.Message]]] = {}
         """What workers are to be told once that has come which comes along, by its name."""
         self._numbers = count()
         self._coding = Coding(messages.FromWorker)
@@ -176,7 +176,7 @@ class Branch:
                 self.shelf, plan, workers, carrier, news, loop, lambda: cast(messages.Offered, self._offer), name=name
             )
         self._computing = Computing()
-        self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
+        self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         fetcher: Fetcher = Wire(
             Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks
         )
@@ -218,7 +218,7 @@ class Branch:
         self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
         self._adds_up, self._arithmetic.process.name = sums, SUMS if own is None else STORE
         if own is not None:
-            self._ranges = self._arithmetic.ranges = Ranges(
+            self._ranges = self._arithmetic.ranges = ShardServer(
                 own,
                 self.shelf,
                 self._plan,
@@ -411,7 +411,7 @@ class Branch:
 
     def returns(self, worker: int) -> None:
         """A new process is about to begin as this worker. Call this in turn."""
-        self._seats[worker] = Seat(worker)
+        self._seats[worker] = WorkerState(worker)
         self._prepared.discard(worker)
         self.pushes.returns(worker)
 

@@ -11,16 +11,16 @@ from typing import Protocol
 from paceline.core.items import Sum, Update
 from paceline.host import between
 from paceline.host.contract import SUMS
-from paceline.host.memory_plan import Plan
-from paceline.host.shards.host_reducer import Summer
-from paceline.host.shards.server import Ranges
-from paceline.host.store_process import Arithmetic
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.shards.host_reducer import HostReducer
+from paceline.host.shards.server import ShardServer
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 
 
 class SumsNews(Protocol):
@@ -37,14 +37,14 @@ class BranchArithmetic:
     """What was ordered of sums and versions is done in the order of the orders."""
 
     def __init__(
-        self, shelf: Shelf, plan: Plan, workers: Workers, carrier: Carrier, news: SumsNews, loop: Loop
+        self, shelf: Shelf, plan: MemoryPlan, workers: Workers, carrier: TransferManager, news: SumsNews, loop: Loop
     ) -> None:
-        self.ranges: Ranges | None = None
+        self.ranges: ShardServer | None = None
         """What orders versions of it. None: it makes none."""
-        self.process = Arithmetic(
+        self.process = StoreProcess(
             shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
         )
-        self.summer = Summer(shelf, plan, self.process)
+        self.summer = HostReducer(shelf, plan, self.process)
         self.summer.there, self.summer.not_finite = carrier.made, self._not_finite
         self._workers = workers
         self._news = news

@@ -18,7 +18,7 @@ from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End, path_of
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import fork_orphan
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 
 if TYPE_CHECKING:
     from paceline.training.link import Measure
@@ -78,7 +78,7 @@ class Evaluator:
         self._failed = failed
         self._lost = lost
         self._channel: Channel | None = None
-        self._outbox: Outbox | None = None
+        self._outbox: SendQueue | None = None
         self._versions: deque[tuple[int, str]] = deque()
         self._busy: int | None = None
         """The version that it evaluates now."""
@@ -92,7 +92,7 @@ class Evaluator:
         """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
         self.end()  # of a worker that died before it had forked the process
         self._channel, theirs = self._loop.connect(messages.FromEvaluator, "the process that evaluates")
-        self._outbox = Outbox(self._channel, self._loop, self._give_up)
+        self._outbox = SendQueue(self._channel, self._loop, self._give_up)
         self._loop.watch(self._channel, self._hear)
         return theirs
 

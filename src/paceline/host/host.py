@@ -29,24 +29,24 @@ from paceline.core.state_edits import StateEdit
 from paceline.host.attachments import recorded_file, write_attached
 from paceline.host.contract import News, Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.averages import Averages, MadeHere
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.averages import GroupAverages, MadeHere
 from paceline.host.orders.averaging import Averaging
-from paceline.host.orders.commit_queue import HERE, NEWEST, Commits
-from paceline.host.orders.join_handover import Joins
+from paceline.host.orders.commit_queue import HERE, NEWEST, CommitQueue
+from paceline.host.orders.join_handover import JoinHandover
 from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases
-from paceline.host.orders.snapshots import Snapshots
-from paceline.host.orders.steps import Steps
+from paceline.host.orders.snapshots import HostSnapshots
+from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.replicas.copies import Brings, Copies
-from paceline.host.shards.host_reducer import Summer
+from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.sum_table import Sums
-from paceline.host.store_process import Arithmetic
+from paceline.host.shards.sum_table import SumTable
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.version_streaming import Arrivals
-from paceline.host.worker_state import Seat, Seats, idle_cores
+from paceline.host.version_streaming import VersionStreaming
+from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -60,12 +60,12 @@ from paceline.transfer.shaped_fetcher import Paced
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.overlap import Computing, Early
-    from paceline.host.shards.aggregation_scheduler import Together
-    from paceline.host.shards.remote import OtherShards
+    from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+    from paceline.host.shards.remote import RemoteShards
     from paceline.scenario.host_traffic import HostTraffic
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.linked_fetcher import Linked
-    from paceline.transfer.manager import Carrier
+    from paceline.transfer.manager import TransferManager
 
 
 def beginning_of(worker: int) -> Owner:
@@ -78,7 +78,7 @@ class LocalHost:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MemoryPlan,
         spec: Spec,
         workers: Workers,
         loop: Loop,
@@ -86,7 +86,7 @@ class LocalHost:
         *,
         name: str = "",
         elsewhere: Sequence[int] = (),
-        carrier: Carrier | None = None,
+        carrier: TransferManager | None = None,
         shards_on: Sequence[str] = (),
         threads: int,
         rate_scale: float,
@@ -104,7 +104,7 @@ class LocalHost:
         not make them alone. `threads` are those of each worker. `network` paces pushes and pulls, `groups`
         averages, and `traffic` what moves between hosts. `evaluator` is forked besides the arithmetic process, if it is
         given. `now()` is seconds since the run's start. `host_of(worker)`: its host, if averages go by that. See
-        `Commits`, `Steps` and `Averages` for the others.
+        `CommitQueue`, `ReplicaSteps` and `GroupAverages` for the others.
         """
         self.plan = plan
         self.shelf = Shelf()
@@ -139,8 +139,8 @@ class LocalHost:
         self._now = now
         self._at: float | None = None
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
-        self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
-        seats.update((worker, Seat(worker, elsewhere=True)) for worker in elsewhere)
+        self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
+        seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in elsewhere)
         self.made: Callable[[int], None] = lambda version: None
         """Called when a version is made."""
         self.adopted: Callable[[int, int | None], None] = lambda worker, state: None
@@ -174,7 +174,7 @@ class LocalHost:
                 lost=lambda worker, why: self.never_comes(worker, why),
                 brought=news.brought,
             )
-        self.arithmetic = Arithmetic(
+        self.arithmetic = StoreProcess(
             self.shelf,
             loop,
             name=called(spec),
@@ -183,23 +183,23 @@ class LocalHost:
             hear=self._hear_arithmetic,
             lost=self._lost,
         )
-        self.summer = Summer(self.shelf, plan, self.arithmetic)
+        self.summer = HostReducer(self.shelf, plan, self.arithmetic)
         self.summer.not_finite = self.not_finite
         if carrier is not None:
             self.summer.there = carrier.made
-        self.sums = Sums(self.shelf, self.summer) if plan.sums else None
+        self.sums = SumTable(self.shelf, self.summer) if plan.sums else None
         """None if no updates are added up before they come."""
-        self.others: OtherShards | None = None
-        self.together: Together | None = None
+        self.others: RemoteShards | None = None
+        self.together: AggregationScheduler | None = None
         if carrier is not None and shards_on:
-            from paceline.host.shards.remote import OtherShards  # which a run on one host does without
+            from paceline.host.shards.remote import RemoteShards  # which a run on one host does without
 
-            self._fetcher = self.others = OtherShards(self._fetcher)
+            self._fetcher = self.others = RemoteShards(self._fetcher)
             self.shelf.freed = self._freed
         if carrier is not None and self.sums is not None and traffic is None:  # a model of links knows no sums
-            from paceline.host.shards.aggregation_scheduler import Together
+            from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 
-            self._fetcher = self.together = Together(self._fetcher, self.sums, self.summer, news.happened)
+            self._fetcher = self.together = AggregationScheduler(self._fetcher, self.sums, self.summer, news.happened)
             if self.others is not None:
                 self.others.host_of = self.together.host_of
         self._linked: Linked | None = None
@@ -219,10 +219,10 @@ class LocalHost:
             deaths_are_told=deaths_are_told,
         )
         makers = MadeHere(name, self.averaging)
-        self.averages = Averages(
+        self.averages = GroupAverages(
             self.shelf, plan, self._fetcher, seats, makers, news, now, host_of, deaths_are_told=deaths_are_told
         )
-        self.steps = Steps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
+        self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
         self.pushes = Pushes(self.shelf, plan, self._fetcher, seats)
         self._computing: Computing | None = None
@@ -233,7 +233,7 @@ class LocalHost:
             self._computing = Computing()
             if spec.brings_early and traffic is None:
                 self._early = Early(self.shelf, plan, self.pushes, wire, self.others)
-        self.commits = Commits(
+        self.commits = CommitQueue(
             self.shelf,
             plan,
             self.arithmetic,
@@ -253,14 +253,14 @@ class LocalHost:
         self.shares = Shares(self.arithmetic, self.others)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news, self._brings_replicas)
         self._recorder = copies if spec.versions == "means" else self.commits
-        self.snapshots = Snapshots(
+        self.snapshots = HostSnapshots(
             self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, self._brings_replicas
         )
         lets = None if traffic is None else self._lets
         self.pulls = Pulls(
             self.shelf, self.commits, self._fetcher, seats, lets, early=carrier is not None and traffic is None
         )
-        self._arrivals = Arrivals(self.shelf, seats, self._tell)
+        self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
             self.pulls,
@@ -273,7 +273,7 @@ class LocalHost:
             now,
             self._arrivals,
         )
-        self.joins = Joins(
+        self.joins = JoinHandover(
             self.shelf,
             plan,
             self.arithmetic,
@@ -373,7 +373,9 @@ class LocalHost:
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
         before = self._seats[worker]
-        self._seats[worker] = Seat(worker, elsewhere=before.elsewhere, joined=before.joined)  # as its last steps count
+        self._seats[worker] = WorkerState(
+            worker, elsewhere=before.elsewhere, joined=before.joined
+        )  # as its last steps count
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
@@ -598,7 +600,7 @@ class LocalHost:
 
     def expects(self, workers: Sequence[int]) -> None:
         """These workers of another host are about to begin, while others train."""
-        self._seats.update((worker, Seat(worker, elsewhere=True)) for worker in workers)
+        self._seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in workers)
 
     def lends_beginning(self, host: str, workers: Sequence[int] = ()) -> None:
         """That host fetches what training begins with. Keep it until then, even if a script changes it for all.
@@ -824,11 +826,11 @@ class LocalHost:
             os.close(descriptor)
         self._news.heard(worker, message)
 
-    def _show(self, seat: Seat, version: Version) -> None:
+    def _show(self, seat: WorkerState, version: Version) -> None:
         if self._seats[seat.worker] is seat and seat.here:
             self._workers.send(seat.worker, messages.Snapshot(self.shelf.place(version)))
 
-    def _idles(self, seat: Seat) -> None:
+    def _idles(self, seat: WorkerState) -> None:
         """The worker computes no step any more."""
         seat.step = None
         if self.together is not None:
@@ -849,7 +851,7 @@ class LocalHost:
         if seat.elsewhere or self.shards:
             self._early.released(worker, step, elsewhere=seat.elsewhere)
 
-    def _computes(self, seat: Seat, message: messages.Accumulated | messages.Withdrawn) -> None:
+    def _computes(self, seat: WorkerState, message: messages.Accumulated | messages.Withdrawn) -> None:
         """The worker has told of the update that it computes, or takes that back."""
         if self._computing is None or self._carrier is None:
             return
@@ -861,7 +863,7 @@ class LocalHost:
                 if self._early is not None:
                     self._early.withdrawn(seat.worker, step)
 
-    def _computed(self, seat: Seat, step: int, edits: Sequence[StateEdit]) -> None:
+    def _computed(self, seat: WorkerState, step: int, edits: Sequence[StateEdit]) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         if self._computing is not None and self._carrier is not None and not seat.elsewhere:
             self._computing.finished(seat.worker, step)

@@ -11,7 +11,7 @@ MOST = 8
 """Pieces that may be on their way. They go before the host's beats, and a slow link has to carry them in a second."""
 
 
-class Outward:
+class LogForwarding:
     """Takes the place of `Output` at such a host. The head tells of each piece that it has kept it.
 
     While as many pieces as may be are on their way, no more is read. So what a worker prints without end stays in its

@@ -20,7 +20,7 @@ what a host adds up for a group, and what another host has added up. A place tha
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """Places are numbered: the shared ones, then the workers' own, then those of sums.
 
     A worker's own take its updates only. A version lies in a shared place. So do replicas and what groups average to.
@@ -106,7 +106,7 @@ class Plan:
         return self.slots + self.capacity * self.areas
 
 
-def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
+def plan(spec: Spec, unapplied: int, capacity: int) -> MemoryPlan:
     """The places that this protocol needs, if so many updates of a worker may be unapplied at once.
 
     With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
@@ -115,6 +115,6 @@ def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
     A sum has two workers' updates or more. Its place takes memory only where something is summed.
     """
     if spec.versions == "means":
-        return Plan(capacity, slots=0, areas=REPLICAS + 1)
+        return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
     sums = capacity // 2 if spec.sums == "hosts" else 0
-    return Plan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied, sums=sums)
+    return MemoryPlan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied, sums=sums)

@@ -11,7 +11,7 @@ MOST_QUESTIONS = 100
 """Questions for the optimizer's state that one worker may have open: the store answers each with a copy of it."""
 
 
-class Turns:
+class MessageValidation:
     """One worker's turns to speak. Pure: `told` what it is sent, and asked about what is `heard` from it.
 
     Only messages are judged that would do harm to the run out of turn. The others may come late: from a script that an

@@ -8,11 +8,11 @@ what came early.
 from __future__ import annotations
 
 from paceline.core.items import Update
-from paceline.host.memory_plan import Plan
+from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushes
-from paceline.host.shards.remote import OtherShards
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.version_shelf import Shelf
-from paceline.transfer.byte_ranges import Coverage
+from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.remote_fetcher import Wire
 
@@ -21,7 +21,7 @@ class Computing:
     """What workers have told of their updates. Whether an update counts is not known before it is finished."""
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[int, Coverage]] = {}
+        self._told: dict[int, tuple[int, ByteRanges]] = {}
         """By worker: the step of which it has told something last, and what."""
         self._finished: dict[int, int] = {}
         """By worker: the last step that it has finished."""
@@ -29,7 +29,7 @@ class Computing:
     def told(self, worker: int, step: int, begin: int, end: int) -> None:
         """These bytes of the update that the worker computes are in its place."""
         if worker not in self._told or self._told[worker][0] != step:
-            self._told[worker] = step, Coverage()
+            self._told[worker] = step, ByteRanges()
         self._told[worker][1].add(begin, end)
 
     def finished(self, worker: int, step: int) -> None:
@@ -53,7 +53,7 @@ class Computing:
 class Early:
     """Has hosts that make versions expect the updates that workers compute, as the head sees to it."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, pushes: Pushes, wire: Wire, others: OtherShards | None) -> None:
+    def __init__(self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, wire: Wire, others: RemoteShards | None) -> None:
         """`wire` brings what is to come to this host. `others`: None if it makes all of each version."""
         self._shelf = shelf
         self._plan = plan

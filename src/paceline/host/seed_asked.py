@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.host import hash_seed
 from paceline.net import tcp
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 
 PURPOSE = "hash-seed"
 SEED = struct.Struct("!q")
@@ -19,7 +19,7 @@ WITHIN = 5.0
 """Seconds in which the head has to say it."""
 
 
-def tell(door: Door) -> None:
+def tell(door: HostListener) -> None:
     """Have whoever comes in for it told this process's seed."""
     seed = hash_seed.of_this_process()
 

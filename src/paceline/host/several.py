@@ -21,7 +21,7 @@ from paceline.host import between
 from paceline.host.attachments import bring, empty_file, file_bytes, recorded_file
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.host import LocalHost
-from paceline.host.message_validation import Turns
+from paceline.host.message_validation import MessageValidation
 from paceline.host.orders.steps import shown
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.shards.migration import Moves
@@ -34,7 +34,7 @@ from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import summand_of
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 from paceline.transfer.remote_fetcher import ADOPTED
 
 MOST_SAID = 128 << 20
@@ -59,8 +59,8 @@ class Other:
     knows: int = 0
     """The last version that it was told is made."""
     stored: bool = True
-    """See `Turns`."""
-    turns: dict[int, Turns] = field(default_factory=dict)
+    """See `MessageValidation`."""
+    turns: dict[int, MessageValidation] = field(default_factory=dict)
     """By worker: what it may say. Its host judges that, too, and may be another one than ours."""
 
     def tell_of(self, worker: int, message: messages.Message) -> None:
@@ -70,10 +70,10 @@ class Other:
                 self.turns_of(worker).told(message.message)
             self.tell(message)
 
-    def turns_of(self, worker: int) -> Turns:
+    def turns_of(self, worker: int) -> MessageValidation:
         """The turns of that worker's process."""
         if worker not in self.turns:
-            self.turns[worker] = Turns(stored=self.stored, forks_store=True)
+            self.turns[worker] = MessageValidation(stored=self.stored, forks_store=True)
         return self.turns[worker]
 
     def made(self, version: int) -> None:
@@ -102,7 +102,7 @@ class SeveralHosts:
     """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
 
     def __init__(
-        self, head: LocalHost, others: Sequence[Other], carrier: Carrier, news: News, now: Callable[[], float]
+        self, head: LocalHost, others: Sequence[Other], carrier: TransferManager, news: News, now: Callable[[], float]
     ) -> None:
         """`now()` is seconds since the run's start."""
         self._head = head

@@ -15,13 +15,13 @@ from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import end_in_time
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 
 Hear = Callable[[messages.Message, list[int]], bool]
 """Told what the process says of its orders, and the descriptors that came along. Returns whether it was asked."""
 
 
-class Arithmetic:
+class StoreProcess:
     """The host's end of the channel to it. The process is lost at most once, and nothing is sent to it after that."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Arithmetic:
         self._hear = hear
         self._on_loss = lost
         self._channel: Channel | None = None
-        self._outbox: Outbox | None = None
+        self._outbox: SendQueue | None = None
         self._writing: dict[int, Owner] = {}
         """Versions that are being written, and who claims what is read for that."""
 
@@ -64,7 +64,7 @@ class Arithmetic:
         channel, theirs = self._loop.connect(messages.FromStore, "the store")
         self._loop.watch(channel, self._receive)
         self._channel = channel
-        self._outbox = Outbox(channel, self._loop, lambda: self.lose(f"{self.name} does not read what it is sent"))
+        self._outbox = SendQueue(channel, self._loop, lambda: self.lose(f"{self.name} does not read what it is sent"))
         return theirs
 
     def abandon(self) -> None:

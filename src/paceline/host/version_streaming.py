@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.items import Version
 from paceline.host.version_shelf import Shelf
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 TOLD = 8 << 20
 """Bytes that a worker is told of at once. A bus of 50 GB/s takes 0.2 ms for them, and telling takes far less."""
 
 
-class Arrivals:
+class VersionStreaming:
     """Tells a worker whose parameters are on a device what is made of the version that it is released on."""
 
-    def __init__(self, shelf: Shelf, seats: Mapping[int, Seat], send: Callable[[int, messages.Message], None]) -> None:
+    def __init__(
+        self, shelf: Shelf, seats: Mapping[int, WorkerState], send: Callable[[int, messages.Message], None]
+    ) -> None:
         self._shelf = shelf
         self._seats = seats
         self._send = send

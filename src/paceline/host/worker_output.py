@@ -30,7 +30,7 @@ class Unread(BaseException):
     """What is printed may never be read: a signal came meanwhile, or it was not read in time."""
 
 
-class Output:
+class WorkerOutput:
     """Our own lines go to standard error. Workers' lines go to their logs, and are shown if asked for."""
 
     full = False

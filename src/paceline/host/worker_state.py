@@ -11,7 +11,7 @@ from paceline.host.contract import NotHere
 
 
 @dataclass(slots=True)
-class Seat:
+class WorkerState:
     """A worker's seat at its host."""
 
     worker: int
@@ -35,15 +35,15 @@ class Seat:
     """Whether it computes on a GPU, so that one core is what it keeps busy."""
 
 
-class Seats(dict[int, Seat]):
+class WorkerStates(dict[int, WorkerState]):
     """By worker."""
 
-    def __missing__(self, worker: int) -> Seat:
+    def __missing__(self, worker: int) -> WorkerState:
         """Say that the host has no such worker."""
         raise NotHere(f"there is no worker {worker} here")
 
 
-def idle_cores(seats: Iterable[Seat], threads: int) -> int:
+def idle_cores(seats: Iterable[WorkerState], threads: int) -> int:
     """Return how many cores no worker of this host computes on now. `seats` are its own, with so many threads each."""
     busy = sum(1 if seat.accelerator else threads for seat in seats if seat.step is not None)
     return len(os.sched_getaffinity(0)) - busy

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from paceline.core.phrases import workers_named
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.message_validation import Turns
+from paceline.host.message_validation import MessageValidation
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import end_groups, has_handler
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 
 Hear = Callable[[int, messages.Message, list[int]], None]
 """Told what a worker says: the worker, the message, the descriptors that came along."""
@@ -34,9 +34,9 @@ class Process:
     channel: Channel
     printed: int | None
     """The pipe with what it prints, until its end was read. None as well if the worker itself writes to its log."""
-    turns: Turns
+    turns: MessageValidation
     """What it may say."""
-    outbox: Outbox = field(init=False)
+    outbox: SendQueue = field(init=False)
     """What it is told."""
     here: bool = True
     """Whether it has not ended. Its number may be another process's after that."""
@@ -96,7 +96,7 @@ class Workers:
         assert not here, f"{workers_named(here)} can't be started while there is a process"
         for one in self._fork(workers):
             self._processes[one.worker] = one
-            one.outbox = Outbox(one.channel, self._loop, partial(self.give_up, one.worker, "it has stopped reading"))
+            one.outbox = SendQueue(one.channel, self._loop, partial(self.give_up, one.worker, "it has stopped reading"))
             if self._listens:
                 self._listen(one)
 

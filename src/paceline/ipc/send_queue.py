@@ -23,7 +23,7 @@ class Watching(Protocol):
     def await_room(self, source: Any, call: Callable[[], object] | None) -> None: ...
 
 
-class Outbox:
+class SendQueue:
     """Sends on a channel that the loop watches, in order. Messages wait until there is room for them.
 
     `overflowed` is called when so many wait that the other end must have stopped reading, and is not coming back. A

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from paceline.host.worker_output import Output, Unread
+from paceline.host.worker_output import Unread, WorkerOutput
 from paceline.ipc.processes import asking_to_end
 
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -28,7 +28,7 @@ class Interrupts:
         """The last signal that has asked for an end. A terminal's Ctrl-C is SIGINT."""
         self._passed_on: list[int] = []
         """Signals that are the scripts' business, and were not taken yet."""
-        self.output: Output | None = None
+        self.output: WorkerOutput | None = None
         """What may be printing when a signal comes."""
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):

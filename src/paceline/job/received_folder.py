@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.host.between import Folder, Part
+from paceline.host.between import Folder, FolderPart
 from paceline.job.sent_folder import HARM, MOST_PACKED, PART, unpack
 
 WINDOW = 4
@@ -52,7 +52,7 @@ class Received:
         for _ in range(WINDOW):
             self._ask_on(folder)
 
-    def take(self, part: Part) -> Path | None:
+    def take(self, part: FolderPart) -> Path | None:
         """Take that part. Return where workers begin, once the folder is whole.
 
         Raises ConfigError, in one line, for what is not the folder that was announced, or can't be unpacked here.

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from paceline.errors import ConfigError
-from paceline.host.between import Folder, Part
+from paceline.host.between import Folder, FolderPart
 from paceline.net.token import LONGEST, Token
 from paceline.records.reading import LEDGER
 
@@ -39,9 +39,9 @@ class Sent:
     """The script's path from the workers' working directory."""
     packed: bytes
 
-    def part(self, at: int) -> Part:
+    def part(self, at: int) -> FolderPart:
         """Return the part that begins there. It is empty if there is none."""
-        return Part(at, self.packed[at : at + PART])
+        return FolderPart(at, self.packed[at : at + PART])
 
 
 def to_send(folder: Path, script: Path) -> Sent:

@@ -65,7 +65,10 @@ class Settings:
     start: Literal["staggered", "together"] = "staggered"
     """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
     saves: Literal["first", "all"] = "first"
-    """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `worker_process.saves`."""
+    """Whose `torch.save` writes to the path that it is given:
+
+    worker 0's, or every worker's. See `worker_process.saves`.
+    """
     stop_at_target: bool = False
     """Whether the run ends once all targets are met: recorded versions are then evaluated as it trains."""
     evaluation_threads: int | None = None

@@ -377,7 +377,7 @@ class HostEnd:
 
 
 @dataclass(slots=True)
-class _Seat:
+class HostSession:
     """What the head knows of one incarnation."""
 
     host: str
@@ -399,7 +399,7 @@ class _Connection:
     frames: Frames = field(default_factory=lambda: Frames(LONGEST_HELLO))
     hello: Hello | None = None
     """What a host that is neither admitted nor refused has said."""
-    seat: _Seat | None = None
+    seat: HostSession | None = None
 
 
 class HeadEnd:
@@ -410,7 +410,7 @@ class HeadEnd:
         self._name = name
         self._nonce = nonce
         self._kinds = kinds
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, HostSession] = {}
         self._connections: dict[int, _Connection] = {}
         self._dues: list[tuple[float, int]] = []
         """A heap of moments at which something may be due about a connection. With many hosts, looking through all of
@@ -467,7 +467,7 @@ class HeadEnd:
         before = self._seats.get(hello.host)
         assert incarnation > (before.incarnation if before else 0), f"incarnation {incarnation} is not new"
         outcome = self.end(before.host, before.incarnation, "it has come again") if before else []
-        self._seats[hello.host] = _Seat(hello.host, hello.nonce, incarnation, Line(self._kinds), most)
+        self._seats[hello.host] = HostSession(hello.host, hello.nonce, incarnation, Line(self._kinds), most)
         return outcome + self._greet(connection, self._seats[hello.host], hello)
 
     def takes_part(self, host: str) -> None:
@@ -528,16 +528,16 @@ class HeadEnd:
         match frame, one.seat:
             case Hello(), None if one.hello is None:
                 outcome += self._met(connection, one, frame)
-            case Data(), _Seat() as seat:
+            case Data(), HostSession() as seat:
                 seat.line.acknowledged(frame.received)
                 owed_before = seat.line.acknowledge_at is not None
                 if (message := seat.line.take(frame, now)) is not None:
                     outcome.append(Delivered(seat.host, seat.incarnation, message))
                 if not owed_before:
                     self._owes(seat)
-            case Acknowledged(received), _Seat() as seat:
+            case Acknowledged(received), HostSession() as seat:
                 seat.line.acknowledged(received)
-            case Beat(beat, received), _Seat() as seat:
+            case Beat(beat, received), HostSession() as seat:
                 seat.line.acknowledged(received)
                 outcome.append(Write(connection, seat.line.beat_heard(beat)))
             case _:
@@ -555,7 +555,7 @@ class HeadEnd:
         one.hello = hello
         return [Came(connection, hello.host)]
 
-    def _greet(self, connection: int, seat: _Seat, hello: Hello) -> Outcome:
+    def _greet(self, connection: int, seat: HostSession, hello: Hello) -> Outcome:
         """The connection is this incarnation's from now on."""
         outcome: Outcome = []
         if seat.connection is not None:
@@ -576,7 +576,7 @@ class HeadEnd:
             Connected(seat.host, seat.incarnation),
         ]
 
-    def _owes(self, seat: _Seat) -> None:
+    def _owes(self, seat: HostSession) -> None:
         """Note when an acknowledgement is due to the host, if one is."""
         if seat.connection is not None and (at := seat.line.acknowledge_at) is not None:
             heappush(self._dues, (at, seat.connection))
@@ -589,7 +589,7 @@ class HeadEnd:
         owed = one.seat.line.acknowledge_at
         return owed is not None and owed <= at
 
-    def _acknowledge(self, seat: _Seat | None, now: float) -> Outcome:
+    def _acknowledge(self, seat: HostSession | None, now: float) -> Outcome:
         if seat is None or seat.connection is None or (at := seat.line.acknowledge_at) is None or now < at:
             return []
         return [Write(seat.connection, seat.line.acknowledgement())]
@@ -612,7 +612,7 @@ class HeadEnd:
         one.seat.connection = None
         return [Disconnected(one.seat.host, one.seat.incarnation, why)]
 
-    def _end(self, seat: _Seat, why: str, show: bool) -> Outcome:
+    def _end(self, seat: HostSession, why: str, show: bool) -> Outcome:
         """The incarnation can't go on, and the membership does not know."""
         outcome = self.end(seat.host, seat.incarnation, why)
         if show:

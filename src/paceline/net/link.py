@@ -37,7 +37,7 @@ from paceline.net.control import (
     Write,
 )
 from paceline.net.handshake import Keys, Opening, dial
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.numbered import LONGEST_SAID, MOST_KEPT
 from paceline.net.tcp import Address, Lines, Stream, peer_of, told
 
@@ -213,7 +213,7 @@ class _Link(ABC):
 class HeadLink(_Link):
     """The head's side, for all hosts."""
 
-    def __init__(self, end: HeadEnd, door: Door, loop: Loop, news: HeadNews, timeout: float = 15.0) -> None:
+    def __init__(self, end: HeadEnd, door: HostListener, loop: Loop, news: HeadNews, timeout: float = 15.0) -> None:
         """`door`: where hosts dial. It is to be closed before the link."""
         super().__init__(end, loop, timeout, Lines(news.show, loop.now))
         self._end = end

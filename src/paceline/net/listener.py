@@ -48,7 +48,7 @@ class _Waiting(NamedTuple):
     """Where a stranger comes from. Empty: it is no stranger's."""
 
 
-class Door:
+class HostListener:
     """Lets connections in."""
 
     def __init__(self, listener: socket.socket | None, loop: Loop, keys: Keys, show: Callable[[str], object]) -> None:

@@ -50,8 +50,8 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import Hold, Order, Reduce, Why
-from paceline.core.replicas import REASONS, Replicas, Seat
-from paceline.core.rng import Lots
+from paceline.core.replicas import REASONS, ReplicaProgress, Replicas
+from paceline.core.rng import Rng
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Machine:
 
     config: Config
     replicas: Replicas = field(default_factory=Replicas)
-    lots: Lots = field(default_factory=Lots)
+    lots: Rng = field(default_factory=Rng)
     closed: bool = True
     """Whether the ring's last and first are neighbours: they are if an even number of workers began."""
     actives: dict[int, int | None] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Machine:
         # Copies come first: what follows may put their sources into the next exchange.
         return (*self.replicas.copy(), *self._follow(fact, seat, ended))
 
-    def _follow(self, fact: Fact, seat: Seat | None, ended: list[int]) -> tuple[Order, ...]:
+    def _follow(self, fact: Fact, seat: ReplicaProgress | None, ended: list[int]) -> tuple[Order, ...]:
         match fact:
             case TrainingBegan(members=members, seed=seed, memory=memory):
                 self.lots.state = seed if memory is None else memory["draws"]

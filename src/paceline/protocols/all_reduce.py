@@ -38,7 +38,7 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import DropUpdate, Hold, Order, Release, StepReplica, Why
-from paceline.core.replicas import REASONS, Replicas, Seat
+from paceline.core.replicas import REASONS, ReplicaProgress, Replicas
 from paceline.core.roster import NAMED_AT_MOST, mean_of
 
 
@@ -63,7 +63,7 @@ class Machine:
         seat = self.replicas.observe(fact)
         return (*self._follow(fact, seat), *self._welcome(fact))
 
-    def _follow(self, fact: Fact, seat: Seat | None) -> tuple[Order, ...]:
+    def _follow(self, fact: Fact, seat: ReplicaProgress | None) -> tuple[Order, ...]:
         match fact:
             case TrainingBegan(members=members, memory=memory):
                 self.round = 0 if memory is None else memory["round"]
@@ -127,7 +127,7 @@ class Machine:
         steps: list[StepReplica] = [self.replicas.apply(worker, why, group) for worker in here]
         return (*steps, *(self._release(worker, why) for worker in here))
 
-    def _left(self, fact: WorkerLeft, seat: Seat) -> tuple[Order, ...]:
+    def _left(self, fact: WorkerLeft, seat: ReplicaProgress) -> tuple[Order, ...]:
         """The round no longer waits for the worker. Its gradient that is being averaged is lost only if the mean is."""
         self.awaited.pop(fact.worker, None)
         if seat.group is None:

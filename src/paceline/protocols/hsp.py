@@ -52,7 +52,7 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, Why
-from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, Seat, mean_of
+from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, WorkerProgress, mean_of
 
 NEWEST_WEIGHS = 0.25  # the share of the newest duration in a moving average; ours
 IDLE = ("arrived", "parked")  # phases of a worker that may be released; it is parked when it has resumed
@@ -191,7 +191,7 @@ class Machine:
         self._await(worker, 2 if worker in self.kept else 1)
         return self._release(worker, self.version, why, at)
 
-    def _resume(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
+    def _resume(self, worker: int, seat: WorkerProgress, at: float) -> tuple[Order, ...]:
         """A worker that has resumed enters the open round. If its gradient of that has arrived, it is idle."""
         if seat.ahead:
             assert seat.pulling is not None
@@ -225,7 +225,7 @@ class Machine:
         if worker in self.awaited and desk.expected != expected:
             heappush(self.latest, (-desk.expected, worker))
 
-    def _computed(self, fact: GradientReady, seat: Seat) -> tuple[Order, ...]:
+    def _computed(self, fact: GradientReady, seat: WorkerProgress) -> tuple[Order, ...]:
         worker, at = fact.worker, fact.at
         desk = self.desks[worker]
         if fact.version > desk.holds:  # the worker computed on that version, so it has come
@@ -243,7 +243,7 @@ class Machine:
             return (*orders, Hold(worker=worker, why=self._not_its_turn(worker)))
         return orders
 
-    def _received(self, fact: UpdateArrived, seat: Seat) -> tuple[Order, ...]:
+    def _received(self, fact: UpdateArrived, seat: WorkerProgress) -> tuple[Order, ...]:
         worker, step, at = fact.worker, fact.step, fact.at
         if self.config.idle == "guarded":
             self.transfer = _averaged(self.transfer, at - self.granted_at)
@@ -261,7 +261,7 @@ class Machine:
             return (Hold(worker=worker, why=self._missing(worker)), *self._go_on(at))
         return (*ahead, *self._go_on(at))
 
-    def _taken(self, fact: ParametersTaken, seat: Seat) -> tuple[Order, ...]:
+    def _taken(self, fact: ParametersTaken, seat: WorkerProgress) -> tuple[Order, ...]:
         worker, version, at = fact.worker, fact.version, fact.at
         if self.sending == worker:
             self.sending = None
@@ -299,7 +299,7 @@ class Machine:
         if self.sending == worker:
             self.sending = None
 
-    def _lost(self, fact: WorkerLeft, seat: Seat) -> tuple[Order, ...]:
+    def _lost(self, fact: WorkerLeft, seat: WorkerProgress) -> tuple[Order, ...]:
         """Order to drop what the departed worker had computed and not delivered."""
         step, _ = self.kept.pop(fact.worker, (None, None))
         if step is None or step == seat.pushing:
@@ -308,7 +308,7 @@ class Machine:
         drop = DropUpdate(worker=fact.worker, step=step, samples="return", why=why)
         return (drop, *Roster.half_pushed(fact, seat))
 
-    def _ahead(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
+    def _ahead(self, worker: int, seat: WorkerProgress, at: float) -> tuple[Order, ...]:
         """Order the worker to compute on the version that it holds, if it is idle and may compute ahead."""
         if self.config.idle == "none" or seat.phase not in IDLE or len(self.desks) == 1 or worker not in self.desks:
             return ()
@@ -347,7 +347,7 @@ class Machine:
             heappop(self.latest)
         return None
 
-    def _freshened(self, worker: int, seat: Seat, desk: Desk, at: float) -> tuple[Order, ...]:
+    def _freshened(self, worker: int, seat: WorkerProgress, desk: Desk, at: float) -> tuple[Order, ...]:
         """The orders for a worker with a stale gradient that has since got the version for a fresh one."""
         stale = self.config.stale
         if stale == "next" or worker not in self.awaited or seat.phase == "computing":

@@ -61,7 +61,7 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Hold, Order, StartPull, Why
-from paceline.core.roster import ANY_TIME, REASONS, Roster, Seat
+from paceline.core.roster import ANY_TIME, REASONS, Roster, WorkerProgress
 
 FLOOR = 0.1
 """The least factor of an update, however stale it is."""
@@ -195,7 +195,7 @@ class Machine:
         self.ahead[worker] = Ahead()
         return self.roster.release(worker, self.version, why)
 
-    def _resume(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+    def _resume(self, worker: int, seat: WorkerProgress) -> tuple[Order, ...]:
         """A worker that has resumed starts anew, once nothing of its earlier steps is on its way."""
         if seat.phase != "parked" or seat.in_transit:
             return ()
@@ -208,7 +208,7 @@ class Machine:
         self.withheld.pop(worker, None)
         self.up_to_date.pop(worker, None)
 
-    def _ready(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+    def _ready(self, worker: int, seat: WorkerProgress) -> tuple[Order, ...]:
         """Let the worker push and go on if its next parameters are there. Otherwise it waits for them."""
         pulls: tuple[Order, ...] = ()
         if self.ahead[worker].after == "fetch":  # the gradient shows that the fetch has ended, though no fact told it
@@ -218,20 +218,20 @@ class Machine:
             return (*pulls, *self._go(worker, seat))
         return (*pulls, Hold(worker=worker, why=self._awaits(worker)))
 
-    def _may_go(self, worker: int, seat: Seat) -> bool:
+    def _may_go(self, worker: int, seat: WorkerProgress) -> bool:
         """Whether the worker may push its ready gradient and compute on."""
         after = self.ahead[worker].after
         if self.config.pull == "after-push":
             return after == "nothing"
         return seat.pushing is None and after in ("nothing", "newer")
 
-    def _fetched(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+    def _fetched(self, worker: int, seat: WorkerProgress) -> tuple[Order, ...]:
         """The parameters of the worker's first step are there."""
         if self.config.pull == "after-push":
             return (self._pull(worker, ("fetched", seat.version)),)
         return self._next(worker, seat, ("newer", self.version, seat.version))
 
-    def _pushed(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+    def _pushed(self, worker: int, seat: WorkerProgress) -> tuple[Order, ...]:
         """With `free`: the worker's push has arrived, so its next one may begin."""
         if seat.phase != "ready":
             return ()
@@ -239,7 +239,7 @@ class Machine:
             return self._go(worker, seat)
         return (Hold(worker=worker, why=self._awaits(worker)),)
 
-    def _taken(self, worker: int, seat: Seat, version: int) -> tuple[Order, ...]:
+    def _taken(self, worker: int, seat: WorkerProgress, version: int) -> tuple[Order, ...]:
         """The fetch of the first step's parameters, or the eager pull of the next step's, has ended."""
         ahead = self.ahead.get(worker)
         if ahead is None:  # the worker had declined
@@ -249,7 +249,7 @@ class Machine:
         ahead.after, ahead.version = "nothing", version
         return self._go(worker, seat) if seat.phase == "ready" and self._may_go(worker, seat) else ()
 
-    def _go(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+    def _go(self, worker: int, seat: WorkerProgress) -> tuple[Order, ...]:
         """Push the ready update. Compute on: on what has been pulled, or on the same if there is nothing newer."""
         ahead = self.ahead[worker]
         version, released = ahead.version, ("ahead", ahead.version)
@@ -270,7 +270,7 @@ class Machine:
             return (push, release)
         return (push, release, *self._next(worker, seat, ("newer", self.version, version)))
 
-    def _next(self, worker: int, seat: Seat, why: Why) -> tuple[Order, ...]:
+    def _next(self, worker: int, seat: WorkerProgress, why: Why) -> tuple[Order, ...]:
         """Pull the worker's next parameters, unless it is too far ahead or there is nothing newer to pull."""
         if not self._may_pull(worker):
             self.ahead[worker].after = "gate"

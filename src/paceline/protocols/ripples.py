@@ -66,8 +66,8 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import Hold, Order, Why
-from paceline.core.replicas import REASONS, Replicas, Seat
-from paceline.core.rng import Lots
+from paceline.core.replicas import REASONS, ReplicaProgress, Replicas
+from paceline.core.rng import Rng
 from paceline.core.roster import NAMED_AT_MOST
 
 DEFAULT_SIZE = 3
@@ -234,7 +234,7 @@ class Machine:
 
     config: Config
     replicas: Replicas = field(default_factory=Replicas)
-    lots: Lots = field(default_factory=Lots)
+    lots: Rng = field(default_factory=Rng)
     members: dict[int, Member] = field(default_factory=dict)
     """By worker: those that have neither left nor declined."""
     groups: dict[int, Group] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class Machine:
         # Copies come first: what follows may put their sources into the next group.
         return (*self.replicas.copy(), *self._follow(fact, seat))
 
-    def _follow(self, fact: Fact, seat: Seat | None) -> tuple[Order, ...]:
+    def _follow(self, fact: Fact, seat: ReplicaProgress | None) -> tuple[Order, ...]:
         match fact:
             case TrainingBegan(members=members, seed=seed, memory=memory):
                 self.lots.state = seed if memory is None else memory["draws"]

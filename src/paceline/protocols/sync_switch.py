@@ -81,7 +81,7 @@ from paceline.core.orders import (
     SwitchProtocol,
     Why,
 )
-from paceline.core.roster import NAMED_AT_MOST, Roster, Seat
+from paceline.core.roster import NAMED_AT_MOST, Roster, WorkerProgress
 from paceline.errors import ProtocolViolation
 
 Which = Literal["first", "then"]
@@ -308,7 +308,7 @@ class Machine:
             self.goal = min(self.goal, self.done)
         return "then" if memory["active"] == "first" and not self.planned else memory["active"]
 
-    def _note(self, fact: Fact, seat: Seat | None, turn: _Turn) -> bool:
+    def _note(self, fact: Fact, seat: WorkerProgress | None, turn: _Turn) -> bool:
         """Return whether the active machine is to hear of this fact."""
         assert seat is not None
         assert not isinstance(fact, TrainingBegan | ReduceFinished | ReduceFailed)

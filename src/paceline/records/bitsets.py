@@ -6,7 +6,7 @@ PAGE = 10
 """Members whose numbers differ in no more than this many last bits are together in one page."""
 
 
-class Marks:
+class Bitset:
     """A set of (worker, step), or of other pairs of numbers."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from paceline.records.averages import Average, Averages, Moved
 from paceline.records.links import Link, Moving, links
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import Segment
-from paceline.records.update_outcomes import Dropped, Fate, Fates, Undone
+from paceline.records.update_outcomes import Dropped, Fate, Undone, UpdateOutcomes
 from paceline.records.waits import Blame, Wait, Waits
 
 WORTH_SAYING = 0.05
@@ -205,7 +205,7 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
     """Read the run, in one pass. `worker` and `step` are in question, or None for the whole run."""
     found = Past(run, worker, step)
     here: dict[int, float] = {}
-    fates, holds, steps, moving = Fates(), Waits(), _Steps(run, found.spent), Moving(run.ledger, found.hosts)
+    fates, holds, steps, moving = UpdateOutcomes(), Waits(), _Steps(run, found.spent), Moving(run.ledger, found.hosts)
     blame, averages = Blame(holds), Averages(run.ledger, found.hosts)
     at = 0.0
     for fact, orders in run.history():

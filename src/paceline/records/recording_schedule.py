@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Due:
+class RecordingSchedule:
     """A version is due each time that another share of an epoch's samples is applied."""
 
     times_an_epoch: int

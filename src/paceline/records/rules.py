@@ -31,8 +31,8 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.records.bitsets import Marks
-from paceline.records.update_outcomes import Applied, Dropped, Fates
+from paceline.records.bitsets import Bitset
+from paceline.records.update_outcomes import Applied, Dropped, UpdateOutcomes
 from paceline.records.violations import (
     APPLIED_ONCE,
     ARRIVED,
@@ -49,7 +49,7 @@ from paceline.records.violations import (
     STEPS_ONCE,
     VERSIONS,
     WEIGHT_1,
-    Broken,
+    Violation,
     brief,
 )
 
@@ -72,14 +72,14 @@ class Rules:
     used: dict[int, int] = field(default_factory=dict)
     """By worker: its last step number."""
     taken: dict[int, int] = field(default_factory=dict)
-    fates: Fates = field(default_factory=Fates)
+    fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
     arrived: set[tuple[int, int]] = field(default_factory=set)
     """Updates that are at the store, and neither applied nor dropped yet."""
-    applied: Marks = field(default_factory=Marks)
-    dropped: Marks = field(default_factory=Marks)
+    applied: Bitset = field(default_factory=Bitset)
+    dropped: Bitset = field(default_factory=Bitset)
     groups: dict[int, Reduce] = field(default_factory=dict)
     """Groups that are averaging."""
-    numbers: Marks = field(default_factory=Marks)
+    numbers: Bitset = field(default_factory=Bitset)
     """(0, its number) of each group so far."""
     busy: dict[int, int] = field(default_factory=dict)
     """By worker: the group that it is in."""
@@ -100,7 +100,7 @@ class Rules:
     """The same for workers that left."""
     undone: frozenset[tuple[int, int]] = frozenset()
     """Steps that the ledger says were not made."""
-    own: Marks = field(default_factory=Marks)
+    own: Bitset = field(default_factory=Bitset)
     """Steps that a replica was ordered to make with its worker's own gradient."""
     gone: set[int] = field(default_factory=set)
     """Workers that left, and have not come back."""
@@ -120,16 +120,16 @@ class Rules:
 
     def fact(self, fact: Fact) -> None:
         if not fact.at >= self.at:
-            raise Broken(FORWARD, f"at is {self.at!r} or later", fact.at)
+            raise Violation(FORWARD, f"at is {self.at!r} or later", fact.at)
         self.at = fact.at
         match fact:
             case GradientReady(worker=worker, step=step):
                 key = worker, step
                 if key in self.fates.ready or key in self.applied or key in self.dropped:
-                    raise Broken(STEPS_ONCE, f"a new step of worker {worker}", f"step {step} once more")
+                    raise Violation(STEPS_ONCE, f"a new step of worker {worker}", f"step {step} once more")
                 if self.spec.family == "parameter-server" and self.taken.get(worker, -1) < fact.version:
                     newest = self.taken.get(worker, "none")
-                    raise Broken(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
+                    raise Violation(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
                 self.ready[worker] = step
                 began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
                 for made in [made for made, number in stepping.items() if number < began]:
@@ -138,7 +138,7 @@ class Rules:
                 self.arrived.add((worker, step))
             case ParametersTaken(worker=worker, version=version):
                 if version < self.taken.get(worker, version):
-                    raise Broken(PULLS, f"{self.taken[worker]} or newer, for worker {worker}", version)
+                    raise Violation(PULLS, f"{self.taken[worker]} or newer, for worker {worker}", version)
                 self.taken[worker] = version
                 self.pulls += 1
             case TrainingBegan(members=members, version=version):
@@ -152,7 +152,7 @@ class Rules:
                     self.came.setdefault(worker, step)
             case WorkerJoined(worker=worker, step=step):
                 if step <= self.used.get(worker, -1):
-                    raise Broken(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
+                    raise Violation(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
                 self.came.setdefault(worker, step)
                 self.came_back[worker] += worker in self.gone
@@ -176,11 +176,11 @@ class Rules:
     def _go_on(self, fact: TrainingBegan) -> None:
         """The run was resumed. What was outstanding is undone, and numbers go on from the snapshot."""
         if self.spec.family == "parameter-server" and fact.version != self.version:
-            raise Broken(GOES_ON, f"version {self.version}", f"version {fact.version}")
+            raise Violation(GOES_ON, f"version {self.version}", f"version {fact.version}")
         for worker, _, step in fact.members:
             expected = self.ready[worker] + 1 if worker in self.ready else self.came.get(worker, step)
             if step != expected:
-                raise Broken(GOES_ON, f"worker {worker} with step {expected}", f"step {step}")
+                raise Violation(GOES_ON, f"worker {worker} with step {expected}", f"step {step}")
             self.gone.discard(worker)
         self.used = {worker: self.ready.get(worker, first - 1) for worker, first in self.came.items()}
         self.replicas = {worker: None for worker, _, _ in fact.members}
@@ -195,13 +195,13 @@ class Rules:
             case Release(worker=worker, step=step):
                 self.released[worker, step] = self.orders
                 if step <= self.used.get(worker, -1):
-                    raise Broken(STEPS_ONCE, f"worker {worker} goes on to {self.used[worker] + 1} or later", step)
+                    raise Violation(STEPS_ONCE, f"worker {worker} goes on to {self.used[worker] + 1} or later", step)
                 self.used[worker] = step
                 if order.parameters == "own" and self.replicas.get(worker) is None:
                     self.replicas[worker] = order.version
             case ApplyUpdate(version=version, contributions=contributions):
                 if self.version is not None and version != self.version + 1:
-                    raise Broken(VERSIONS, f"version {self.version + 1}", f"version {version}")
+                    raise Violation(VERSIONS, f"version {self.version + 1}", f"version {version}")
                 if self.spec.optimizer == "store":
                     self._weigh(contributions)
                 for worker, step, _ in contributions:
@@ -239,21 +239,21 @@ class Rules:
     def _apply(self, worker: int, step: int, there: Container[tuple[int, int]]) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"
         if key in self.applied:
-            raise Broken(APPLIED_ONCE, "an update that is in no version yet", f"{what} once more")
+            raise Violation(APPLIED_ONCE, "an update that is in no version yet", f"{what} once more")
         if key in self.dropped:
-            raise Broken(NOT_BOTH, "an update that was not dropped", f"{what}, which was")
+            raise Violation(NOT_BOTH, "an update that was not dropped", f"{what}, which was")
         if key not in there or key not in self.fates.ready:
-            raise Broken(ARRIVED, "one that is there", f"{what}, which is not")
+            raise Violation(ARRIVED, "one that is there", f"{what}, which is not")
         self.arrived.discard(key)
         self.applied.add(worker, step)
 
     def _drop(self, worker: int, step: int) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"
         if key in self.dropped:
-            raise Broken(DROPPED_ONCE, "an update that was not dropped yet", f"{what} once more")
+            raise Violation(DROPPED_ONCE, "an update that was not dropped yet", f"{what} once more")
         if key in self.applied:
             if self.spec.family == "parameter-server":
-                raise Broken(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
+                raise Violation(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
             self.applied.remove(worker, step)  # applied to a replica that is gone
         self.arrived.discard(key)
         self.dropped.add(worker, step)
@@ -261,22 +261,22 @@ class Rules:
     def _changes(self, worker: int, version: int) -> None:
         before = self.replicas.get(worker)
         if before is not None and version != before + 1:
-            raise Broken(REPLICAS, f"version {before + 1} of worker {worker}'s", f"version {version}")
+            raise Violation(REPLICAS, f"version {before + 1} of worker {worker}'s", f"version {version}")
         self.replicas[worker] = version
         self.changes += 1
 
     def _weigh(self, contributions: Sequence[tuple[int, int, float]]) -> None:
         total = math.fsum(weight for _, _, weight in contributions)
         if not abs(total - 1) <= WEIGHTS:
-            raise Broken(WEIGHT_1, 1, f"{total!r}, of {brief(contributions)}")
+            raise Violation(WEIGHT_1, 1, f"{total!r}, of {brief(contributions)}")
 
     def _begin(self, order: Reduce) -> None:
         if (0, order.group) in self.numbers:
-            raise Broken(GROUP_ONCE, "a new number", f"group {order.group} once more")
+            raise Violation(GROUP_ONCE, "a new number", f"group {order.group} once more")
         for worker in order.members:
             if worker in self.busy:
                 found = f"worker {worker} in group {order.group} while it is in group {self.busy[worker]}"
-                raise Broken(NO_OVERLAP, "members who are in no group", found)
+                raise Violation(NO_OVERLAP, "members who are in no group", found)
         if order.what == "gradients":
             self._weigh(order.contributions)
         self.numbers.add(0, order.group)
@@ -285,7 +285,7 @@ class Rules:
 
     def _end(self, group: int, averaged: bool) -> None:
         if group not in self.groups:
-            raise Broken(ENDS, "a group that is averaging", f"group {group}, which is not")
+            raise Violation(ENDS, "a group that is averaging", f"group {group}, which is not")
         order = self.groups.pop(group)
         for worker in order.members:
             if self.busy.get(worker) == group:

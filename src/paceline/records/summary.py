@@ -36,7 +36,7 @@ from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
 from paceline.records.segments import Stretch
 from paceline.records.times import Busy, Fetch, StepTimes
-from paceline.records.update_outcomes import Applied, Fates
+from paceline.records.update_outcomes import Applied, UpdateOutcomes
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]
@@ -199,7 +199,7 @@ class Tally:
     """What was undone as the run was resumed. Nothing else here counts it."""
     counts: Counts = field(default_factory=Counts)
     shares: dict[int, Share] = field(default_factory=dict)
-    fates: Fates = field(default_factory=Fates)
+    fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
     versions: int = 0
     """Versions made in the store."""
     steps: int = 0

@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.orders import ApplyUpdate, Order, Reduce, SwitchProtocol
-from paceline.records.update_outcomes import Applied, Fates
+from paceline.records.update_outcomes import Applied, UpdateOutcomes
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.course = Course()
-        self._fates = Fates()
+        self._fates = UpdateOutcomes()
         self._on: dict[tuple[int, int], int] = {}
         """By worker and step: the version that its gradient was computed on."""
         self._made: dict[tuple[int, int], int] = {}

@@ -1,7 +1,7 @@
 """What each update came to: derived here once, for summaries, checks, explanations, timelines and reports.
 
-`Fates` is told facts and orders as they come. It keeps what is outstanding, so that its memory does not grow with a
-run.
+`UpdateOutcomes` is told facts and orders as they come. It keeps what is outstanding, so that its memory does not grow
+with a run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Fate = Applied | Dropped | Undone
 
 
 @dataclass(slots=True)
-class Fates:
+class UpdateOutcomes:
     """Follows each update from its gradient to its end. Tell it each fact before the orders of that fact."""
 
     ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)

@@ -99,7 +99,7 @@ class Wrong:
         return "\n".join(map(printable, lines))
 
 
-class Broken(Exception):
+class Violation(Exception):
     """A broken rule, where the check is now; `table` and `row` if it is elsewhere."""
 
     def __init__(
@@ -118,10 +118,10 @@ class First:
     """The first of several broken rules, in the order in which a check tells of them: not that in which it looks."""
 
     def __init__(self) -> None:
-        self._broken: Broken | None = None
+        self._broken: Violation | None = None
         self._place: tuple[int, ...] = ()
 
-    def note(self, broken: Broken, *place: int) -> None:
+    def note(self, broken: Violation, *place: int) -> None:
         """Take note of a broken rule, at this place."""
         if self._broken is None or place < self._place:
             self._broken, self._place = broken, place

@@ -19,7 +19,7 @@ from paceline.records import summary as summaries
 from paceline.records.comparison import COMPARISON, compared, plain_run
 from paceline.records.summary import Summary, Target, metrics_of
 from paceline.runs import baseline
-from paceline.runs.eta import Pace
+from paceline.runs.eta import Eta
 from paceline.runs.series import Job, carried_out, changes, interrupts, opened, place
 
 STATE = COMPARISON
@@ -28,9 +28,9 @@ ASKED = ("protocols", "seeds", "target")
 
 Places = Mapping[tuple[str, int], tuple[Path, Summary | None]]
 """By protocol and seed: a run's folder, and its summary if it has ended."""
-Shown = Callable[[Pace, str, int], AbstractContextManager[None]]
+Shown = Callable[[Eta, str, int], AbstractContextManager[None]]
 """Shows that the run of this protocol and seed is under way."""
-Told = Callable[[str, int, Mapping[str, Any], str | None, Pace | None], None]
+Told = Callable[[str, int, Mapping[str, Any], str | None, Eta | None], None]
 """Told what came of the run of this protocol and seed, of its metric, and how the series goes on.
 
 The pace is None for a run that was there already.
@@ -114,7 +114,7 @@ def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, t
     """Make the runs that are not there yet, and return what is known then. Raises `series.Stopped`."""
     runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.choices}
     took = [None if summary is None else float(summary["wall_seconds"]) for _, summary in places.values()]
-    pace = Pace([name for name, _ in places], took)
+    pace = Eta([name for name, _ in places], took)
     with interrupts() as taken:
         for number, ((name, seed), (run, there)) in enumerate(places.items()):
             summary = there

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Pace:
+class Eta:
     """A series of runs, each called by what it trains with: a protocol's name."""
 
     names: Sequence[str]

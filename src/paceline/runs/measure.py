@@ -20,7 +20,7 @@ from paceline.ipc.loop import Loop
 from paceline.net import tcp
 from paceline.net.control import one_line
 from paceline.net.handshake import Keys
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.tcp import Address, shown
 from paceline.runs.join import dialled
 from paceline.runs.link import Link, Side, clock, round_trip
@@ -56,7 +56,7 @@ def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> Link:
     isn't to be had.
     """
     side = this_side()
-    with closing(Loop()) as loop, closing(Door(listener_at(address), loop, keys, show)) as door:
+    with closing(Loop()) as loop, closing(HostListener(listener_at(address), loop, keys, show)) as door:
         guests: list[Talk] = []
         """The one that is measured with, if any."""
 
@@ -96,7 +96,7 @@ def join(address: Address, back: Address | None, keys: Keys, show: Callable[[str
             raise ConfigError(f"no connection with {where}: {why}{first}")
         with closing(Talk(end, loop, where)) as talk:
             own = back or (end.getsockname()[0], 0)
-            with closing(Door(listener_at(own), loop, keys, show)) as door:
+            with closing(HostListener(listener_at(own), loop, keys, show)) as door:
                 door.serves(PURPOSE, tcp.leave)
                 return _lead(talk, side, door.address[1], keys.certificates is not None, show)
 

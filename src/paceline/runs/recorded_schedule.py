@@ -19,11 +19,11 @@ from paceline.records.segments import ASKED, Segment
 from paceline.records.snapshots import Snapshot, State, folder_of, read
 
 if TYPE_CHECKING:
-    from paceline.coordinator.recorded_course import Course, Prescribed
+    from paceline.coordinator.recorded_course import Prescribed, RecordedCourse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RecordedPart:
     """A segment of a recorded run, and what its replay takes from there."""
 
     segment: Segment
@@ -58,7 +58,7 @@ class Part:
         end = self.recorded.end
         return self.ends is None and isinstance(end, dict) and end.get("outcome") == "failed"
 
-    def prescribe(self, course: Course) -> None:
+    def prescribe(self, course: RecordedCourse) -> None:
         """Have the replay go the course that the run went in this segment."""
         recorded, notes = self.recorded, self.segment.notes
         course.prescribed, course.recorded = self.leases(), recorded.folder
@@ -168,14 +168,14 @@ class Part:
         return int(row)
 
 
-def parts(recorded: RecordedRun, until: int | None) -> list[Part]:
+def parts(recorded: RecordedRun, until: int | None) -> list[RecordedPart]:
     """The segments of the run, up to the one that came to that version. Raises ConfigError if a snapshot has gone."""
-    found: list[Part] = []
+    found: list[RecordedPart] = []
     begins: Snapshot | None = None
     for segment, following in zip(recorded.segments, [*recorded.segments[1:], None], strict=True):
         ends = None if following is None else _snapshot(recorded, following)
         state = None if ends is None else ends.state
-        found.append(Part(segment=segment, recorded=recorded, begins=begins, ends=state))
+        found.append(RecordedPart(segment=segment, recorded=recorded, begins=begins, ends=state))
         if state is not None and until is not None and state.version >= until:
             break
         begins = ends

@@ -38,7 +38,7 @@ from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
 from paceline.records.segments import LACKING, ON_DEVICES, Segment
 from paceline.records.summary import Summary
-from paceline.runs.recorded_schedule import Part, parts
+from paceline.runs.recorded_schedule import RecordedPart, parts
 from paceline.runs.run import STARTS
 from paceline.runs.script import changes, recorded_script
 
@@ -150,7 +150,7 @@ def replay(
     return Replayed(summary=summary, until=until, notes=notes)
 
 
-def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings:
+def _settings(part: RecordedPart, script: Path, folder: Path, *, json: bool) -> Settings:
     from paceline.host.evaluator import THREADS as EVALUATION_THREADS
     from paceline.job.settings import Settings
 
@@ -194,7 +194,7 @@ def _direct(
     workers: Director,
     journal: Journal,
     *,
-    part: Part,
+    part: RecordedPart,
     history: Iterator[tuple[Fact, tuple[Order, ...]]],
     until: int | None,
 ) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import NormalDist
 
 from paceline.core.phrases import count, printable
-from paceline.core.rng import Lots
+from paceline.core.rng import Rng
 from paceline.errors import ConfigError
 from paceline.scenario.quantities import as_duration
 
@@ -331,7 +331,7 @@ class Scenario:
 
 def _normal(seed: int, worker: int, step: int) -> float:
     """A draw from the standard normal distribution: a function of its arguments alone."""
-    lots = Lots(seed)
+    lots = Rng(seed)
     for number in (worker, step):
         lots.state = lots.below(1 << 64) ^ number
     return _NORMAL.inv_cdf((lots.below(1 << 52) + 0.5) / (1 << 52))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from paceline.store.gradient_reader import Pushed, Range, add_up
+from paceline.store.gradient_reader import GradientReader, Range, add_up
 from paceline.training.clipping import Limit
 from paceline.training.layout import Entry, Layout
 
@@ -65,7 +65,7 @@ STATE = "the optimizer's state"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChunkSpan:
     """A piece's share of one parameter, in elements as they lie in memory."""
 
     number: int
@@ -80,7 +80,7 @@ class Piece:
     """What the optimizer takes for one parameter: a whole one, a slice of one, or a run of several."""
 
     entry: Entry
-    spans: tuple[Span, ...]
+    spans: tuple[ChunkSpan, ...]
 
     def apart(self) -> list[tuple[int, Entry]]:
         """Return each parameter's elements by themselves, with its number."""
@@ -99,7 +99,7 @@ class NotFinite:
 
 
 @dataclass(slots=True)
-class Part:
+class Chunk:
     """Updates its pieces from one slot to another."""
 
     optimizer: torch.optim.Optimizer
@@ -152,7 +152,7 @@ class Part:
         memory: memoryview,
         source: int,
         target: int,
-        pushed: Sequence[Pushed],
+        pushed: Sequence[GradientReader],
         whole: bool,
         lane: Lane,
         limit: Limit | None = None,
@@ -181,7 +181,9 @@ class Part:
                 if parameter.data_ptr() != view.data_ptr():
                     view.copy_(parameter)
 
-    def find_not_finite(self, memory: memoryview, pushed: Sequence[Pushed], names: Sequence[str]) -> NotFinite | None:
+    def find_not_finite(
+        self, memory: memoryview, pushed: Sequence[GradientReader], names: Sequence[str]
+    ) -> NotFinite | None:
         """Return the first NaN or infinity of the last commit, which still lies in the cache."""
         parameters = self.parameters
         looked_at = [p for p in parameters if p.grad is not None]
@@ -281,10 +283,10 @@ class Part:
             found = self._views[start] = [piece.entry.over(memory, start) for piece in self.pieces]
         return found
 
-    def _all_present(self, pushed: Sequence[Pushed]) -> bool:
+    def _all_present(self, pushed: Sequence[GradientReader]) -> bool:
         return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
 
-    def _gradients(self, memory: memoryview, pushed: Sequence[Pushed], lane: Lane) -> list[Tensor | None]:
+    def _gradients(self, memory: memoryview, pushed: Sequence[GradientReader], lane: Lane) -> list[Tensor | None]:
         """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
         sums = [] if alone else self._sums_in(lane)
@@ -323,12 +325,12 @@ class Lane:
     """Parts that one thread makes, one after another. Lanes are made at the same time."""
 
     number: int
-    parts: list[Part]
+    parts: list[Chunk]
     scratch: memoryview
     """Where gradients are summed: as long as any part. No other lane of a commit uses it."""
 
 
-def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int]) -> list[Part]:
+def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int]) -> list[Chunk]:
     """The parts of a commit, in the order of their bytes. Each can be made apart from the others.
 
     `within`: the first byte of a version that they make, and the one after the last, which are two of `cuts_of`.
@@ -353,13 +355,13 @@ def scratch_for(layout: Layout, optimizer: torch.optim.Optimizer) -> memoryview:
     return memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
 
 
-def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Part:
+def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Chunk:
     groups = list(range(len(optimizer.param_groups)))
     if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})
     twin = detached(optimizer)
     twin.param_groups = [twin.param_groups[group] for group in groups]
-    part = Part(twin, groups, pieces)
+    part = Chunk(twin, groups, pieces)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
         part.split()  # these kernels treat a tensor's last few elements apart: those must stay the same elements
@@ -436,7 +438,7 @@ def _joined(shares: PartState, whole: Entry) -> dict[str, Any]:
     return joined
 
 
-def _share(value: Any, whole: Entry, piece: Entry, span: Span) -> Any:
+def _share(value: Any, whole: Entry, piece: Entry, span: ChunkSpan) -> Any:
     """A piece's part of a value of a whole parameter's state."""
     if not isinstance(value, Tensor) or value.shape != whole.shape or piece.shape == whole.shape:
         return own(value)
@@ -486,7 +488,7 @@ def _bits(entry: Entry, memory: memoryview, start: int) -> Tensor:
     return torch.frombuffer(memory, dtype=kind, count=size // width, offset=start + entry.offset)
 
 
-def _of(value: Any, piece: Piece, span: Span) -> Any:
+def _of(value: Any, piece: Piece, span: ChunkSpan) -> Any:
     """A span's part of a tensor of its piece's form. A value of another form belongs to all spans."""
     if len(piece.spans) == 1 or not isinstance(value, Tensor) or value.shape != piece.entry.shape:
         return value
@@ -522,7 +524,7 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
                 for first in range(0, entry.count, CHUNK):
                     count = min(CHUNK, entry.count - first)
                     piece = _flat(entry, entry.offset, first, count)
-                    chunks.append([Piece(piece, (Span(number, first, 0, count),))])
+                    chunks.append([Piece(piece, (ChunkSpan(number, first, 0, count),))])
             else:
                 run.append(number)
         if run:
@@ -566,7 +568,7 @@ def _runs_of(layout: Layout) -> list[list[Piece]]:
             if entry.count > left:
                 runs.append([])
                 left = CHUNK
-            runs[-1].append(Piece(entry, (Span(number, 0, 0, entry.count),)))
+            runs[-1].append(Piece(entry, (ChunkSpan(number, 0, 0, entry.count),)))
             left -= entry.count
     return runs
 
@@ -576,14 +578,14 @@ def _run(layout: Layout, numbers: list[int]) -> Piece:
     entries = [layout.moving[number] for number in numbers]
     first, size = entries[0].offset, entries[0].dtype.itemsize
     spans = [
-        Span(number, 0, (entry.offset - first) // size, entry.count)
+        ChunkSpan(number, 0, (entry.offset - first) // size, entry.count)
         for number, entry in zip(numbers, entries, strict=True)
     ]
     return Piece(_flat(entries[0], first, 0, (entries[-1].stop - first) // size), tuple(spans))
 
 
 def _whole(layout: Layout) -> list[Piece]:
-    return [Piece(entry, (Span(number, 0, 0, entry.count),)) for number, entry in enumerate(layout.moving)]
+    return [Piece(entry, (ChunkSpan(number, 0, 0, entry.count),)) for number, entry in enumerate(layout.moving)]
 
 
 def _flat(entry: Entry, offset: int, first: int, count: int) -> Entry:

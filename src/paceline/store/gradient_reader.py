@@ -17,7 +17,7 @@ from paceline.training.layout import Entry, Places, PushArea
 
 
 @dataclass(slots=True)  # a frozen one takes four times as long to make
-class Pushed:
+class GradientReader:
     """One worker's contribution to a version, or to a group's mean gradient; or the sum of several."""
 
     worker: int | None
@@ -29,7 +29,7 @@ class Pushed:
     """By parameter: whether it has a gradient."""
 
     @classmethod
-    def of(cls, places: Places, number: int, area: PushArea, weight: float) -> Pushed:
+    def of(cls, places: Places, number: int, area: PushArea, weight: float) -> GradientReader:
         """What lies in the push area of that number at this moment."""
         return cls(places.worker_of(number), weight, area.start, area.present.tolist())
 
@@ -41,7 +41,7 @@ class Range:
         self.entry = entry
         self._views: dict[int, Tensor] = {}
 
-    def gradient(self, memory: memoryview, pushed: Pushed) -> Tensor:
+    def gradient(self, memory: memoryview, pushed: GradientReader) -> Tensor:
         """The range's gradient, in the form of `entry`: the area's own memory, as gradients are pushed as they are."""
         found = self._views.get(pushed.start)
         if found is None:

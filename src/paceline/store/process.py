@@ -36,7 +36,7 @@ from paceline.store.snapshots import write_packed
 from paceline.store.store import Committed, NamedVersion, Store, WorkersTold
 from paceline.training.buffers import Policy
 from paceline.training.packing import load, packed, unpacked
-from paceline.training.state_snapshot import Keeping
+from paceline.training.state_snapshot import StateSnapshot
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:
@@ -205,13 +205,15 @@ def _restored(store: Store, order: messages.Restore) -> messages.Restored:
     return messages.Restored(beginning, None)
 
 
-def _send_state(recorder: _Recorder, worker: int, store: Store, keeping: Keeping, shares: Iterable[Share]) -> None:
+def _send_state(
+    recorder: _Recorder, worker: int, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
+) -> None:
     said = partial(messages.StateReady, worker)
     _send_packed(recorder, said, lambda: packed(store.whole(keeping, shares).state, STATE))
 
 
 def _keep_state(
-    recorder: _Recorder, order: messages.KeepState, store: Store, keeping: Keeping, shares: Iterable[Share]
+    recorder: _Recorder, order: messages.KeepState, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
 ) -> None:
     recorder.keep(order.file, partial(store.keep, keeping, order.slot, Path(order.file), shares))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paceline.store.chunks import STATE, PartState, Span, State
+from paceline.store.chunks import STATE, ChunkSpan, PartState, State
 from paceline.training.packing import Tree, packed, unpacked
 
 
@@ -48,7 +48,7 @@ def pack_share(share: Share) -> bytes:
 def unpack_share(data: bytes) -> Share:
     """Unpack what `pack_share` has packed."""
     tree = unpacked(data)
-    state = [(Span(number, first, 0, count), values) for number, first, count, values in tree["state"]]
+    state = [(ChunkSpan(number, first, 0, count), values) for number, first, count, values in tree["state"]]
     apart = [(number, first) for number, first in tree["apart"]]
     return Share(state=state, groups=tree["groups"], attributes=tree["attributes"], apart=apart)
 

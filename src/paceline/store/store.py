@@ -30,9 +30,9 @@ from paceline.store.chunks import (
     CAPTURABLE,
     ELEMENTWISE,
     TELLS,
+    Chunk,
     Lane,
     NotFinite,
-    Part,
     State,
     cuts_of,
     dealt,
@@ -43,7 +43,7 @@ from paceline.store.chunks import (
     state_of,
     user_class,
 )
-from paceline.store.gradient_reader import Pushed, add_up
+from paceline.store.gradient_reader import GradientReader, add_up
 from paceline.store.shares import Share, Whole
 from paceline.store.snapshots import OfReplica, OfStore, put, read, write
 from paceline.training.averages import Averages
@@ -54,7 +54,7 @@ from paceline.training.layout import Layout, Places, parameters_sha256
 from paceline.training.optimizer import OURS
 from paceline.training.optimizer_state import by_parameter
 from paceline.training.packing import Tree, packs
-from paceline.training.state_snapshot import Keeping
+from paceline.training.state_snapshot import StateSnapshot
 from paceline.training.structure import UNSAVED, Structure
 
 Scalars = list[dict[str, Any]]
@@ -199,7 +199,7 @@ class Store:
         """By number: with what the model has had since `prepare`, as the worker had it that was the first."""
         self._values: dict[tuple[int, int], OwnValues] = {}
         """By worker and number: what only workers move, as it has told."""
-        self._keepings: list[Keeping] = []
+        self._keepings: list[StateSnapshot] = []
         """States of the optimizer that are being copied, as of an earlier version."""
         self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
@@ -388,7 +388,7 @@ class Store:
         self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
         self._makes_all = self.within == (0, self.layout.flags_offset)
 
-    def begin_keeping(self) -> Keeping:
+    def begin_keeping(self) -> StateSnapshot:
         """Keep what the newest version has, besides its parameters. Commits may go on meanwhile.
 
         Pass it to `share`, `whole` or `keep`, once.
@@ -399,11 +399,13 @@ class Store:
             for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
                 groups[number] = groups[number] or packable(group)
         attributes = own_attributes(parts[0].optimizer) if parts else {}
-        keeping = Keeping(parts, groups=groups, attributes=attributes, told=self._told, buffers=dict(self.buffers))
+        keeping = StateSnapshot(
+            parts, groups=groups, attributes=attributes, told=self._told, buffers=dict(self.buffers)
+        )
         self._keepings.append(keeping)
         return keeping
 
-    def share(self, keeping: Keeping) -> Share:
+    def share(self, keeping: StateSnapshot) -> Share:
         """What was kept of this store's range."""
         try:
             state = [one for state in keeping.states() for one in state]
@@ -411,7 +413,7 @@ class Store:
             self._keepings.remove(keeping)
         return Share(state=state, groups=keeping.groups, attributes=keeping.attributes, apart=keeping.apart)
 
-    def whole(self, keeping: Keeping, shares: Iterable[Share] = ()) -> Whole:
+    def whole(self, keeping: StateSnapshot, shares: Iterable[Share] = ()) -> Whole:
         """What was kept here, and the shares of all other ranges, of the same version.
 
         `shares` may raise an error as it is iterated. What was kept is let go of even then.
@@ -430,7 +432,7 @@ class Store:
             told=keeping.told,
         )
 
-    def keep(self, keeping: Keeping, slot: int | None, file: Path, shares: Iterable[Share] = ()) -> str:
+    def keep(self, keeping: StateSnapshot, slot: int | None, file: Path, shares: Iterable[Share] = ()) -> str:
         """Write a version and what was kept of it to the file, while commits go on. Return the file's SHA-256.
 
         The caller keeps its slot from being written. There is none where workers own replicas. `shares`: see `whole`.
@@ -553,7 +555,7 @@ class Store:
         self,
         source: int,
         target: int,
-        pushed: list[Pushed],
+        pushed: list[GradientReader],
         whole: bool,
         look: bool,
         made: Callable[[int, int], object] | None,
@@ -577,11 +579,11 @@ class Store:
                 told = -1
         return found, checksum
 
-    def _pushed(self, contributions: Sequence[tuple[int, float]]) -> list[Pushed]:
-        return [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
+    def _pushed(self, contributions: Sequence[tuple[int, float]]) -> list[GradientReader]:
+        return [GradientReader.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
 
     def _limit(
-        self, clip: Clip, target: int, pushed: Sequence[Pushed], threads: int, norms: Norms | None
+        self, clip: Clip, target: int, pushed: Sequence[GradientReader], threads: int, norms: Norms | None
     ) -> tuple[Limit, bool]:
         """Return what clips each mean gradient, and whether some norm is NaN or infinite."""
         if clip.norm is None:
@@ -595,7 +597,7 @@ class Store:
         return clip.limit(ordered), not all(bool(norm.isfinite()) for norm in ordered)
 
     @torch.no_grad()
-    def _norms(self, target: int, pushed: Sequence[Pushed], threads: int) -> dict[int, Tensor]:
+    def _norms(self, target: int, pushed: Sequence[GradientReader], threads: int) -> dict[int, Tensor]:
         """Return each mean gradient's norm, by the parameter's number. Means of several are made in that slot."""
         begin, end = self.within
         numbers = [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
@@ -624,18 +626,18 @@ class Store:
         return norms
 
     @staticmethod
-    def _is_mean(pushed: Sequence[Pushed]) -> bool:
+    def _is_mean(pushed: Sequence[GradientReader]) -> bool:
         """Whether one contribution is all, as it is: then its gradients are clipped where they were pushed."""
         return len(pushed) == 1 and pushed[0].weight == 1.0
 
-    def _mean(self, target: int, pushed: Sequence[Pushed]) -> Pushed:
+    def _mean(self, target: int, pushed: Sequence[GradientReader]) -> GradientReader:
         """Return the mean of these, which `_norms` has made."""
         if self._is_mean(pushed):
             return pushed[0]
         present = [int(any(one)) for one in zip(*(one.present for one in pushed), strict=True)]
-        return Pushed(None, 1.0, self.places.slot_start(target), present)
+        return GradientReader(None, 1.0, self.places.slot_start(target), present)
 
-    def _not_finite(self, pushed: Sequence[Pushed]) -> NotFinite | None:
+    def _not_finite(self, pushed: Sequence[GradientReader]) -> NotFinite | None:
         """Return the first NaN or infinity in a gradient. Clipped by its norm, it is in all parameters."""
         begin, end = self.within
         numbers = [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
@@ -645,7 +647,7 @@ class Store:
                     return NotFinite(self.names[number], one.worker)
         return None
 
-    def _gradient(self, pushed: Pushed, number: int) -> Tensor:
+    def _gradient(self, pushed: GradientReader, number: int) -> Tensor:
         return self._areas[pushed.start].gradients[number]
 
     def _populate(self, slot: int, end: int) -> None:
@@ -678,7 +680,7 @@ class Store:
         return self._helpers
 
 
-def _bytes_of(part: Part, cuts: Sequence[int]) -> tuple[int, int]:
+def _bytes_of(part: Chunk, cuts: Sequence[int]) -> tuple[int, int]:
     place = bisect_right(cuts, min(piece.entry.offset for piece in part.pieces)) - 1
     return cuts[place], cuts[place + 1]
 

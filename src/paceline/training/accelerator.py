@@ -32,7 +32,7 @@ class Mark(Protocol):
         """Return the seconds between two marks that the stream has passed."""
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """Copies between the device and memory, one after another."""
 
     def after(self, mark: Mark) -> None:
@@ -48,8 +48,8 @@ class Stream(Protocol):
 class Accelerator(Protocol):
     """A device, with a stream for copies in each direction."""
 
-    to_device: Stream
-    from_device: Stream
+    to_device: DeviceStream
+    from_device: DeviceStream
 
     def has(self, tensor: Tensor) -> bool:
         """Whether the tensor is on it."""
@@ -108,8 +108,8 @@ class OfTorch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.to_device: Stream = _Stream(device)
-        self.from_device: Stream = _Stream(device)
+        self.to_device: DeviceStream = _Stream(device)
+        self.from_device: DeviceStream = _Stream(device)
 
     def has(self, tensor: Tensor) -> bool:
         """See `Accelerator`."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite
-from paceline.store.gradient_reader import Pushed, Range, add_up
+from paceline.store.gradient_reader import GradientReader, Range, add_up
 from paceline.training.buffers import added, merged
 from paceline.training.layout import Entry, Places, PushArea
 
@@ -74,7 +74,7 @@ class Averages:
                 self._plain_mean([self._in(area, run.entry) for area in sources], self._in(target, run.entry), of)
         else:
             contributions = zip(sources, weights, strict=True)
-            pushed = [Pushed.of(self._places, area, self._area(area), weight) for area, weight in contributions]
+            pushed = [GradientReader.of(self._places, area, self._area(area), weight) for area, weight in contributions]
             for run, apart in zip(mine.runs, mine.apart, strict=True):
                 self._weighted(pushed, target, run, apart)
         if mine.first:
@@ -103,7 +103,7 @@ class Averages:
         among the areas.
         """
         _check([area for area, _ in terms], target)
-        pushed = [Pushed.of(self._places, area, self._area(area), weight) for area, weight in terms]
+        pushed = [GradientReader.of(self._places, area, self._area(area), weight) for area, weight in terms]
         self._area(target).present.copy_(_present(pushed))
         mine, found, told = self._share(0, 1), None, 0
         ends = [run.entry.offset for run in mine.runs[1:]] + [self._places.layout.flags_offset]
@@ -153,7 +153,9 @@ class Averages:
         if total is not target:
             target.copy_(total)
 
-    def _weighted(self, pushed: Sequence[Pushed], target: int, run: Range, apart: Sequence[tuple[int, Range]]) -> None:
+    def _weighted(
+        self, pushed: Sequence[GradientReader], target: int, run: Range, apart: Sequence[tuple[int, Range]]
+    ) -> None:
         """Σ weight · gradient of a run, by parameter where some gradient is missing."""
         whole = all(one.present[number] for one in pushed for number, _ in apart)
         # kernels treat the last few elements of narrow types apart: those must be the same as in a commit
@@ -164,7 +166,7 @@ class Averages:
             self._sum([one for one in pushed if one.present[number]], target, parameter)
 
     def _not_finite(
-        self, pushed: Sequence[Pushed], apart: Sequence[tuple[int, Range]], names: Sequence[str]
+        self, pushed: Sequence[GradientReader], apart: Sequence[tuple[int, Range]], names: Sequence[str]
     ) -> NotFinite | None:
         """Return the first NaN or infinity of these gradients. None: only their sum has one, or what lay there."""
         for one in pushed:
@@ -174,7 +176,7 @@ class Averages:
                     return NotFinite(names[number], one.worker)
         return None
 
-    def _sum(self, pushed: Sequence[Pushed], target: int, run: Range) -> None:
+    def _sum(self, pushed: Sequence[GradientReader], target: int, run: Range) -> None:
         """Σ weight · gradient of these. Without any of them the target stays as it is."""
         terms = [(run.gradient(self._places.region.memory, one), one.weight) for one in pushed]
         if len(terms) == 1 and terms[0][1] == 1.0:
@@ -288,7 +290,7 @@ def _check(sources: Sequence[int], target: int) -> None:
         raise ValueError(f"area {target} is averaged, so the average can't be written there")
 
 
-def _present(pushed: Sequence[Pushed]) -> Tensor:
+def _present(pushed: Sequence[GradientReader]) -> Tensor:
     """By parameter: 1 where any of these has a gradient."""
     flags = torch.tensor([one.present for one in pushed], dtype=torch.uint8)
     return flags.reshape(len(pushed), -1).amax(dim=0)

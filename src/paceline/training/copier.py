@@ -16,7 +16,7 @@ from paceline.training.accelerator import Accelerator, Mark
 from paceline.training.buckets import Bucket, buckets_of
 from paceline.training.layout import Entry, PushArea
 from paceline.training.parameter_views import same_bytes
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 BUCKET = 4 << 20
 """Bytes that leave the device together: they take a bus of 50 GB/s 0.1 ms, and beginning a copy takes far less."""
@@ -43,7 +43,7 @@ class Arena:
 class Copier:
     """Copies between arenas and parts of the memory that all map, and knows how long that has taken."""
 
-    def __init__(self, joined: Joined, accelerator: Accelerator) -> None:
+    def __init__(self, joined: TrainingContext, accelerator: Accelerator) -> None:
         self._joined = joined
         self._accelerator = accelerator
         self.layout = joined.places.layout

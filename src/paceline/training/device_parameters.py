@@ -9,13 +9,13 @@ from torch import Tensor
 
 from paceline.training.copier import COLUMNS, Copier
 from paceline.training.parameter_views import same_bytes
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
-class Mirror:
+class DeviceParameters:
     """The script's parameters, laid into an arena, and what they show: a part of the memory that all map."""
 
-    def __init__(self, joined: Joined, copier: Copier, size: int) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier, size: int) -> None:
         """`size`: the part's, in bytes."""
         self._size = size
         self._entries = joined.places.layout.moving

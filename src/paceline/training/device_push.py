@@ -12,7 +12,7 @@ from paceline.training.buckets import Bucket, Filling
 from paceline.training.copier import Arena, Copier
 from paceline.training.layout import PushArea
 from paceline.training.told import same_bits
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 COMPARED = 64 << 20
 """Bytes of gradients that are compared at once: their differences take as much memory on the device."""
@@ -24,7 +24,7 @@ CHANGED = "changes gradients between backward() and step(), so they leave its de
 class DevicePush:
     """The push area in use, and what comes there beside gradients. See `push.Push`."""
 
-    def __init__(self, joined: Joined, copier: Copier) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         self._joined = joined
         self._copier = copier
         self._areas: dict[int, PushArea] = {}
@@ -56,7 +56,7 @@ class DevicePush:
 class DeviceUpdates(DevicePush):
     """Pushes updates. Keeps what was pushed last in each area, as the worker may have to take it off a version."""
 
-    def __init__(self, joined: Joined, copier: Copier) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         super().__init__(joined, copier)
         self._arenas: dict[int, Arena] = {}
 
@@ -84,7 +84,7 @@ class DeviceGradients(DevicePush):
     those of another backward. So the copy is compared with them at the step, and what differs leaves once more.
     """
 
-    def __init__(self, joined: Joined, copier: Copier) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         super().__init__(joined, copier)
         self._copies = copier.arena()
         self._buckets = copier.buckets()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.training.loop import Loop
+from paceline.training.loop import EpochLoop
 from paceline.training.misuse import where_prepare_goes
 from paceline.training.one_ahead import Last, OneAhead, is_last
 from paceline.training.orders import Orders
@@ -128,7 +128,7 @@ class Iterated(ABC):
 class SharedOut(Iterated):
     """Gives a part of the batches to the user's class, which iterates over a view of its loader; see `view_of`."""
 
-    loop: Loop
+    loop: EpochLoop
     """The present one."""
     makes_iterator = False
     """Whether torch's iterator that asks for batches now is one that counts them."""
@@ -139,7 +139,7 @@ class SharedOut(Iterated):
         return False
 
     @abstractmethod
-    def begin_pass(self) -> Loop:
+    def begin_pass(self) -> EpochLoop:
         """Torch's iterator begins. Return the loop that it is of."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class SharedOut(Iterated):
         """Each next batch's sample ids, maybe after a tag, to the end of this worker's part of the epoch."""
 
     @abstractmethod
-    def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
+    def next_of(self, loop: EpochLoop, fetched: Iterator[Any]) -> Any:
         """Return the loop's next batch, from torch's iterator."""
 
 
@@ -196,7 +196,7 @@ class PacedLoader(_Paced, SharedOut):
         super().__init__(loader, session)
         self._endless = endless
         self._orders = Orders(loader.batch_sampler, session.link.seed)
-        self.loop = Loop(-1, over=True)
+        self.loop = EpochLoop(-1, over=True)
         self._iteration = _Iteration(self.loop)
         self._leased = view_of(loader, self)
         self._asks_ahead = False
@@ -279,7 +279,7 @@ class PacedLoader(_Paced, SharedOut):
                 "loader's processes stay as they began; set it before the first loop, or leave persistent_workers out"
             )
 
-    def begin_pass(self) -> Loop:
+    def begin_pass(self) -> EpochLoop:
         """See `SharedOut`."""
         iteration = self._iteration
         if iteration.passes:  # the user's class chains them
@@ -294,7 +294,7 @@ class PacedLoader(_Paced, SharedOut):
             self._session.past_loop(iteration.loop.epoch)
         return iteration.loop
 
-    def next_of(self, loop: Loop, fetched: Iterator[Any]) -> Any:
+    def next_of(self, loop: EpochLoop, fetched: Iterator[Any]) -> Any:
         """See `SharedOut`."""
         session = self._session
         if loop.over:  # a thread of the user's class fetches ahead, and the script has left the loop
@@ -317,7 +317,7 @@ class PacedLoader(_Paced, SharedOut):
         self._hand_out(loop, data, time.monotonic() - asked)
         return data
 
-    def _still_has_first(self, loop: Loop) -> bool:
+    def _still_has_first(self, loop: EpochLoop) -> bool:
         """Return whether no other worker was given the loop's first batch. Else drop it."""
         batch, begun = loop.begins, loop.begun
         loop.begins = loop.begun = None
@@ -330,7 +330,7 @@ class PacedLoader(_Paced, SharedOut):
             loop.leased.popleft()
         return begun
 
-    def _hand_out(self, loop: Loop, data: Any, seconds: float) -> None:
+    def _hand_out(self, loop: EpochLoop, data: Any, seconds: float) -> None:
         batch = loop.leased.popleft()
         handed_out = (batch, len(self._orders.ids(batch)), data, seconds)
         if self._asks_ahead:
@@ -339,7 +339,7 @@ class PacedLoader(_Paced, SharedOut):
             self._session.handed_out(*handed_out)
         loop.handed_out.append(batch)
 
-    def _leave(self, loop: Loop) -> bool:
+    def _leave(self, loop: EpochLoop) -> bool:
         """The loop is left, or at its end. Return whether it only looked at data of the loop around it."""
         session = self._session
         loop.over = True
@@ -371,10 +371,10 @@ class PacedLoader(_Paced, SharedOut):
         if epochs is not None and self._trained >= epochs and not session.batches.pending:
             session.done_computing()
 
-    def _begun(self) -> Loop:
+    def _begun(self) -> EpochLoop:
         """The loop that begins now, after the last one, or inside it."""
         last, session, loader = self.loop, self._session, self.loader
-        within: Loop | None
+        within: EpochLoop | None
         if session.here and not last.over and not session.batches.open and not _has_one_iterator(loader):
             self._epoch += 1
             within = last  # which may go on
@@ -386,10 +386,10 @@ class PacedLoader(_Paced, SharedOut):
                 self._give_back_fetched(last)
             self._epoch += 1
             within = None if last.handed_out else last.within
-        self.loop = Loop(self._epoch, session.steps, within)
+        self.loop = EpochLoop(self._epoch, session.steps, within)
         return self.loop
 
-    def _go_on_with(self, loop: Loop) -> None:
+    def _go_on_with(self, loop: EpochLoop) -> None:
         """The script goes on with this loop after it has begun another one inside it: that one was for a look."""
         inner, session = self.loop, self._session
         if not session.here or session.go is None:
@@ -403,7 +403,7 @@ class PacedLoader(_Paced, SharedOut):
         inner.leased.clear()
         self._epoch, self.loop = loop.epoch, loop
 
-    def _give_back_fetched(self, loop: Loop) -> None:
+    def _give_back_fetched(self, loop: EpochLoop) -> None:
         """What was fetched for this loop and not handed out is leased again, to whoever asks."""
         if loop.leased:
             self._session.link.give_back(tuple(loop.leased))
@@ -428,7 +428,7 @@ class PacedLoader(_Paced, SharedOut):
 class _Asking:
     """See `PacedLoader.leases`. Torch's iterator keeps this, so this keeps no loader."""
 
-    def __init__(self, loop: Loop, session: Session, orders: Orders) -> None:
+    def __init__(self, loop: EpochLoop, session: Session, orders: Orders) -> None:
         self._loop = loop
         self._session = session
         self._orders = orders
@@ -555,7 +555,7 @@ class SharedStream(PacedStream):
 class _Iteration:
     """One iteration over the prepared loader."""
 
-    loop: Loop
+    loop: EpochLoop
     """Its last one. The user's class may chain several."""
     passes: int = 0
     """Of torch's iterators that were begun in it."""
@@ -635,7 +635,7 @@ class _OfTorch(DataLoader[Any]):
 class _Counted:
     """Torch's iterator over leased batches, each of which counts as it is handed out."""
 
-    def __init__(self, paced: SharedOut, loop: Loop, batches: Any) -> None:
+    def __init__(self, paced: SharedOut, loop: EpochLoop, batches: Any) -> None:
         self._paced = paced
         self._loop = loop
         self._batches = batches

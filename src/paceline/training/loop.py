@@ -9,13 +9,13 @@ from paceline.core.leases import Batch
 
 
 @dataclass(slots=True)
-class Loop:
+class EpochLoop:
     """What a loop was leased, and what became of that."""
 
     epoch: int
     steps: int = 0
     """Steps that the worker had made before it."""
-    within: Loop | None = None
+    within: EpochLoop | None = None
     """The loop that it began inside of: one which may go on after it."""
     counted: bool = False
     """Whether its batches count as torch's iterator hands them out."""

@@ -10,7 +10,7 @@ from paceline.training.parameter_views import Copied, Windowed
 from paceline.training.structure import Followed
 
 
-class Fixed:
+class NonOptimized:
     """Shows those parameters as they were offered, or as they were adopted if the script changed them since."""
 
     def __init__(self, places: Places, followed: Followed) -> None:

@@ -12,8 +12,8 @@ from paceline.ipc.memory import Region, Window
 from paceline.training.layout import Entry
 
 
-class Shown(Protocol):
-    """The script's parameters, which show one part or another. See also `device_parameters.Mirror`."""
+class ParameterViews(Protocol):
+    """The script's parameters, which show one part or another. See also `device_parameters.DeviceParameters`."""
 
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""

@@ -21,10 +21,10 @@ from paceline.errors import ConfigError
 from paceline.store.chunks import STATE, State, user_class
 from paceline.store.store import is_sent
 from paceline.training.holders.holder import Holder
-from paceline.training.non_optimized import Fixed
+from paceline.training.non_optimized import NonOptimized
 from paceline.training.optimizer_state import NewestState, edits_of, same
 from paceline.training.packing import packed, unpacked
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 CHANGED = (
     "and other workers can't follow; change it before that; clamp or mask it in the step() of an optimizer class of "
@@ -37,10 +37,10 @@ RENAMED = (
 )
 
 
-class Changes:
+class PreTrainingEdits:
     """Sees to what the script has changed, whenever it steps. Knows where the optimizer's state is."""
 
-    def __init__(self, joined: Joined, holder: Holder, fixed: Fixed, resumed: bool) -> None:
+    def __init__(self, joined: TrainingContext, holder: Holder, fixed: NonOptimized, resumed: bool) -> None:
         """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted."""
         self._joined = joined
         self._holder = holder

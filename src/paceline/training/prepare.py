@@ -57,7 +57,7 @@ from paceline.training.signals import undisturbed
 from paceline.training.state_dicts import follow_state_dicts
 from paceline.training.structure import Followed
 from paceline.training.uncompiled import uncompiled
-from paceline.training.user_state import Kept, check_kept
+from paceline.training.user_state import UserState, check_kept
 
 M = TypeVar("M", bound=nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -255,7 +255,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
 
     try:
         schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
-        kept = Kept(with_schedules(keep or {}, schedules), optimizer)
+        kept = UserState(with_schedules(keep or {}, schedules), optimizer)
         passes = None if checked_loader is None else leased_passes(checked_loader)
         leased = passes is not None
         samples: int | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.ipc.memory import Mapping
 from paceline.training.layout import PushArea
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
 
@@ -85,7 +85,7 @@ class NoPush:
 class AreaPush:
     """Pushes gradients, and updates, as they are: large gradients as autograd makes them, the rest at the step."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: TrainingContext) -> None:
         self._joined = joined
         self._places = joined.places
         self._layout = joined.places.layout

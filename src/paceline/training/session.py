@@ -42,19 +42,19 @@ from paceline.training.link import (
     Step,
     TakenUp,
 )
-from paceline.training.loop import Loop
-from paceline.training.non_optimized import Fixed
+from paceline.training.loop import EpochLoop
+from paceline.training.non_optimized import NonOptimized
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
-from paceline.training.pre_training_edits import Changes
+from paceline.training.pre_training_edits import PreTrainingEdits
 from paceline.training.schedules import Plateau, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
 from paceline.training.structure import Followed, Shape, Structure
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
-from paceline.training.user_state import Kept, begins_anew, past_epochs
+from paceline.training.user_state import UserState, begins_anew, past_epochs
 
 if TYPE_CHECKING:
     from paceline.training.loader import Iterated
@@ -82,7 +82,7 @@ class Session:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         layout: Layout,
-        kept: Kept,
+        kept: UserState,
         clip: Clip | None = None,
     ) -> None:
         self.link = link
@@ -179,7 +179,7 @@ class Session:
         self.shapes = [Shape(self.model)] if self.evaluates else []
         """By number of the structure."""
         self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
-        joined = self._joined = Joined(
+        joined = self._joined = TrainingContext(
             link=self.link,
             places=places,
             followed=self.followed,
@@ -191,10 +191,10 @@ class Session:
         self.holder = holder_of(started.holder, started.pushes, joined, tells=started.tells)
         self._place = started.place
         self.holder.show(started.place)
-        self.fixed = Fixed(places, self.followed)
+        self.fixed = NonOptimized(places, self.followed)
         self.fixed.begin()
         self.resumed, self._took_up = started.resumed, started.resumed is None
-        self.changes = Changes(joined, self.holder, self.fixed, resumed=started.resumed is not None)
+        self.changes = PreTrainingEdits(joined, self.holder, self.fixed, resumed=started.resumed is not None)
         self.other_training = OtherTraining(self)
         self.joins = started.joins
         if self.joins:
@@ -517,7 +517,7 @@ class Session:
         self.batches_in_step += 1
 
     @undisturbed
-    def loop_begins(self, last: Loop) -> bool:
+    def loop_begins(self, last: EpochLoop) -> bool:
         """The script begins another loop. A last batch of the previous loop that it did not use goes back.
 
         Return whether the script only looked at that loop's data, and made no gradient of any. Then all of that data
@@ -537,7 +537,7 @@ class Session:
             self.link.give_back(self.batches.take_back(1))
         return False
 
-    def only_looked(self, loop: Loop) -> bool:
+    def only_looked(self, loop: EpochLoop) -> bool:
         """Return whether no gradient came of this loop's batches. Then they go back, with what was fetched ahead."""
         if not self.batches.ends_with(loop.handed_out):
             return False
@@ -548,7 +548,7 @@ class Session:
         return True
 
     @undisturbed
-    def loop_ended(self, loop: Loop) -> None:
+    def loop_ended(self, loop: EpochLoop) -> None:
         """The loop has come to its end."""
         loop.ended = True
         if self.here:
@@ -636,7 +636,7 @@ class Session:
         return threading.get_ident() == self._thread
 
     def beside(self, state: Mapping[Tensor, dict[str, Any]]) -> defaultdict[Tensor, dict[str, Any]]:
-        """See `Joined`."""
+        """See `TrainingContext`."""
         return self._joined.beside(state)
 
     def refuse(self, message: str) -> NoReturn:

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.store.chunks import Part, PartState
+from paceline.store.chunks import Chunk, PartState
 
 
-class Keeping:
+class StateSnapshot:
     """Copies the state part by part. Two come to each part: who writes it down, and the next commit, before its step.
 
     The first of them copies the part's state. The other waits for that, and for no other part.
@@ -19,7 +19,7 @@ class Keeping:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[Chunk],
         *,
         groups: list[dict[str, Any]],
         attributes: dict[str, Any],
@@ -34,7 +34,7 @@ class Keeping:
         self._locks = {id(part): threading.Lock() for part in parts}
         self._taken: dict[int, PartState] = {}
 
-    def take(self, part: Part) -> None:
+    def take(self, part: Chunk) -> None:
         """Copy the part's state, unless that is done. A part that came after the moment has nothing of it."""
         if id(part) not in self._locks:
             return

@@ -15,7 +15,7 @@ from paceline.store.chunks import TELLS
 from paceline.training.buckets import Filling, buckets_of
 from paceline.training.layout import Layout
 from paceline.training.push import AreaPush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 BUCKET = TELLS
 """Bytes that are told of at once."""
@@ -30,7 +30,7 @@ class ToldPush(AreaPush):
     So the script keeps gradients in memory of its own, which takes as much as the model.
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: TrainingContext) -> None:
         super().__init__(joined)
         self._link = joined.link
         self._filling = Filling(buckets_of(joined.places.layout, BUCKET))

@@ -21,7 +21,7 @@ from paceline.training.structure import Followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class TrainingContext:
     """The script's own objects, the memory that they are laid over, and the run's end."""
 
     link: Link

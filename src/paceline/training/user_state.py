@@ -37,7 +37,7 @@ def check_kept(keep: Any, model: Any, optimizer: Any) -> None:
                 )
 
 
-class Kept:
+class UserState:
     """A script's kept objects, by name, and its optimizer's hyperparameters."""
 
     def __init__(self, objects: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:

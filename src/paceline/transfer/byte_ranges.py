@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 
-class Coverage:
+class ByteRanges:
     """Ranges of bytes, joined where they touch."""
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
 """Raw bytes between two hosts: one TCP connection a pair, used both ways, in the loop.
 
     ask, cancel          ── Fetch, Cancel ───────────────►    asked, cancelled
-    memory, came         ◄── Part, and its raw bytes ─────    send, stop
+    memory, came         ◄── BytesFrame, and raw bytes ───    send, stop
     refused              ◄── Never ───────────────────────    refuse
 
-A `Bulk` is what one host exchanges with one incarnation of another, over whichever connection there is. A `Dialler`
-gives it one, and another after a loss. At the other side a `Port` does, behind the door. Both sides say `Hello` first,
-as in control. Which items are wanted, and what becomes of a request when its connection breaks, is not known here: see
-`transfer.manager`.
+A `PeerExchange` is what one host exchanges with one incarnation of another, over whichever connection there is. A
+`Dialler` gives it one, and another after a loss. At the other side a `Port` does, behind the door. Both sides say
+`Hello` first, as in control. Which items are wanted, and what becomes of a request when its connection breaks, is not
+known here: see `transfer.manager`.
 
 Bytes go from the owner's memory into the receiver's, a part at a time, and are copied by the kernel alone. A request
 names the segment and the incarnation that it is for.
@@ -37,7 +37,7 @@ from paceline.net.control import (
     one_line,
 )
 from paceline.net.handshake import Keys, Opened, Opening, dial
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.numbered import Frame, written
 from paceline.net.tcp import AT_ONCE, Address, Lines, Stream
 from paceline.transfer.fetch_table import Named, Peer
@@ -72,7 +72,7 @@ class Cancel(Frame):
     number: Count
 
 
-class Part(Frame):
+class BytesFrame(Frame):
     """So many raw bytes of that fetch come right after this frame: the next ones."""
 
     number: Count
@@ -86,7 +86,7 @@ class Never(Frame):
     why: str
 
 
-_FRAMES = msgspec.msgpack.Decoder(Hello | Refused | Fetch | Cancel | Part | Never)
+_FRAMES = msgspec.msgpack.Decoder(Hello | Refused | Fetch | Cancel | BytesFrame | Never)
 _SCRATCH = memoryview(bytearray(64 << 10))
 """Where bytes go that nobody wants any more."""
 
@@ -120,7 +120,10 @@ class BulkNews(Protocol):
 
 
 class Pipe(Protocol):
-    """What this host exchanges with one incarnation of another host. See `Bulk`, whose part a process may do."""
+    """What this host exchanges with one incarnation of another host.
+
+    See `PeerExchange`, whose part a process may do.
+    """
 
     ended: bool
 
@@ -148,7 +151,7 @@ class _Sending:
     left: memoryview
 
 
-class Bulk:
+class PeerExchange:
     """What this host exchanges with one incarnation of another host."""
 
     def __init__(self, peer: Peer, news: BulkNews) -> None:
@@ -241,7 +244,7 @@ class Bulk:
             case _:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
 
-    def begins(self, part: Part) -> None:
+    def begins(self, part: BytesFrame) -> None:
         """These bytes come now. Raises MessageUnreadable."""
         if part.length > PART:
             raise MessageUnreadable(f"a part would have {part.length:,} bytes, and may have {PART:,}")
@@ -272,7 +275,7 @@ class Bulk:
             if not one.left:
                 self._sending.popleft()
                 self._over.append(one.request)
-            self._say(Part(one.request, part.nbytes))
+            self._say(BytesFrame(one.request, part.nbytes))
             self._connection.stream.write(part)
             self._connection.sent += part.nbytes
         return bool(self._sending or self._over)
@@ -289,7 +292,7 @@ class Bulk:
 
 
 class _Connection:
-    """One connection: frames, and the raw bytes that follow a `Part`. Not a byte more is read than is wanted."""
+    """One connection: frames, and the raw bytes that follow a `BytesFrame`. Not a byte more is read than is wanted."""
 
     def __init__(
         self,
@@ -307,7 +310,7 @@ class _Connection:
         self._greeted = greeted
         self._lost = lost
         self._show = show
-        self._bulk: Bulk | None = None
+        self._bulk: PeerExchange | None = None
         self._head = memoryview(bytearray(LENGTH.size + LONGEST_HELLO))
         self._filled, self._wanted = 0, LENGTH.size
         self._request, self._left = 0, 0
@@ -322,7 +325,7 @@ class _Connection:
             drained=self._drained,
         )
 
-    def open(self, bulk: Bulk, own: int) -> None:
+    def open(self, bulk: PeerExchange, own: int) -> None:
         """Both sides have said hello."""
         self._bulk = bulk
         bulk.attach(self, own)
@@ -399,7 +402,7 @@ class _Connection:
             if not isinstance(frame, Hello | Refused):
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
             self._greeted(self, frame)
-        elif isinstance(frame, Part):
+        elif isinstance(frame, BytesFrame):
             self._bulk.begins(frame)
             self._request, self._left = frame.number, frame.length
         else:
@@ -410,23 +413,23 @@ class Port:
     """The side of the host that is dialled."""
 
     def __init__(
-        self, door: Door, loop: Loop, hello: Hello, show: Callable[[str], object], timeout: float = 15.0
+        self, door: HostListener, loop: Loop, hello: Hello, show: Callable[[str], object], timeout: float = 15.0
     ) -> None:
         """`hello`: this host's. `door`: where other hosts dial. It is to be closed before the port."""
         self._loop = loop
         self._hello = hello
         self._timeout = timeout
-        self._expected: dict[str, Bulk] = {}
+        self._expected: dict[str, PeerExchange] = {}
         self._strangers: dict[_Connection, None] = {}
         self._lines = Lines(show, loop.now)
         door.serves(PURPOSE, self._opened)
 
-    def expect(self, bulk: Bulk) -> None:
+    def expect(self, bulk: PeerExchange) -> None:
         """That host may dial, and no other incarnation of it."""
         self._expected[bulk.peer.host] = bulk
 
     def close(self) -> None:
-        """Take no more connections. Hosts that have dialled stay connected until their `Bulk` ends."""
+        """Take no more connections. Hosts that have dialled stay connected until their `PeerExchange` ends."""
         for stranger in list(self._strangers):
             stranger.close()
         self._strangers.clear()
@@ -468,11 +471,11 @@ class Port:
 
 
 class Dialler:
-    """Connects a `Bulk` with the host that it is for, and again after each loss, until either ends."""
+    """Connects a `PeerExchange` with the host that it is for, and again after each loss, until either ends."""
 
     def __init__(
         self,
-        bulk: Bulk,
+        bulk: PeerExchange,
         address: Address,
         keys: Keys,
         loop: Loop,
@@ -496,7 +499,7 @@ class Dialler:
         loop.after(0.0, self._dial)
 
     def close(self) -> None:
-        """Dial no more. A connection that is open stays so until its `Bulk` ends."""
+        """Dial no more. A connection that is open stays so until its `PeerExchange` ends."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()

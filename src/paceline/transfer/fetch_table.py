@@ -1,11 +1,11 @@
 """Fetches between hosts: what is asked of other hosts, and what is served to them. Pure: names and numbers, no bytes.
 
-`Fetches` is what a host wants. It has one record an item, however many claim the item there. A record is asked for once
-a place is free, and is cancelled as the last claim ends. `Serves` is what others want of this host. It serves an item
-once that is made. Each claim of a fetch is told one thing, unless it ends before: `Arrived` or `Lost`. What has arrived
-stays until the last claim ends.
+`FetchTable` is what a host wants. It has one record an item, however many claim the item there. A record is asked for
+once a place is free, and is cancelled as the last claim ends. `Serves` is what others want of this host. It serves an
+item once that is made. Each claim of a fetch is told one thing, unless it ends before: `Arrived` or `Lost`. What has
+arrived stays until the last claim ends.
 
-    Fetches                          Serves
+    FetchTable                       Serves
     Ask      ───────────────────►    asked          claims the item, which may be on its way
     Cancel   ───────────────────►    cancelled
     arrived  ◄─── bytes ─────────    Send           the driver sends them in order, and tells `sent` at their end
@@ -161,7 +161,7 @@ class _Record:
         return [Brought(self.named, peer, size)]
 
 
-class Fetches:
+class FetchTable:
     """What this host wants of others."""
 
     def __init__(self, room: int) -> None:

@@ -26,9 +26,9 @@ from paceline.ipc.memory import Span
 from paceline.ipc.messages import Message
 from paceline.net.control import Hello
 from paceline.net.handshake import Answered, Keys
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
-from paceline.transfer.data_connection import Bulk, Dialler, Port
+from paceline.transfer.data_connection import Dialler, PeerExchange, Port
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.item_names import Fields, fields_of, item_of
 
@@ -249,10 +249,10 @@ class _Coming:
 
 
 class _Pipe:
-    """What is exchanged with one incarnation of another host. It passes on what its `Bulk` tells."""
+    """What is exchanged with one incarnation of another host. It passes on what its `PeerExchange` tells."""
 
     def __init__(self, number: int, peer: Peer, process: _Process) -> None:
-        self.bulk = Bulk(peer, self)
+        self.bulk = PeerExchange(peer, self)
         self.connection = -1
         self.coming: dict[int, _Coming] = {}
         self.dialler: Dialler | None = None
@@ -318,7 +318,7 @@ class _Process:
         """The highest number of a request."""
         self._keys = keys
         self._channel = channel
-        self._door = Door(None, self.loop, keys, self._show)
+        self._door = HostListener(None, self.loop, keys, self._show)
         self._port: Port | None = None
         self._pipes: dict[int, _Pipe] = {}
         self._files: dict[int, memoryview] = {}

@@ -1,10 +1,10 @@
 """Items between this host and all others: what is fetched and served. It carries out what `fetch_table` says.
 
-    fetch, cancel, ended, begins ──►  Fetches ── Ask, Cancel ───────►  Bulk   a connection with each other host,
-    made, never, begins ───────────►  Serves  ── Send, Stop, Say ──►          whose frames and bytes come back here
+    fetch, cancel, ended, begins ──►  FetchTable ── Ask, Cancel ────►  a connection with each other host,
+    made, never, begins ───────────►  Serves ── Send, Stop, Say ────►  whose frames and bytes come back here
 
-`Fetches` and `Serves` know names. The bytes go by here: out of the memory of an item that is here, and into the place
-of one that comes.
+`FetchTable` and `Serves` know names. The bytes go by here: out of the memory of an item that is here, and into the
+place of one that comes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
-from paceline.transfer.data_connection import Bulk, BulkNews, Pipe
+from paceline.transfer.data_connection import BulkNews, PeerExchange, Pipe
 from paceline.transfer.fetch_table import (
     Arrived,
     Ask,
     Brought,
     Cancel,
     Claim,
-    Fetches,
+    FetchTable,
     FreePlace,
     Lost,
     Named,
@@ -98,14 +98,14 @@ class _Waiting:
     """What has come of that, host by host."""
 
 
-class Carrier:
+class TransferManager:
     """Moves items between this host and others."""
 
     _items: Items
     """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
 
     def __init__(
-        self, host: str, room: int, now: Callable[[], float], pipe: Callable[[Peer, BulkNews], Pipe] = Bulk
+        self, host: str, room: int, now: Callable[[], float], pipe: Callable[[Peer, BulkNews], Pipe] = PeerExchange
     ) -> None:
         """`host` is this one. `room`: how many items may be on their way here at once.
 
@@ -117,7 +117,7 @@ class Carrier:
         self._host = host
         self._now = now
         self._segment = -1
-        self._fetches = Fetches(room)
+        self._fetches = FetchTable(room)
         self._serves = Serves(lambda *asked: self._items.look(*asked), self._segment)
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""

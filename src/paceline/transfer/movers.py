@@ -22,13 +22,13 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region, Span
 from paceline.ipc.messages import Message
 from paceline.ipc.processes import cpu_seconds, end_in_time, fork_child
-from paceline.ipc.send_queue import Outbox
+from paceline.ipc.send_queue import SendQueue
 from paceline.net.control import Hello
 from paceline.net.handshake import Answered, Keys
-from paceline.net.listener import Door
+from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.transfer import io_process as told
-from paceline.transfer.data_connection import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port
+from paceline.transfer.data_connection import PURPOSE, BulkNews, Dialler, PeerExchange, Pipe, Port
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.item_names import fields_of, item_of
 
@@ -52,7 +52,7 @@ class Mover(Protocol):
     def pipe(self, peer: Peer, news: BulkNews) -> Pipe:
         """Return this host's end of what it exchanges with that one. `dial` or `expect` gives it connections."""
 
-    def listen(self, door: Door, hello: Hello, timeout: float) -> None:
+    def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
         """Have hosts that dial there for data connected with the pipes that `expect` names. `hello`: this host's."""
 
     def expect(self, pipe: Any) -> None:
@@ -82,20 +82,20 @@ class InLoop:
     def at_end(self, call: Callable[[str], object]) -> None:
         """See `Mover`. A loop does not end before its host."""
 
-    def pipe(self, peer: Peer, news: BulkNews) -> Bulk:
+    def pipe(self, peer: Peer, news: BulkNews) -> PeerExchange:
         """See `Mover`."""
-        return Bulk(peer, news)
+        return PeerExchange(peer, news)
 
-    def listen(self, door: Door, hello: Hello, timeout: float) -> None:
+    def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self._port = Port(door, self._loop, hello, self._show, timeout)
 
-    def expect(self, pipe: Bulk) -> None:
+    def expect(self, pipe: PeerExchange) -> None:
         """See `Mover`."""
         assert self._port is not None
         self._port.expect(pipe)
 
-    def dial(self, pipe: Bulk, address: Address, hello: Hello, timeout: float) -> None:
+    def dial(self, pipe: PeerExchange, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self._diallers.append(Dialler(pipe, address, self._keys, self._loop, hello, self._show, timeout))
 
@@ -160,7 +160,7 @@ class InProcess:
         self._show = show
         self._loop = loop
         self._channel = Channel(forked.end, told.FromProcess, "the process that moves data")
-        self._outbox = Outbox(self._channel, loop, self._kill)
+        self._outbox = SendQueue(self._channel, loop, self._kill)
         self._late: deque[Message] = deque()
         """What was said before something was done that was waited for."""
         self._numbers = count()
@@ -185,7 +185,7 @@ class InProcess:
         pipe = self._pipes[number] = _Far(number, peer, news, self)
         return pipe
 
-    def listen(self, door: Door, hello: Hello, timeout: float) -> None:
+    def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self.say(told.Listen(hello, timeout))
         self._has_to_answer(timeout)
@@ -338,7 +338,7 @@ class InProcess:
 
 
 class _Far:
-    """The host's end of a pipe whose bytes the process moves. See `Bulk`."""
+    """The host's end of a pipe whose bytes the process moves. See `PeerExchange`."""
 
     def __init__(self, number: int, peer: Peer, news: BulkNews, mover: InProcess) -> None:
         self.number = number
@@ -350,11 +350,11 @@ class _Far:
 
     @property
     def connected(self) -> bool:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         return self._connection is not None
 
     def end(self) -> None:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         if self.ended:
             return
         self.ended = True
@@ -364,7 +364,7 @@ class _Far:
             self.goes()
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         there = self._news.memory(self.peer, request)
         if self._connection is not None and there is not None:
             place, files = self._mover.place(there)
@@ -372,23 +372,23 @@ class _Far:
             self._mover.say(asks, files)
 
     def cancel(self, request: int) -> None:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         if self._connection is not None:
             self._mover.settle(told.Cancel(self._connection, request))
 
     def send(self, request: int, span: Span) -> None:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         if self._connection is not None:
             place, files = self._mover.place(span)
             self._mover.say(told.Send(self._connection, request, place), files)
 
     def stop(self, request: int) -> None:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         if self._connection is not None:
             self._mover.say(told.Stop(self._connection, request))
 
     def refuse(self, request: int, why: str) -> None:
-        """See `Bulk`."""
+        """See `PeerExchange`."""
         if self._connection is not None:
             self._mover.say(told.Refuse(self._connection, request, why))
 

@@ -12,7 +12,7 @@ from paceline.host.version_shelf import Owner
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.transfer.manager import Carrier
+    from paceline.transfer.manager import TransferManager
 
 FIXED = Blob("fixed")
 """What never moves."""
@@ -26,7 +26,7 @@ class Wire:
     def __init__(
         self,
         local: Fetcher,
-        carrier: Carrier,
+        carrier: TransferManager,
         now: Callable[[], float],
         happened: Callable[[Fact], None],
         *,
@@ -75,7 +75,10 @@ class Wire:
         self._carrier.fetch(item, owner, arrived, lost)
 
     def expect(self, update: Update) -> None:
-        """Bring what there is of that update, whose worker computes it on another host. See `Carrier.expect`."""
+        """Bring what there is of that update, whose worker computes it on another host.
+
+        See `TransferManager.expect`.
+        """
         owner = self._expected[update] = self._owner(update.worker)
         self._under_way[owner] = update.worker
         self._carrier.expect(update, owner)

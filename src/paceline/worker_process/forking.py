@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 from paceline.errors import ConfigError
 from paceline.files import MODE
-from paceline.host.message_validation import Turns
-from paceline.host.worker_output import Output
+from paceline.host.message_validation import MessageValidation
+from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Process
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
@@ -42,12 +42,12 @@ def allow_files(workers: int, of_several_hosts: bool) -> None:
     allow_descriptors(DESCRIPTORS + DESCRIPTORS_EACH * workers + more, workers)
 
 
-def output_of(settings: Settings) -> Output:
+def output_of(settings: Settings) -> WorkerOutput:
     """Return what all workers print to. A head that waited for a stopped terminal would be lost to other hosts."""
     shown_on = sys.stderr if settings.json else sys.stdout
     patience = settings.host_timeout / 5 if settings.hosts > 1 else None
     prefix = settings.tee == "all"
-    return Output(log=settings.log, shows=settings.shows, shown_on=shown_on, prefix=prefix, patience=patience)
+    return WorkerOutput(log=settings.log, shows=settings.shows, shown_on=shown_on, prefix=prefix, patience=patience)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def fork_workers(
             watch=os.pidfd_open(process),
             channel=Channel(our_end, messages.FromWorker, f"worker {worker}"),
             printed=printed,
-            turns=Turns(stored=settings.choice.spec.versions == "stored"),
+            turns=MessageValidation(stored=settings.choice.spec.versions == "stored"),
         )
         for worker, process, (our_end, printed) in zip(workers, processes, lines, strict=True)
     ]

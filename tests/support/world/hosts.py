@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.coordinator.agent import LET_IN, PAUSE, _Agent
-from paceline.host.message_validation import Turns
+from paceline.host.message_validation import MessageValidation
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
 from paceline.job.received_folder import Received
@@ -69,7 +69,7 @@ class VirtualWorkers(Workers):
                     watch=-1,
                     channel=channel,
                     printed=None,
-                    turns=Turns(stored=True),
+                    turns=MessageValidation(stored=True),
                 )
             )
         return made

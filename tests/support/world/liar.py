@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from paceline.coordinator.host_registry import Others
+from paceline.coordinator.host_registry import HostRegistry
 from paceline.errors import MessageUnreadable
 from paceline.host import between
 from paceline.ipc.endpoint import Coding
@@ -79,7 +79,7 @@ class Liar:
         self.changed = 0
         """How many messages were."""
 
-    def lies(self, others: Others, message: Any) -> None:
+    def lies(self, others: HostRegistry, message: Any) -> None:
         incarnation = insides.incarnation(others, LIAR)
         self._honest.append(message)
         while self._lots.random() < self._often and insides.lives(others, LIAR, incarnation):
@@ -95,9 +95,9 @@ class Liar:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """It lies from now on."""
-        hear = Others.delivered
+        hear = HostRegistry.delivered
 
-        def delivered(others: Others, host: str, incarnation: int, message: Any) -> None:
+        def delivered(others: HostRegistry, host: str, incarnation: int, message: Any) -> None:
             if host == LIAR:
                 self.lies(others, message)
             hear(others, host, incarnation, message)
@@ -113,5 +113,5 @@ class Liar:
                     raise
                 agent.die()
 
-        with patch.object(Others, "delivered", delivered), patch.object(VirtualLoop, "_turn", turned):
+        with patch.object(HostRegistry, "delivered", delivered), patch.object(VirtualLoop, "_turn", turned):
             yield

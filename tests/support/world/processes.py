@@ -225,7 +225,10 @@ class Leaves(Exception):
 
 
 class Worker(Program):
-    """A worker's process. It says and hears what a real one does: see `worker_process.worker` and `training.session`."""
+    """A worker's process. It says and hears what a real one does:
+
+    see `worker_process.worker` and `training.session`.
+    """
 
     def __init__(
         self,

@@ -19,10 +19,10 @@ from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.emulated import GATHERING, Forked
-from paceline.coordinator.host_registry import Others
-from paceline.coordinator.rendezvous import Meeting
+from paceline.coordinator.host_registry import HostRegistry
+from paceline.coordinator.rendezvous import Rendezvous
 from paceline.coordinator.run_policy import of_a_run
-from paceline.coordinator.run_state import Rooms
+from paceline.coordinator.run_state import RunState
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
@@ -86,8 +86,8 @@ class World:
         self.stores: dict[str, Store] = {}
         """By host: its arithmetic process."""
         self.signals = Signals()
-        self.rooms: Rooms | None = None
-        self.others: Others | None = None
+        self.rooms: RunState | None = None
+        self.others: HostRegistry | None = None
         self.over = False
         """Whether the head has ended."""
         self.listening: Any = None
@@ -137,7 +137,7 @@ class World:
         others = self.others
         self.workers.start(settings.head_workers)
         journal = Journal(NoLedger())
-        rooms = self.rooms = Rooms(
+        rooms = self.rooms = RunState(
             settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
         )
         coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
@@ -169,7 +169,7 @@ class World:
             at = lots.uniform(0, self.history.script.starts)
             self.scheduler.at(at, partial(agent.begin, self.listening.address, keys))
         listener: Any = self.listening
-        meeting = Meeting(
+        meeting = Rendezvous(
             head=HEAD,
             listener=listener,
             keys=keys,
@@ -179,7 +179,7 @@ class World:
             agents={name: Forked(name, agent.process, quiet=True) for name, agent in self.agents.items()},
             patience=GATHERING,
         )
-        others = self.others = Others(settings, meeting, stand_in, output)
+        others = self.others = HostRegistry(settings, meeting, stand_in, output)
         loop.watch(self.signals, lambda: None)
         try:
             begins = others.gather(lambda: bool(self.signals.pending)) is not None

@@ -11,11 +11,11 @@ from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
 from paceline.host.contract import News
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.averaging import Averaging, Group, Part
-from paceline.host.orders.steps import Steps
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.averaging import Averaging, Group, GroupShare
+from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Fetcher
 
 
@@ -28,7 +28,10 @@ class Makers(Protocol):
     """The hosts that make averages: see `host.orders.averaging`."""
 
     def begin(self, group: Group) -> set[str]:
-        """Have the group average. Return the hosts that do: `Averages.made` or `Averages.given_up` tells of each."""
+        """Have the group average.
+
+        Return the hosts that do: `GroupAverages.made` or `GroupAverages.given_up` tells of each.
+        """
 
     def drop(self, number: int) -> None:
         """Have these hosts give the group's average up."""
@@ -80,7 +83,7 @@ class _Average:
     """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
 
 
-class Averages:
+class GroupAverages:
     """Carries out `Reduce`.
 
     A mean is made in a free place, which is every member's replica once all hosts have it. So a member that dies leaves
@@ -90,9 +93,9 @@ class Averages:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
+        plan: MemoryPlan,
         fetcher: Fetcher,
-        seats: Mapping[int, Seat],
+        seats: Mapping[int, WorkerState],
         makers: Makers,
         news: News,
         now: Callable[[], float],
@@ -105,7 +108,7 @@ class Averages:
         `deaths_are_told`: whether a replay or simulation dictates which groups fail. Otherwise a member's death fails
         its group. Replicas outlive their workers there, so the others can make its share.
         """
-        self.steps: Steps
+        self.steps: ReplicaSteps
         """Set by the host: steps and averages need each other."""
         self.made = 0
         """Averages of replicas that have taken effect."""
@@ -234,13 +237,13 @@ class Averages:
             elif first:
                 self.makers.drop(average.order.group)
 
-    def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[Part, ...]:
+    def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[GroupShare, ...]:
         """What is averaged, by host."""
         hosts: dict[str, list[int]] = {}
         for worker in sources:
             hosts.setdefault(self._host_of(worker), []).append(worker)
         return tuple(
-            Part(
+            GroupShare(
                 host,
                 tuple(there),
                 tuple(sources[worker] for worker in there),

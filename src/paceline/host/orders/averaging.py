@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Protocol, cast
 from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.host.memory_plan import Plan
+from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop
-from paceline.ipc.send_queue import Outbox
-from paceline.transfer.byte_ranges import Coverage
+from paceline.ipc.send_queue import SendQueue
+from paceline.transfer.byte_ranges import ByteRanges
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.transfer.fetch_table import Where
-    from paceline.transfer.manager import Carrier
+    from paceline.transfer.manager import TransferManager
 
 
 STEP = 4 << 20
@@ -39,7 +39,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupShare:
     """What the members of one host give to an average."""
 
     host: str
@@ -57,7 +57,7 @@ class Group:
     number: int
     target: int
     """The place of the mean, which no member has as its replica."""
-    parts: tuple[Part, ...]
+    parts: tuple[GroupShare, ...]
     """In the order in which they are summed."""
 
     @property
@@ -81,7 +81,7 @@ class _Averager:
     """A worker's thread that makes its shares."""
 
     channel: Channel
-    outbox: Outbox
+    outbox: SendQueue
 
 
 @dataclass(slots=True)
@@ -93,13 +93,13 @@ class _Work:
     """Members whose threads make shares here."""
     awaited: set[int] = field(default_factory=set)
     """Of these, those whose share is not made yet."""
-    sums: list[tuple[Part, Range]] = field(default_factory=list)
+    sums: list[tuple[GroupShare, Range]] = field(default_factory=list)
     """Whose members' sum is still to be made here, and which bytes of it, in order."""
-    summed: dict[str, Coverage] = field(default_factory=dict)
+    summed: dict[str, ByteRanges] = field(default_factory=dict)
     """By host: which bytes are here of what its members give: made here, or come from there."""
     slice: list[Range] = field(default_factory=list)
     """Which bytes of the mean are still to be made here."""
-    has: Coverage = field(default_factory=Coverage)
+    has: ByteRanges = field(default_factory=ByteRanges)
     """Which are made."""
     does: Callable[[], None] | None = None
     """What the shares that are awaited come to."""
@@ -123,9 +123,9 @@ class Averaging:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
+        plan: MemoryPlan,
         loop: Loop,
-        carrier: Carrier | None,
+        carrier: TransferManager | None,
         news: AveragingNews,
         give_up: Callable[[int, str], None],
         offer: Callable[[], messages.Offered],
@@ -156,7 +156,7 @@ class Averaging:
         """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
         channel, theirs = self._loop.connect(messages.FromAverager, f"worker {worker}'s averager")
         self._loop.watch(channel, lambda: self._hear(worker, channel))
-        outbox = Outbox(channel, self._loop, lambda: self._give_up(worker, "its averager does not read"))
+        outbox = SendQueue(channel, self._loop, lambda: self._give_up(worker, "its averager does not read"))
         self._averagers[worker] = _Averager(channel, outbox)
         return theirs
 
@@ -201,9 +201,9 @@ class Averaging:
             self._carrier.made(Partial(group.number, self._name))
         self._go_on(work)
 
-    def _give(self, work: _Work, part: Part) -> None:
+    def _give(self, work: _Work, part: GroupShare) -> None:
         """Lay out what the members of a host give, if that is no member's own place."""
-        here, summed = self.is_at(part.host), work.summed.setdefault(part.host, Coverage())
+        here, summed = self.is_at(part.host), work.summed.setdefault(part.host, ByteRanges())
         if here and len(part.sources) == 1:
             work.terms[part.host] = part.sources[0]
             summed.add(0, self._offer().push_bytes)
@@ -337,7 +337,7 @@ class Averaging:
         if self._carrier is not None and len(work.group.parts) > 1:
             self._carrier.made(Mean(work.group.number))
 
-    def _grows(self, coverage: Coverage, within: Range) -> None:
+    def _grows(self, coverage: ByteRanges, within: Range) -> None:
         """These bytes are made. What lies behind the parameters goes with the first of them."""
         coverage.add(*within)
         if within[0] == 0:
@@ -414,7 +414,7 @@ class Averaging:
                 self._carrier.cancel(_fetched(item))
 
 
-def _weight(part: Part) -> float:
+def _weight(part: GroupShare) -> float:
     """The weight of what a host gives: of a sum 1, as its terms have theirs."""
     assert part.weights is not None
     return part.weights[0] if len(part.sources) == 1 else 1.0

@@ -9,11 +9,11 @@ import msgspec
 
 from paceline.core.items import Sum, Update, Version
 from paceline.core.state_edits import StateEdit
-from paceline.host.memory_plan import Plan
-from paceline.host.store_process import Arithmetic
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
-from paceline.transfer.byte_ranges import Coverage
+from paceline.transfer.byte_ranges import ByteRanges
 
 MOST_THREADS = 8
 """A commit is bound by memory, so a few cores are all that it can use.
@@ -28,11 +28,17 @@ Pushed = Sequence[tuple[Update | Sum, float]]
 """Updates, and sums of updates, each with its weight, in the order in which they are summed."""
 
 
-class Maker:
+class CommitDispatch:
     """Has versions made, each from the one before."""
 
     def __init__(
-        self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, idle_cores: Callable[[], int], *, tells: bool = False
+        self,
+        shelf: Shelf,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
+        idle_cores: Callable[[], int],
+        *,
+        tells: bool = False,
     ) -> None:
         """`idle_cores()` are those that the process may use in addition to its own.
 
@@ -42,7 +48,7 @@ class Maker:
         """Whether it is asked what is made of a version while the rest is being made."""
         self._making = -1
         """The version that was to be made last."""
-        self._made = Coverage()
+        self._made = ByteRanges()
         """What there is of it, as far as that was told."""
         self._shelf = shelf
         self._plan = plan

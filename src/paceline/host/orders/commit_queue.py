@@ -14,14 +14,14 @@ from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.core.state_edits import StateEdit, StateEdits
 from paceline.host.contract import News
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.commit_dispatch import Maker, Pushed, Scalars
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.commit_dispatch import CommitDispatch, Pushed, Scalars
 from paceline.host.orders.pushes import Pushes
-from paceline.host.shards.sum_table import Sums
-from paceline.host.store_process import Arithmetic
+from paceline.host.shards.sum_table import SumTable
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Awaited
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 HERE = ""
@@ -43,7 +43,7 @@ class OtherMakers(Protocol):
         exchanges: bool = False,
         edits: Sequence[StateEdit] = (),
     ) -> Sequence[str]:
-        """Have them make their ranges of this version. Return their names. See `Maker`."""
+        """Have them make their ranges of this version. Return their names. See `CommitDispatch`."""
 
     def make_with(self, norms: messages.Norms) -> None:
         """Tell them these norms, which the ranges that are being made wait for."""
@@ -62,7 +62,7 @@ class _Ordered:
     """Of the optimizer's state."""
 
 
-class Commits:
+class CommitQueue:
     """Carries out `ApplyUpdate` and `AdjustTraining`.
 
     The machine is ahead of the store: it orders versions that are not made yet.
@@ -71,20 +71,20 @@ class Commits:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
-        arithmetic: Arithmetic,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
         pushes: Pushes,
         news: News,
         *,
-        seats: Mapping[int, Seat],
+        seats: Mapping[int, WorkerState],
         idle_cores: Callable[[], int],
         steps_in_store: bool,
         rate_scale: float,
         others: OtherMakers | None = None,
-        sums: Sums | None = None,
+        sums: SumTable | None = None,
         spreads: bool = False,
     ) -> None:
-        """`idle_cores()`: see `Maker`. `others`: None if this host makes all of each version.
+        """`idle_cores()`: see `CommitDispatch`. `others`: None if this host makes all of each version.
         `sums`: None if no updates are added up before they come.
 
         `spreads`: whether versions go to other hosts while they are being made.
@@ -106,7 +106,7 @@ class Commits:
         """Asked while no version is being made: whether the next one waits."""
         self._plan = plan
         self._arithmetic = arithmetic
-        self.maker = Maker(shelf, plan, arithmetic, idle_cores, tells=spreads)
+        self.maker = CommitDispatch(shelf, plan, arithmetic, idle_cores, tells=spreads)
         self._pushes = pushes
         self._news = news
         self._seats = seats

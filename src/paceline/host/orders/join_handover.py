@@ -12,13 +12,13 @@ from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
 from paceline.host.attachments import recorded_file
 from paceline.host.contract import News
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.commit_queue import Commits
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.releases import Releases, step_of
-from paceline.host.orders.steps import Steps, shown
-from paceline.host.store_process import Arithmetic
+from paceline.host.orders.steps import ReplicaSteps, shown
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 
@@ -51,7 +51,7 @@ def kept(worker: int) -> Owner:
     return "kept replica", worker
 
 
-class Joins:
+class JoinHandover:
     """Lets workers in, and carries out `CopyReplica`. No byte of a replica is copied: it gets one more name.
 
     What a script keeps is handed over by a worker as it waits for a release. So which of its steps are in that depends
@@ -61,13 +61,13 @@ class Joins:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
-        arithmetic: Arithmetic,
-        commits: Commits,
-        steps: Steps,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
+        commits: CommitQueue,
+        steps: ReplicaSteps,
         releases: Releases,
         fetcher: Fetcher,
-        seats: Mapping[int, Seat],
+        seats: Mapping[int, WorkerState],
         news: News,
         send: Callable[..., None],
     ) -> None:

@@ -9,7 +9,7 @@ from paceline.core.items import Version
 from paceline.core.orders import StartPull
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Versions
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Fetcher
 
 
@@ -26,7 +26,7 @@ class Pulls:
         shelf: Shelf,
         versions: Versions,
         fetcher: Fetcher,
-        seats: Mapping[int, Seat],
+        seats: Mapping[int, WorkerState],
         lets: Callable[[int, int], None] | None = None,
         *,
         early: bool = False,

@@ -9,10 +9,10 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.contract import NotHere, Updates
-from paceline.host.memory_plan import Plan
+from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_dispatch import Pushed
 from paceline.host.version_shelf import Shelf
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Fetcher
 
 
@@ -29,7 +29,7 @@ class _Lacking:
 class Pushes:
     """Carries out `StartPush`, and gives each step's update one of its worker's own places."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, fetcher: Fetcher, seats: Mapping[int, Seat]) -> None:
+    def __init__(self, shelf: Shelf, plan: MemoryPlan, fetcher: Fetcher, seats: Mapping[int, WorkerState]) -> None:
         self._shelf = shelf
         self._plan = plan
         self._fetcher = fetcher

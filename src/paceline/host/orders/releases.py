@@ -9,11 +9,11 @@ from paceline.core.orders import Release
 from paceline.host.contract import WorkersNews
 from paceline.host.orders.pulls import Pulls, ahead
 from paceline.host.orders.pushes import Pushes
-from paceline.host.orders.steps import Steps, shown
+from paceline.host.orders.steps import ReplicaSteps, shown
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.version_streaming import Arrivals
+from paceline.host.version_streaming import VersionStreaming
 from paceline.host.versions import Versions
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 
@@ -36,12 +36,12 @@ class Releases:
         pulls: Pulls,
         pushes: Pushes,
         versions: Versions,
-        steps: Steps | None,
-        seats: Mapping[int, Seat],
+        steps: ReplicaSteps | None,
+        seats: Mapping[int, WorkerState],
         news: WorkersNews,
         send: Callable[[int, messages.Message], None],
         now: Callable[[], float],
-        arrivals: Arrivals | None = None,
+        arrivals: VersionStreaming | None = None,
     ) -> None:
         """`steps`: None where no replicas are. `now()` is seconds since the run's start.
 

@@ -9,18 +9,18 @@ from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
 from paceline.host.contract import News, Resumption
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.commit_queue import NEWEST, Commits
-from paceline.host.orders.steps import Steps
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.commit_queue import NEWEST, CommitQueue
+from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.replicas.copies import Brings
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.store_process import Arithmetic
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 
 
-class Snapshots:
+class HostSnapshots:
     """Has the arithmetic process write what is kept, and read what a run goes on from.
 
     An item is claimed until it is written, so it stays as it is. Nobody waits for that.
@@ -29,10 +29,10 @@ class Snapshots:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
-        arithmetic: Arithmetic,
-        commits: Commits,
-        steps: Steps,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
+        commits: CommitQueue,
+        steps: ReplicaSteps,
         shares: Shares,
         news: News,
         brings: Brings,

@@ -9,9 +9,9 @@ from typing import Any
 from paceline.core.items import Item, Mean, Replica
 from paceline.core.orders import StepReplica
 from paceline.host.contract import NotHere
-from paceline.host.memory_plan import Plan
+from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.worker_state import Seat
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 
@@ -39,7 +39,7 @@ class _Later:
     lost: list[int]
 
 
-class Steps:
+class ReplicaSteps:
     """Carries out `StepReplica`.
 
     A replica is stepped in place only if no other worker needs it as it was. No byte is copied to commit.
@@ -48,8 +48,8 @@ class Steps:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
-        seats: Mapping[int, Seat],
+        plan: MemoryPlan,
+        seats: Mapping[int, WorkerState],
         send: Callable[[int, messages.Message], None],
         needs_no_mean: Callable[[int, int | None], None],
         leaves_undone: Callable[[int, int], bool],

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.items import Replica, Version
 from paceline.host.contract import News
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.steps import Steps
-from paceline.host.store_process import Arithmetic
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.steps import ReplicaSteps
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
@@ -20,7 +20,7 @@ class Copies:
     """Has means of replicas recorded. On one host no byte is copied: a replica that is kept is not stepped in place."""
 
     def __init__(
-        self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, steps: Steps, news: News, brings: Brings
+        self, shelf: Shelf, plan: MemoryPlan, arithmetic: StoreProcess, steps: ReplicaSteps, news: News, brings: Brings
     ) -> None:
         self._brings = brings
         self._shelf = shelf

@@ -22,7 +22,7 @@ from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import fields_of
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ReplicasElsewhere:
     def __init__(
         self,
         head: LocalHost,
-        carrier: Carrier,
+        carrier: TransferManager,
         host_of: Callable[[int], str],
         is_there: Callable[[str], bool],
         tell: Callable[[str, messages.Message], None],

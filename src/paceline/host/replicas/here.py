@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import between
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.averaging import Averaging, AveragingNews, Group, Part
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.averaging import Averaging, AveragingNews, Group, GroupShare
 from paceline.host.place_translation import placed
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.workers import Workers
@@ -21,7 +21,7 @@ from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import item_of
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 
 
 class ReplicasNews(AveragingNews, Protocol):
@@ -37,9 +37,9 @@ class ReplicasHere:
     def __init__(
         self,
         shelf: Shelf,
-        plan: Plan,
+        plan: MemoryPlan,
         workers: Workers,
-        carrier: Carrier,
+        carrier: TransferManager,
         news: ReplicasNews,
         loop: Loop,
         offer: Callable[[], messages.Offered],
@@ -86,7 +86,7 @@ class ReplicasHere:
         match order:
             case between.Average(group=group, target=target, parts=parts):
                 found = tuple(
-                    Part(
+                    GroupShare(
                         part.host,
                         part.members,
                         tuple(self._source(part.host, source) for source in part.sources),

@@ -9,8 +9,8 @@ from itertools import count
 
 from paceline.core.facts import Fact, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update
-from paceline.host.shards.host_reducer import Summer, Terms
-from paceline.host.shards.sum_table import Sums
+from paceline.host.shards.host_reducer import HostReducer, Terms
+from paceline.host.shards.sum_table import SumTable
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
 
 
@@ -24,13 +24,13 @@ class _Group:
     """What has not come."""
 
 
-class Together:
+class AggregationScheduler:
     """Keeps the contract `Fetcher`. The updates of a host come together, once none of its workers computes a step.
 
     A host's workers may all be waited for, as only machines have sums that wait for them all.
     """
 
-    def __init__(self, inner: Fetcher, sums: Sums, summer: Summer, happened: Callable[[Fact], None]) -> None:
+    def __init__(self, inner: Fetcher, sums: SumTable, summer: HostReducer, happened: Callable[[Fact], None]) -> None:
         """`inner` brings sums and single updates. `sums`, `summer`: the head's."""
         self._inner = inner
         self._sums = sums

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Sum, Update
-from paceline.host.memory_plan import Plan
-from paceline.host.store_process import Arithmetic
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
-from paceline.transfer.byte_ranges import Coverage
+from paceline.transfer.byte_ranges import ByteRanges
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.transfer.fetch_table import Where
@@ -29,10 +29,10 @@ def _being_made(total: Sum) -> Owner:
     return "being summed", total.number
 
 
-class Summer:
+class HostReducer:
     """Has updates that lie here added up. The store's process does one thing after another, in the order of orders."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic) -> None:
+    def __init__(self, shelf: Shelf, plan: MemoryPlan, arithmetic: StoreProcess) -> None:
         self.there: Callable[[Sum], object] = lambda total: None
         """Told of each sum of which more is there, which other hosts may have asked for."""
         self.not_finite: Callable[[str, int | None], object] = lambda parameter, worker: None
@@ -44,7 +44,7 @@ class Summer:
         """The last sum that was ordered. Their numbers ascend."""
         self._ordered: dict[Sum, tuple[Terms, bool]] = {}
         """Sums that wait for a place, in order: their terms, and whether NaN and infinity are looked for."""
-        self._made: dict[Sum, Coverage] = {}
+        self._made: dict[Sum, ByteRanges] = {}
         """What there is of the sums that are being made."""
         self._sums: dict[Update, Sum] = {}
         """By update: the sum that it is in."""
@@ -133,7 +133,7 @@ class Summer:
                 continue
             self.lay(total, [update for update, _ in terms])
             self._shelf.claim(_being_made(total), total)
-            self._made[total] = Coverage()
+            self._made[total] = ByteRanges()
             areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in terms]
             target = self._plan.area(self._shelf.place(total))
             self._arithmetic.send(messages.SumUp(total.number, target, areas, look))

@@ -30,8 +30,8 @@ from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
     from paceline.host.host import LocalHost
-    from paceline.host.shards.remote import OtherShards
-    from paceline.transfer.manager import Carrier
+    from paceline.host.shards.remote import RemoteShards
+    from paceline.transfer.manager import TransferManager
 
 MOVING = ("moving range",)
 """Who claims all versions at the head, while the range of each of them moves."""
@@ -52,7 +52,7 @@ class Taking:
     """Updates and sums from elsewhere that all hosts have their ranges of. That host has its own, until it goes."""
     had: Collection[Update | Sum]
     """Those of which this host has its own range. That was noted, and how the rest comes is not."""
-    carrier: Carrier
+    carrier: TransferManager
     then: Callable[[], object]
     """Called once all is here."""
     lost: Callable[[str], object]
@@ -114,8 +114,8 @@ class Moves:
     def __init__(
         self,
         head: LocalHost,
-        others: OtherShards,
-        carrier: Carrier,
+        others: RemoteShards,
+        carrier: TransferManager,
         tell: Callable[[str, messages.Message], None],
     ) -> None:
         """`tell(host, message)`."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline.host.store_process import Arithmetic
+from paceline.host.store_process import StoreProcess
 from paceline.ipc import messages
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.shards.remote import OtherShards
+    from paceline.host.shards.remote import RemoteShards
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Asked:
 class Shares:
     """Asks for the shares as of one version, and hands them over. Pure but for descriptors."""
 
-    def __init__(self, arithmetic: Arithmetic, others: OtherShards | None) -> None:
+    def __init__(self, arithmetic: StoreProcess, others: RemoteShards | None) -> None:
         """`others`: None on one host, which makes all of each version."""
         self._arithmetic = arithmetic
         self._others = others

@@ -36,7 +36,7 @@ class _Coming:
     """Those that don't have it. See `WIDER`."""
 
 
-class OtherShards:
+class RemoteShards:
     """Keeps the contracts `Fetcher` and `OtherMakers`. Without other hosts that make ranges it only passes on."""
 
     def __init__(self, inner: Fetcher) -> None:

@@ -11,15 +11,15 @@ from typing import Protocol
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
 from paceline.host import between
-from paceline.host.memory_plan import Plan
-from paceline.host.orders.commit_dispatch import Maker
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.commit_dispatch import CommitDispatch
 from paceline.host.shards.migration import Taking
-from paceline.host.store_process import Arithmetic
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Awaited
 from paceline.ipc import messages
 from paceline.transfer.item_names import summand_of
-from paceline.transfer.manager import Carrier
+from paceline.transfer.manager import TransferManager
 
 
 def _kept(version: int) -> Owner:
@@ -59,22 +59,22 @@ class RangesNews(Protocol):
         """This host makes no versions any more."""
 
 
-class Ranges:
+class ShardServer:
     """Does what the head orders of this host's range, in that order. Versions are made one at a time."""
 
     def __init__(
         self,
         shard: Shard,
         shelf: Shelf,
-        plan: Plan,
-        arithmetic: Arithmetic,
-        carrier: Carrier,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
+        carrier: TransferManager,
         news: RangesNews,
         *,
         own: Container[int],
         idle_cores: Callable[[], int],
     ) -> None:
-        """`own` are this host's workers, whose updates are here. `idle_cores`: see `Maker`."""
+        """`own` are this host's workers, whose updates are here. `idle_cores`: see `CommitDispatch`."""
         self.newest = 0
         """The newest version whose range is made."""
         self.shard = shard
@@ -94,7 +94,7 @@ class Ranges:
         self._bringing: set[Update | Sum] = set()
         self._hosts: dict[Sum, str] = {}
         """By sum that no version has yet: the host that makes it."""
-        self._maker = Maker(shelf, plan, arithmetic, idle_cores, tells=True)
+        self._maker = CommitDispatch(shelf, plan, arithmetic, idle_cores, tells=True)
 
     # --- the start ----------------------------------------------------------------------------------
 

@@ -8,17 +8,17 @@ from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
 from paceline.core.roster import mean_of
 from paceline.host.orders.commit_dispatch import Pushed
-from paceline.host.shards.host_reducer import Summer, Terms
+from paceline.host.shards.host_reducer import HostReducer, Terms
 from paceline.host.version_shelf import Shelf
 
 Found = tuple[str, int | None]
 """A parameter with a NaN or an infinity, and the worker whose gradient has it."""
 
 
-class Sums:
+class SumTable:
     """Knows sums by their numbers, and puts them in the place of their updates."""
 
-    def __init__(self, shelf: Shelf, summer: Summer) -> None:
+    def __init__(self, shelf: Shelf, summer: HostReducer) -> None:
         self.look = True
         """Whether NaN and infinity are looked for."""
         self.found: Found | None = None

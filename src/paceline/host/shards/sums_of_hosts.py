@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.items import Sum
 from paceline.host import between
-from paceline.host.shards.aggregation_scheduler import Together
-from paceline.host.shards.host_reducer import Summer, Terms
-from paceline.host.shards.remote import OtherShards
-from paceline.host.shards.sum_table import Sums
+from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.host_reducer import HostReducer, Terms
+from paceline.host.shards.remote import RemoteShards
+from paceline.host.shards.sum_table import SumTable
 from paceline.ipc import messages
 
 SEVERAL = 2
@@ -22,10 +22,10 @@ class SumsOfHosts:
     def __init__(
         self,
         head: str,
-        together: Together,
-        sums: Sums,
-        summer: Summer,
-        others: OtherShards | None,
+        together: AggregationScheduler,
+        sums: SumTable,
+        summer: HostReducer,
+        others: RemoteShards | None,
         tell: Callable[[str, messages.Message], None],
     ) -> None:
         """`head`: its name. `together`, `sums`, `summer`, `others`: those of its host. `tell(host, message)`.

@@ -21,7 +21,7 @@ from paceline.records.check.summed_up import summary
 from paceline.records.check.times import times
 from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
-from paceline.records.violations import READABLE, Broken, Wrong, count
+from paceline.records.violations import READABLE, Violation, Wrong, count
 
 __all__ = ["Checked", "Wrong", "check"]
 
@@ -50,7 +50,7 @@ def check(run: RecordedRun) -> Checked:
     wrong = None
     try:
         _everything(checking)
-    except Broken as broken:
+    except Violation as broken:
         wrong = broken.wrong(checking.table, checking.row)
     except MALFORMED as error:
         found = str(error) or type(error).__name__

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.records.check.checking import Checking
 from paceline.records.check.times import TICK
-from paceline.records.violations import AVERAGED, LINK, TRANSFERS, Broken, First
+from paceline.records.violations import AVERAGED, LINK, TRANSFERS, First, Violation
 from paceline.scenario.group_links import GroupLinks, ring_bytes
 
 EXACT = 1e-9
@@ -59,7 +59,7 @@ def averages(checking: Checking) -> None:
         parts = its["part"]
         if not its["ordered"]:
             if parts:
-                raise Broken(TRANSFERS, "an average that was ordered", f"group {group}", "transfers", parts[0][0])
+                raise Violation(TRANSFERS, "an average that was ordered", f"group {group}", "transfers", parts[0][0])
             continue
         at, members, fact, *_ = its["ordered"][0]
         if parts:
@@ -67,7 +67,7 @@ def averages(checking: Checking) -> None:
             ended = its["ReduceFinished"][0][0] if its["ReduceFinished"] else None
             _one(checking, group, parts, json.loads(members), at, ended, sizes)
         elif its["ReduceFinished"]:
-            raise Broken(TRANSFERS, f"a part of each member in the average of group {group}", "none")
+            raise Violation(TRANSFERS, f"a part of each member in the average of group {group}", "none")
         elif not its["ReduceFailed"]:
             unknown.append((at, min((end.at for end in checking.run.segments if end.fact > fact), default=math.inf)))
     again = _model(checking, links, unknown)
@@ -91,20 +91,20 @@ def _one(
     checking.row, _, size, began, ended, delivered = first = parts[0]
     if [part[1] for part in parts] != members:
         found = tuple(part[1] for part in parts)
-        raise Broken(TRANSFERS, f"a part of each member in the average of group {group}: {tuple(members)}", found)
+        raise Violation(TRANSFERS, f"a part of each member in the average of group {group}: {tuple(members)}", found)
     for checking.row, _, *part in parts:
         if tuple(part) != first[2:]:
-            raise Broken(LINK, f"all of group {group} move as much, at the same time: {first[2:]}", tuple(part))
+            raise Violation(LINK, f"all of group {group} move as much, at the same time: {first[2:]}", tuple(part))
     whole = sizes.setdefault(len(members), size) if message is None else ring_bytes(len(members), message)
     if size != whole:
-        raise Broken(LINK, f"{whole} bytes, as all in groups of {len(members)}", size)
+        raise Violation(LINK, f"{whole} bytes, as all in groups of {len(members)}", size)
     if began < at - TICK:
-        raise Broken(LINK, f"group {group} averages from {at!r} on, when that was ordered, or later", began)
+        raise Violation(LINK, f"group {group} averages from {at!r} on, when that was ordered, or later", began)
     if delivered < ended - TICK:
-        raise Broken(AVERAGED, f"the average of group {group} is acted on at {ended!r} or later", delivered)
+        raise Violation(AVERAGED, f"the average of group {group} is acted on at {ended!r} or later", delivered)
     came = ended if averaged is None else averaged
     if came != ended and came < max(ended, delivered):
-        raise Broken(AVERAGED, f"group {group} has averaged at {ended!r}, or after {delivered!r}", came)
+        raise Violation(AVERAGED, f"group {group} has averaged at {ended!r}, or after {delivered!r}", came)
     checking.row = None
 
 
@@ -123,7 +123,7 @@ def _model(checking: Checking, links: GroupLinks, unknown: Sequence[tuple[float,
             confirmed += 1
             if not math.isclose(moved.ended, ended, rel_tol=EXACT, abs_tol=EXACT):
                 expected = f"the average of group {moved.group} ends at {moved.ended!r}"
-                wrong.note(Broken(LINK, expected, ended, "transfers", row), row)
+                wrong.note(Violation(LINK, expected, ended, "transfers", row), row)
         return confirmed
 
     for group, row, size, began, ended, members in checking.run.ledger.execute(_MOVED):

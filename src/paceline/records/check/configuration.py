@@ -10,7 +10,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.ledger import made, without_comments
 from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
 from paceline.records.summary import MOVED
-from paceline.records.violations import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, SCALARS, SCHEMA_KEPT, Broken, brief
+from paceline.records.violations import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, SCALARS, SCHEMA_KEPT, Violation, brief
 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(
@@ -52,7 +52,7 @@ def configuration(checking: Checking) -> None:
                 continue
             if key not in written or key not in config or written[key] != config[key]:
                 expected = _said(key, written)
-                raise Broken(SAME_CONFIG, f"{expected}, as {CONFIG} has it", _said(key, config), "run", key)
+                raise Violation(SAME_CONFIG, f"{expected}, as {CONFIG} has it", _said(key, config), "run", key)
     _of_its_kind(checking)
 
 
@@ -60,7 +60,7 @@ def _written(checking: Checking) -> dict[str, Any]:
     try:
         return tomllib.loads(read_record(checking.run.folder / CONFIG).decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise Broken(READABLE, "a TOML file", error, CONFIG) from None
+        raise Violation(READABLE, "a TOML file", error, CONFIG) from None
 
 
 def _said(key: str, config: dict[str, Any]) -> str:
@@ -72,27 +72,27 @@ def _of_its_kind(checking: Checking) -> None:
     config, simulated = checking.run.config, checking.run.simulated
     for key, table in (("limits", config.get("limits")), ("simulation", config.get("simulation", {}))):
         if not isinstance(table, dict) or not isinstance(table.get("limits", {}), dict):
-            raise Broken(READABLE, f"{key}, as a table", table, "run", key)
+            raise Violation(READABLE, f"{key}, as a table", table, "run", key)
     marks = [key for key in ("simulation", "replay_of") if key in config]
     if simulated and len(marks) != 1:
         found = " and ".join(marks) or "neither"
-        raise Broken(SAYS_OF_ITSELF, "simulation, or replay_of, as it was simulated", found, "run", "simulated")
+        raise Violation(SAYS_OF_ITSELF, "simulation, or replay_of, as it was simulated", found, "run", "simulated")
     if not simulated and marks:
-        raise Broken(SAYS_OF_ITSELF, f"no {marks[0]}, as it was not simulated", "one", "run", marks[0])
+        raise Violation(SAYS_OF_ITSELF, f"no {marks[0]}, as it was not simulated", "one", "run", marks[0])
     if checking.until is not None and not checking.replays:
-        raise Broken(SAYS_OF_ITSELF, "until in a replay alone", checking.until, "run", "until")
+        raise Violation(SAYS_OF_ITSELF, "until in a replay alone", checking.until, "run", "until")
     if checking.trained or not simulated or checking.replays:
         for key, kind in OF_A_SCRIPT.items():
             value = config.get(key)
             if not isinstance(value, kind):
-                raise Broken(SAYS_OF_ITSELF, f"{key}, as a script was run", _said(key, dict(config)), "run", key)
+                raise Violation(SAYS_OF_ITSELF, f"{key}, as a script was run", _said(key, dict(config)), "run", key)
         missing = [key for key in ENVIRONMENT if key not in config["environment"]]
         if missing:
-            raise Broken(SAYS_OF_ITSELF, f"{missing[0]} in the environment", "none", "run", "environment")
+            raise Violation(SAYS_OF_ITSELF, f"{missing[0]} in the environment", "none", "run", "environment")
     cluster = config["scenario"].get("cluster", {}).get("workers")
     if cluster is not None and cluster != checking.run.workers:
         found = f"{cluster} in its scenario"
-        raise Broken(SAYS_OF_ITSELF, f"{checking.run.workers} workers", found, "run", "scenario")
+        raise Violation(SAYS_OF_ITSELF, f"{checking.run.workers} workers", found, "run", "scenario")
 
 
 def tables(checking: Checking) -> None:
@@ -103,9 +103,9 @@ def tables(checking: Checking) -> None:
     for name in expected:
         if found.get(name) != expected[name]:
             there = "another one of that name" if name in found else "none"
-            raise Broken(SCHEMA_KEPT, f"{name} as this version of Paceline makes it", there, "sqlite_schema", name)
+            raise Violation(SCHEMA_KEPT, f"{name} as this version of Paceline makes it", there, "sqlite_schema", name)
     if strange := sorted(found.keys() - expected.keys()):
-        raise Broken(SCHEMA_KEPT, "nothing else", strange[0], "sqlite_schema", strange[0])
+        raise Violation(SCHEMA_KEPT, "nothing else", strange[0], "sqlite_schema", strange[0])
 
 
 def scalars(checking: Checking) -> None:
@@ -114,4 +114,4 @@ def scalars(checking: Checking) -> None:
     workers = max(segment.workers for segment in checking.run.segments)
     for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):
         if worker not in range(workers):
-            raise Broken(SCALARS, f"worker 0 to {workers - 1}", f"worker {worker}", "scalars", row)
+            raise Violation(SCALARS, f"worker 0 to {workers - 1}", f"worker {worker}", "scalars", row)

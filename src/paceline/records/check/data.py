@@ -34,8 +34,8 @@ from paceline.records.violations import (
     PUSHES,
     READABLE,
     TO_ITS_END,
-    Broken,
     First,
+    Violation,
     count,
 )
 
@@ -79,7 +79,7 @@ def _returns(checking: Checking) -> None:
     """
     ledger, checking.table = checking.run.ledger, "leases"
     for (row,) in ledger.execute("SELECT rowid FROM leases WHERE (epoch IS NULL) != (batch IS NULL) ORDER BY rowid"):
-        raise Broken(READABLE, "an epoch and a batch, or neither", "one of them", "leases", row)
+        raise Violation(READABLE, "an epoch and a batch, or neither", "one of them", "leases", row)
     untold = len(checking.run.segments) - 1 + (not checking.completed)
     joined: dict[Any, list[int]] = {}
     for worker, step in ledger.execute("SELECT worker, step FROM facts WHERE kind = 'WorkerJoined' ORDER BY id"):
@@ -88,13 +88,13 @@ def _returns(checking: Checking) -> None:
     rows = {worker: (times, row) for worker, times, row in ledger.execute(query)}
     for worker, (times, row) in rows.items():
         if times > len(joined.get(worker, ())) + untold:
-            raise Broken(READABLE, f"the epoch in which worker {worker} asked", "none", "leases", row)
+            raise Violation(READABLE, f"the epoch in which worker {worker} asked", "none", "leases", row)
     for worker, steps in joined.items():
         least = sum(_makes_a_step(ledger, worker, *stay) for stay in pairwise([*steps, sys.maxsize]))
         times, _ = rows.get(worker, (0, None))
         if checking.trained and times < least:
             expected = f"a row without an epoch for each of {count(least, 'return')} of worker {worker}"
-            raise Broken(READABLE, expected, str(times), "leases")
+            raise Violation(READABLE, expected, str(times), "leases")
 
 
 def _makes_a_step(ledger: sqlite3.Connection, worker: int, first: int, end: int) -> bool:
@@ -180,7 +180,7 @@ class _Batches:
             if what == "leased" and more[0] is None:
                 if not leased[worker]:
                     expected, found = f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}"
-                    self.leases.note(Broken(LEASED, expected, found, "leases", row), row)
+                    self.leases.note(Violation(LEASED, expected, found, "leases", row), row)
                     continue
                 leased[worker] -= 1
                 leases.remove(next(one for one in reversed(leases) if one[1] == worker))
@@ -208,16 +208,16 @@ class _Batches:
             who = f"step {step} of worker {worker}"
             try:
                 if size is None:
-                    raise Broken(OPENED, self._most, f"batch {batch} of epoch {epoch}")
+                    raise Violation(OPENED, self._most, f"batch {batch} of epoch {epoch}")
                 if used == "again":
                     if first.get(worker, step) >= step:
-                        raise Broken(AGAIN, f"one in an earlier step than {who}", f"batch {batch} of epoch {epoch}")
+                        raise Violation(AGAIN, f"one in an earlier step than {who}", f"batch {batch} of epoch {epoch}")
                     self.again += size * ((worker, step) in rules.applied and (worker, step) not in self._undone)
                     continue
                 first.setdefault(worker, step - (used == "skipped"))
                 if not left[worker]:
                     found = f"batch {batch} of epoch {epoch}{' once more' if held[worker] else ''}"
-                    raise Broken(LEASED, f"one that worker {worker} was leased", found)
+                    raise Violation(LEASED, f"one that worker {worker} was leased", found)
                 left[worker] -= 1
                 if used == "step":
                     returned[worker] += (worker, step) in rules.dropped
@@ -227,11 +227,11 @@ class _Batches:
                     who = f"skipped by worker {worker} before its step {step}"
                     self.skipped += size
                 else:
-                    raise Broken(READABLE, "used is step, skipped or again", used)
+                    raise Violation(READABLE, "used is step, skipped or again", used)
                 if user:
                     found = f"batch {batch} of epoch {epoch} in {who}, after {user}"
-                    raise Broken(ONCE, "a batch that is in no applied update yet", found)
-            except Broken as broken:
+                    raise Violation(ONCE, "a batch that is in no applied update yet", found)
+            except Violation as broken:
                 broken.table, broken.row = "batches", row
                 self.uses.note(broken, row)
             else:
@@ -258,13 +258,13 @@ class _Batches:
         for row, worker, during in leases:
             if size is None:
                 found = f"batch {batch} of epoch {epoch}"
-                self.leases.note(Broken(OPENED, self._most, found, "leases", row), row)
+                self.leases.note(Violation(OPENED, self._most, found, "leases", row), row)
             key = bisect_left(self._marks, row), worker, during
             times[key] += 1
             most = 1 + returned.get(worker, 0) + checking.rules.came_back[worker] + ((worker, during) in self._looked)
             if checking.completed and times[key] > most:
                 found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
-                self.leases.note(Broken(LEASED_ONCE, "another one", found, "leases", row), row)
+                self.leases.note(Violation(LEASED_ONCE, "another one", found, "leases", row), row)
 
 
 def _in_order(checking: Checking) -> None:
@@ -293,7 +293,7 @@ def _in_order(checking: Checking) -> None:
                 number = queue.after(least, epoch, batch)
                 if number is None:
                     found = f"batch {batch} of epoch {epoch}, leased before that"
-                    raise Broken(IN_ORDER, f"a later one in step {step} of worker {worker}", found)
+                    raise Violation(IN_ORDER, f"a later one in step {step} of worker {worker}", found)
                 last = number if how == "step" else last
                 newest = max(newest, number)
     checking.row = None
@@ -335,15 +335,15 @@ def _epochs(checking: Checking) -> _Opened:
     rows = checking.run.ledger.execute(f"SELECT {columns} FROM epochs ORDER BY rowid")
     for checking.row, epoch, batches, samples, digest, text, first in rows:
         if not isinstance(first, int):
-            raise Broken(READABLE, "the number of its first batch", first)
+            raise Violation(READABLE, "the number of its first batch", first)
         if opened.size(epoch, first) is not None or (first == 0 and epoch in digests):
-            raise Broken(OPENED_ONCE, "another one", f"epoch {epoch} once more")
+            raise Violation(OPENED_ONCE, "another one", f"epoch {epoch} once more")
         if first and opened.size(epoch, first - 1) is None:
-            raise Broken(BLOCKS, f"the block of epoch {epoch} before it", f"one from batch {first} on")
+            raise Violation(BLOCKS, f"the block of epoch {epoch} before it", f"one from batch {first} on")
         order = msgspec.json.decode(text)
         found = len(order), sum(map(len, order)), _digest(order, digests.get(epoch, "")) or digest
         if found != (batches, samples, digest):
-            raise Broken(DIGEST, f"{batches} batches, {samples} samples, digest {digest}", found)
+            raise Violation(DIGEST, f"{batches} batches, {samples} samples, digest {digest}", found)
         digests[epoch] = digest
         opened.extend(epoch, map(len, order))
         if len({str(sample) for batch in order for sample in batch}) < samples:
@@ -372,7 +372,7 @@ def _gradients(checking: Checking, opened: _Opened) -> None:
         for number, samples in told:
             if samples != found:
                 has = f"{found} in the batches of step {step} of worker {worker}"
-                first.note(Broken(BATCHES, f"{samples} samples, as its gradient says", has), number)
+                first.note(Violation(BATCHES, f"{samples} samples, as its gradient says", has), number)
     first.settle()
 
 
@@ -396,13 +396,13 @@ def _pushes(checking: Checking) -> None:
             told = samples if gradient is None else gradient[1]  # a run may have been stopped before the fact was told
             if told != samples:
                 expected = f"{told} samples in step {step} of worker {worker}"
-                wrong.note(Broken(PUSHED, expected, samples, "pushes", number), number)
+                wrong.note(Violation(PUSHED, expected, samples, "pushes", number), number)
             if row is not None:
                 found = f"step {step} of worker {worker} once more"
-                wrong.note(Broken(PUSHES, "one that was not noted yet", found, "pushes", number), number)
+                wrong.note(Violation(PUSHES, "one that was not noted yet", found, "pushes", number), number)
             row = number
         if gradient is not None and row is None:
-            gone.note(Broken(PUSHES, f"one of step {step} of worker {worker}", "none", "pushes", None), gradient[0])
+            gone.note(Violation(PUSHES, f"one of step {step} of worker {worker}", "none", "pushes", None), gradient[0])
     wrong.settle()
     gone.settle()
 
@@ -423,14 +423,14 @@ def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> 
     summary = checking.run.summary or {}
     missed = summary.get("samples_missed") or 0
     if missed > rest:
-        raise Broken(MISSED, f"{rest} samples or fewer", f"{missed} missed", SUMMARY, "samples_missed")
+        raise Violation(MISSED, f"{rest} samples or fewer", f"{missed} missed", SUMMARY, "samples_missed")
     ran_out: list[int] = []
     if checking.completed and summary.get("samples_missed") is not None:
         # What was set aside for one who died or was drained is missed, too, though nobody was leased it.
         exact = not checking.rules.reasons & {"died", "drained"} and not checking.rules.dealt_anew
         if missed < held or (exact and missed > held):
             least = f"{held}{'' if exact else ' or more'} missed"
-            raise Broken(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
+            raise Violation(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
         ran_out = _ran_out(checking)
         _to_its_end(batches, set(ran_out), missed - held)
     epochs = sum(bool(sizes) for sizes in batches.sizes.values())
@@ -476,7 +476,7 @@ def _to_its_end(batches: _Opened, ran_out: Container[int], spare: int) -> None:
     if sum(batches.sizes[epoch][batch] for epoch, batch in never) > spare:
         epoch, batch = never[0]
         found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"
-        raise Broken(TO_ITS_END, f"{spare} samples or fewer", found)
+        raise Violation(TO_ITS_END, f"{spare} samples or fewer", found)
 
 
 def _ran_out(checking: Checking) -> list[int]:

@@ -9,7 +9,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.reading import logged_of
 from paceline.records.segments import SEGMENT_OF_FACT
 from paceline.records.summary import Outcome
-from paceline.records.violations import DEATHS, ENDED, OUTCOME, READABLE, Broken
+from paceline.records.violations import DEATHS, ENDED, OUTCOME, READABLE, Violation
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
 
@@ -19,7 +19,7 @@ def ending(checking: Checking) -> None:
     end, deaths = _noted(checking), _deaths(checking)
     if end is None:
         if checking.run.summary is not None:
-            raise Broken(ENDED, "a note of its end, as there is a summary", "none", "run", "end")
+            raise Violation(ENDED, "a note of its end, as there is a summary", "none", "run", "end")
         return
     _last_fact(checking, end)
     _outcome(checking, end, deaths)
@@ -31,7 +31,7 @@ def _deaths(checking: Checking) -> dict[str, str]:
     found = [segment.notes.get("deaths", {}) for segment in run.segments]
     for deaths in found:
         if not isinstance(deaths, dict) or not all(isinstance(how, str) for how in deaths.values()):
-            raise Broken(READABLE, "deaths, as a table", deaths, "run", "deaths")
+            raise Violation(READABLE, "deaths, as a table", deaths, "run", "deaths")
     died = (
         f"SELECT worker, {SEGMENT_OF_FACT} FROM facts "
         "WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"
@@ -39,7 +39,7 @@ def _deaths(checking: Checking) -> dict[str, str]:
     decides = run.config.get("on_loss") == "auto" and not run.simulated  # older ledgers have no such note
     for worker, segments in run.ledger.execute(died) if decides else []:
         if str(worker) not in found[max(0, segments - 1)]:
-            raise Broken(DEATHS, f"how worker {worker} died", "none", "run", "deaths")
+            raise Violation(DEATHS, f"how worker {worker} died", "none", "run", "deaths")
     return dict(found[-1])
 
 
@@ -47,34 +47,34 @@ def _noted(checking: Checking) -> dict[str, Any] | None:
     end = checking.end
     if end is None:
         if checking.run.end is not None:
-            raise Broken(READABLE, "the end, as a table", checking.run.end, "run", "end")
+            raise Violation(READABLE, "the end, as a table", checking.run.end, "run", "end")
         return None
     kinds = {"outcome": (str,), "error": (str, type(None)), "at": (float, int), "facts": (int,)}
     for key, kind in kinds.items():
         if key not in end or not isinstance(end[key], kind):
-            raise Broken(READABLE, f"{key} of the end", end.get(key), "run", "end")
+            raise Violation(READABLE, f"{key} of the end", end.get(key), "run", "end")
     if not isinstance(end.get("stopped", ""), str):
-        raise Broken(READABLE, "why the run was stopped, as text", end["stopped"], "run", "end")
+        raise Violation(READABLE, "why the run was stopped, as text", end["stopped"], "run", "end")
     if end["outcome"] not in OUTCOMES:
-        raise Broken(OUTCOME, f"one of {', '.join(OUTCOMES)}", end["outcome"], "run", "end")
+        raise Violation(OUTCOME, f"one of {', '.join(OUTCOMES)}", end["outcome"], "run", "end")
     return end
 
 
 def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
     facts, last = checking.counts["facts"], checking.tally.latest
     if end["facts"] != facts:
-        raise Broken(ENDED, f"{end['facts']:,} facts", f"{facts:,}", "facts", None)
+        raise Violation(ENDED, f"{end['facts']:,} facts", f"{facts:,}", "facts", None)
     exact = not checking.run.simulated or checking.trained
     if end["at"] < last or (exact and end["at"] != last):  # virtual time may go on after the last fact
-        raise Broken(ENDED, f"the end at {last!r}, as the last fact", end["at"], "run", "end")
+        raise Violation(ENDED, f"the end at {last!r}, as the last fact", end["at"], "run", "end")
 
 
 def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) -> None:
     """Check what the facts show of the outcome. Only the run itself can say that it failed or diverged, and how."""
     run, reasons, outcome = checking.run, checking.rules.reasons, end["outcome"]
 
-    def broken(expected: str, found: object) -> Broken:
-        return Broken(OUTCOME, expected, found, "run", "end")
+    def broken(expected: str, found: object) -> Violation:
+        return Violation(OUTCOME, expected, found, "run", "end")
 
     if (end["error"] is not None) != (outcome in ("failed", "diverged")):
         without = "an error" if end["error"] is None else "no error"

@@ -16,7 +16,7 @@ from paceline.core.phrases import listed
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import FACTS
 from paceline.records.times import Fetch
-from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, Broken
+from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, Violation
 
 _EVENTS = """
     SELECT id AS fact, 0 AS part, kind, at, body FROM facts
@@ -146,15 +146,15 @@ class _There:
         """An item has been fetched."""
         self.checking.table, self.checking.row = "fetches", row
         if self.checking.run.segments[max(0, self.number)].hosts == 1:
-            raise Broken(FETCHES, "none: there is one host", "one")
+            raise Violation(FETCHES, "none: there is one host", "one")
         after = max(self.ended, fetch.began)
         if not after <= fetch.ended:
-            raise Broken(FETCHES, f"it ends at {after!r} or later", fetch.ended)
+            raise Violation(FETCHES, f"it ends at {after!r} or later", fetch.ended)
         self.ended = fetch.ended
         self.means_until(fetch.ended)
         if fetch.host == fetch.source or not {fetch.host, fetch.source} <= self.known:
             between = f"a fetch between two of {listed(sorted(self.known))}"
-            raise Broken(FETCHES, between, f"by {fetch.host} from {fetch.source}")
+            raise Violation(FETCHES, between, f"by {fetch.host} from {fetch.source}")
         match fetch.kind:
             case "other":
                 return
@@ -165,7 +165,7 @@ class _There:
             case "version" if fetch.number == self.first and fetch.source == self.head:
                 self._beginning(fetch)
             case _:
-                raise Broken(FETCHES, "a part of an average, or a replica", f"{fetch.kind} {fetch.number}")
+                raise Violation(FETCHES, "a part of an average, or a replica", f"{fetch.kind} {fetch.number}")
 
     def _begin(self, fact: TrainingBegan) -> None:
         self.number += 1
@@ -191,7 +191,7 @@ class _There:
         self.awaited.discard(worker)
         host = self.host[worker]
         if host not in self.begin_with and (worker, host) not in self.replicas:
-            raise Broken(FETCHED, f"what worker {worker} begins with is fetched by {host}", "it never was")
+            raise Violation(FETCHED, f"what worker {worker} begins with is fetched by {host}", "it never was")
 
     def means_until(self, at: float) -> None:
         """Each recorded mean that began by then has come after the one before was made."""
@@ -209,7 +209,7 @@ class _There:
         here |= {worker for worker in self.left if (worker, self.head) in self.replicas}  # as its host left, maybe
         if len(here | self.for_mean) < of:
             expected = f"{of - len(here)} replicas or more are fetched by {self.head} for version {version}"
-            raise Broken(FETCHED, expected, len(self.for_mean - here), "consensus", row)
+            raise Violation(FETCHED, expected, len(self.for_mean - here), "consensus", row)
 
     def _of_group(self, fetch: Fetch) -> None:
         assert fetch.number is not None
@@ -218,28 +218,32 @@ class _There:
             what = f"what {fetch.source} gives to group {fetch.number}"
         group = self.groups.get(fetch.number)
         if group is None:
-            raise Broken(FETCHES, f"{what}, of a group at work with members on several hosts", f"group {fetch.number}")
+            raise Violation(
+                FETCHES, f"{what}, of a group at work with members on several hosts", f"group {fetch.number}"
+            )
         both = fetch.host, fetch.source
         if not {*both} <= {*group.hosts}:
-            raise Broken(FETCHES, f"{what}, between two of {listed(group.hosts)}", f"by {both[0]} from {both[1]}")
+            raise Violation(FETCHES, f"{what}, between two of {listed(group.hosts)}", f"by {both[0]} from {both[1]}")
         if fetch.began < group.ordered:
-            raise Broken(FETCHES, f"{what} is fetched at {group.ordered!r}, when it is ordered, or later", fetch.began)
+            raise Violation(
+                FETCHES, f"{what} is fetched at {group.ordered!r}, when it is ordered, or later", fetch.began
+            )
         fetched = group.partials if fetch.kind == "partial" else group.means
         if both in fetched:
-            raise Broken(FETCHED_ONCE, f"{what} once to {fetch.host}", "once more")
+            raise Violation(FETCHED_ONCE, f"{what} once to {fetch.host}", "once more")
         fetched[both] = fetch.ended
         makes = fetch.host if fetch.kind == "partial" else fetch.source
         if (size := self.sizes.setdefault((fetch.kind, tuple(group.hosts), makes), fetch.bytes)) != fetch.bytes:
-            raise Broken(FETCHES, f"{size} bytes, as each slice that {makes} makes with these hosts", fetch.bytes)
+            raise Violation(FETCHES, f"{size} bytes, as each slice that {makes} makes with these hosts", fetch.bytes)
 
     def _finished(self, number: int, at: float) -> None:
         group = self.groups.pop(number)
         makers = [host for host in group.hosts if any(host == by for by, _ in group.partials)]
         if not makers or makers != group.hosts[: len(makers)]:
             expected = f"the first of {listed(group.hosts)} to make slices of what group {number} averages to"
-            raise Broken(FETCHED, expected, listed(makers) if makers else "none")
+            raise Violation(FETCHED, expected, listed(makers) if makers else "none")
         if others := [source for _, source in group.means if source not in makers]:
-            raise Broken(FETCHES, f"slices of group {number}'s mean from {listed(makers)}", f"one from {others[0]}")
+            raise Violation(FETCHES, f"slices of group {number}'s mean from {listed(makers)}", f"one from {others[0]}")
         for host in group.hosts:
             for source in group.hosts:
                 if host in makers and source != host:
@@ -265,7 +269,7 @@ class _There:
 
     def _is(self, found: int, expected: int, what: str) -> None:
         if found != expected:
-            raise Broken(FETCHES, f"{expected} {what}", found)
+            raise Violation(FETCHES, f"{expected} {what}", found)
 
     def _replica(self, fetch: Fetch) -> None:
         assert fetch.worker is not None
@@ -279,10 +283,10 @@ class _There:
                 lie_at |= self._lie_at(self.copies[fetch.worker][0])
         if fetch.source not in lie_at:
             expected = f"the replica of worker {fetch.worker}, by another host from {listed(sorted(lie_at))}"
-            raise Broken(FETCHES, expected, f"by {fetch.host} from {fetch.source}")
+            raise Violation(FETCHES, expected, f"by {fetch.host} from {fetch.source}")
         if fetch.number > self.changes[fetch.worker]:
             most = f"the replica of worker {fetch.worker} after {self.changes[fetch.worker]} changes at the most"
-            raise Broken(FETCHES, most, f"after {fetch.number}")
+            raise Violation(FETCHES, most, f"after {fetch.number}")
         self.size = fetch.bytes if self.size is None else self.size
         self._is(fetch.bytes, self.size, "bytes, as each replica")
         self.replicas[fetch.worker, fetch.host] = fetch.ended
@@ -302,10 +306,10 @@ class _There:
         if ended is None or not ordered[1] <= ended <= at:
             what = f"the replica of worker {source} is fetched by {self.host[worker]} for worker {worker}"
             found = "it never was" if ended is None else f"at {ended!r}"
-            raise Broken(FETCHED, f"{what}, between {ordered[1]!r} and {at!r}", found)
+            raise Violation(FETCHED, f"{what}, between {ordered[1]!r} and {at!r}", found)
 
     def _before(self, fetched: dict[tuple[str, str], float], key: tuple[str, str], at: float, what: str) -> None:
         ended = fetched.get(key)
         if ended is None or ended > at:
             found = "it never was" if ended is None else f"at {ended!r}"
-            raise Broken(FETCHED, f"{what} is fetched by {key[0]} before {at!r}", found)
+            raise Violation(FETCHED, f"{what} is fetched by {key[0]} before {at!r}", found)

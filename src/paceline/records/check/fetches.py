@@ -12,14 +12,14 @@ from typing import Any
 
 from paceline.core.facts import TrainingBegan
 from paceline.core.phrases import listed
-from paceline.records.bitsets import Marks
+from paceline.records.bitsets import Bitset
 from paceline.records.check.checking import Checking
 from paceline.records.check.fetched_groups import fetches_of_groups
 from paceline.records.check.times import TICK
 from paceline.records.ledger import FACTS
 from paceline.records.segments import MOVES, PLACEMENT
 from paceline.records.times import Fetch
-from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Broken, count
+from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Violation, count
 
 KINDS = "version", "update", "sum", "partial", "mean", "replica", "other"
 DRIFT = 1e-3
@@ -62,9 +62,9 @@ def fetches(checking: Checking) -> None:
     if checking.replays or all(segment.hosts == 1 for segment in checking.run.segments):
         first = ledger.execute("SELECT min(rowid) FROM fetches").fetchone()[0]
         if first is not None:
-            raise Broken(FETCHES, "none: there is one host", "one", "fetches", first)
+            raise Violation(FETCHES, "none: there is one host", "one", "fetches", first)
         if not checking.replays and (summed := ledger.execute(_SUMMED).fetchone()) is not None:
-            raise Broken(FETCHES, "no update in a sum: there is one host", "one", "facts", summed[0])
+            raise Violation(FETCHES, "no update in a sum: there is one host", "one", "facts", summed[0])
         return
     if checking.run.simulated and ledger.execute("SELECT 1 FROM fetches LIMIT 1").fetchone() is None:
         checking.unproved.append("what hosts fetched was not looked at: the simulation noted none")
@@ -104,10 +104,10 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
             and isinstance(source, str)
             and kind in KINDS
         ):
-            raise Broken(READABLE, "a fetch", columns, "fetches", row)
+            raise Violation(READABLE, "a fetch", columns, "fetches", row)
         if not before <= fact <= checking.counts["facts"]:
             expected = f"after fact {before} or later, of {checking.counts['facts']}"
-            raise Broken(FETCHES, expected, f"after fact {fact}", "fetches", row)
+            raise Violation(FETCHES, expected, f"after fact {fact}", "fetches", row)
         before = fact
         fetch = Fetch(
             host=host, source=source, kind=kind, worker=worker, number=number, bytes=size, began=began, ended=ended
@@ -120,7 +120,7 @@ def _ordered_before(ledger: sqlite3.Connection) -> None:
     if early is not None:
         row, version, began, at = early
         when = "once it is ordered, which it never is" if at is None else f"at {at!r}, when it is ordered, or later"
-        raise Broken(FETCHES, f"version {version} is fetched {when}", began, "fetches", row)
+        raise Violation(FETCHES, f"version {version} is fetched {when}", began, "fetches", row)
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class _There:
     """By kind, and the host that makes that range of a version. One that takes over another range has several."""
     links: dict[tuple[str, str], int] = field(default_factory=dict)
     """By source and host: a number for both."""
-    versions: Marks = field(default_factory=Marks)
+    versions: Bitset = field(default_factory=Bitset)
     """(link's number, version) of all that were fetched."""
     coming: dict[tuple[str, str, int], float] = field(default_factory=dict)
     """By source, host and version: when it was fetched, if no worker there has it yet."""
@@ -206,7 +206,9 @@ class _There:
         if (had := self.has.pop(worker, None)) is not None and had.again is not None and had.again[1] < at:
             row, ended = had.again
             found = f"at {ended!r} once more, as worker {worker} has it"
-            raise Broken(FETCHED_ONCE, f"version {had.version} once to host {self.host[worker]}", found, "fetches", row)
+            raise Violation(
+                FETCHED_ONCE, f"version {had.version} once to host {self.host[worker]}", found, "fetches", row
+            )
         match kind:
             case "Release" if self.checking.run.choice.spec.brings_early and not self.modelled:
                 self.released[worker, step] = at
@@ -227,11 +229,11 @@ class _There:
         """An item has been fetched."""
         self.checking.table, self.checking.row = "fetches", row
         if self.checking.run.segments[max(0, self.number)].hosts == 1:
-            raise Broken(FETCHES, "none: there is one host", "one")
+            raise Violation(FETCHES, "none: there is one host", "one")
         modelled = self.modelled
         after = fetch.began if modelled else max(self.ended, fetch.began)  # one as a model says, one as it is told
         if not after <= fetch.ended:
-            raise Broken(FETCHES, f"it ends at {after!r} or later", fetch.ended)
+            raise Violation(FETCHES, f"it ends at {after!r} or later", fetch.ended)
         self.ended = fetch.ended
         if fetch.kind == "other":
             return
@@ -244,21 +246,21 @@ class _There:
             case "update":
                 self._update(fetch)
             case _:
-                raise Broken(FETCHES, "a version, or what versions are made of", f"{fetch.kind} {fetch.number}")
+                raise Violation(FETCHES, "a version, or what versions are made of", f"{fetch.kind} {fetch.number}")
 
     def end(self) -> None:
         """No more is told of the segment."""
         for one in self.arriving.values():
             if len(one.workers) < 2:
                 self.checking.table, self.checking.row = "facts", one.fact
-                raise Broken(FETCHES, f"sum {one.number} of several updates, which arrive together", "of one")
+                raise Violation(FETCHES, f"sum {one.number} of several updates, which arrive together", "of one")
 
     def _begin(self, fact: TrainingBegan) -> None:
         self.end()
         self.number += 1
         self.host = {worker: host for worker, host, _ in fact.members}
         self.head, self.first, self.ended = fact.members[0][1], fact.version, -math.inf
-        self.versions = Marks()
+        self.versions = Bitset()
         by_step = self.coming, self.released, self.ready, self.late, self.updates
         for outstanding in (*by_step, self.has, self.sums, self.arriving):
             outstanding.clear()
@@ -287,7 +289,7 @@ class _There:
         ranges = {tuple(shards.get(key[1], ())) for _, shards in self.cuts}  # the head fetches buffers without a range
         if len(known) >= max(1, len(ranges if key[1] == self.head else ranges - {()})):
             whose = f" {'from' if fetch.kind == 'version' else 'by'} {key[1]}" if len(self.makers) > 1 else ""
-            raise Broken(FETCHES, f"{' or '.join(map(str, known))} bytes, as each {key[0]}{whose}", fetch.bytes)
+            raise Violation(FETCHES, f"{' or '.join(map(str, known))} bytes, as each {key[0]}{whose}", fetch.bytes)
         known.append(fetch.bytes)
 
     def _sources(self, version: int, host: str) -> list[list[str]]:
@@ -305,9 +307,9 @@ class _There:
         assert fetch.number is not None
         sources = [] if fetch.number < self.first else self._sources(fetch.number, fetch.host)[0]
         if fetch.source == fetch.host or fetch.source not in (*sources, *self.makers):
-            raise Broken(FETCHES, f"a version, from {listed(sources or [self.head])}", what)
+            raise Violation(FETCHES, f"a version, from {listed(sources or [self.head])}", what)
         if fetch.number < self.first:
-            raise Broken(FETCHES, f"version {self.first} or a later one", what)
+            raise Violation(FETCHES, f"version {self.first} or a later one", what)
         for worker, had in self.has.items():
             if had.version == fetch.number and self.host[worker] == fetch.host and had.again is None:
                 had.again = row, fetch.ended
@@ -321,30 +323,30 @@ class _There:
         source = self.host.get(fetch.worker)
         if fetch.source != source or fetch.host == source or fetch.host not in self.fetchers:
             expected = f"by {listed([one for one in self.fetchers if one != source])} from {source}"
-            raise Broken(FETCHES, f"the update of {what}, {expected}", f"by {fetch.host} from {fetch.source}")
+            raise Violation(FETCHES, f"the update of {what}, {expected}", f"by {fetch.host} from {fetch.source}")
         if (*key, fetch.host) in self.updates:
-            raise Broken(FETCHED_ONCE, "an update that was not fetched yet", f"{what} once more")
+            raise Violation(FETCHED_ONCE, "an update that was not fetched yet", f"{what} once more")
         if key in self.late and fetch.host != self.head:  # which had not heard that the worker has left
             self.updates[*key, fetch.host] = fetch.ended
             return
         if key not in self.ready:
-            raise Broken(FETCHES, "an update that is ready, and has not arrived", what)
+            raise Violation(FETCHES, "an update that is ready, and has not arrived", what)
         ready = self.ready[key]
         if fetch.ended < ready - TICK:
-            raise Broken(FETCHES, f"{what} is all there at {ready!r}, when it is ready, or later", fetch.ended)
+            raise Violation(FETCHES, f"{what} is all there at {ready!r}, when it is ready, or later", fetch.ended)
         if fetch.began < (since := self.released.get(key, ready)) - TICK:
             when = "begun" if key in self.released else "ready"
-            raise Broken(FETCHES, f"{what} is fetched at {since!r}, when it is {when}, or later", fetch.began)
+            raise Violation(FETCHES, f"{what} is fetched at {since!r}, when it is {when}, or later", fetch.began)
         self.updates[*key, fetch.host] = fetch.ended
 
     def _sum(self, fetch: Fetch) -> None:
         assert fetch.number is not None
         what = f"sum {fetch.number}"
         if fetch.source == fetch.host or fetch.host not in self.fetchers:
-            raise Broken(FETCHES, f"{what}, by another one of {listed(self.fetchers)}", f"by {fetch.host}")
+            raise Violation(FETCHES, f"{what}, by another one of {listed(self.fetchers)}", f"by {fetch.host}")
         fetched = self.sums.setdefault(fetch.number, {})
         if fetch.host in fetched:
-            raise Broken(FETCHED_ONCE, "a sum that was not fetched yet", f"{what} once more")
+            raise Violation(FETCHED_ONCE, "a sum that was not fetched yet", f"{what} once more")
         fetched[fetch.host] = fetch
 
     def _summed(self, number: int, worker: int, at: float) -> None:
@@ -353,13 +355,13 @@ class _There:
         before = self.arriving.get(host)
         if before is not None and before.number == number:
             if before.at != at or worker in before.workers:
-                raise Broken(FETCHES, f"sum {number} at {before.at!r}, with each worker's update once", at)
+                raise Violation(FETCHES, f"sum {number} at {before.at!r}, with each worker's update once", at)
             before.workers.append(worker)
             before.fact = self.checking.row
             return
         self.end()
         if any(one.number == number for one in self.arriving.values()):
-            raise Broken(FETCHES, f"a sum of {host} alone", f"sum {number}")
+            raise Violation(FETCHES, f"a sum of {host} alone", f"sum {number}")
         if before is not None:
             self.sums.pop(before.number, None)
         self.arriving[host] = _Sum(number, at, self.checking.row, [worker])
@@ -374,7 +376,7 @@ class _There:
             self._before(math.inf if fetch is None else fetch.ended, at, f"sum {number} of {own}", host)
             if fetch is not None and (fetch.source != own or fetch.began < ready - TICK):
                 expected = f"sum {number} is fetched from {own} at {ready!r}, when its updates are ready, or later"
-                raise Broken(FETCHES, expected, f"at {fetch.began!r} from {fetch.source}")
+                raise Violation(FETCHES, expected, f"at {fetch.began!r} from {fetch.source}")
 
     def _arrived(self, worker: int, step: int, at: float) -> None:
         self.ready.pop((worker, step), None)
@@ -403,7 +405,7 @@ class _There:
     def _before(self, ended: float, at: float, what: str, host: str) -> None:
         if ended > at:
             found = "it never was" if ended == math.inf else f"at {ended!r}"
-            raise Broken(FETCHED, f"{what} is fetched by {host} before {at!r}", found)
+            raise Violation(FETCHED, f"{what} is fetched by {host} before {at!r}", found)
 
     def _number_of(self, source: str, host: str) -> int:
         return self.links.setdefault((source, host), len(self.links))

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from paceline.files import opened_record
 from paceline.records.check.checking import Checking
-from paceline.records.violations import FILE_HASH, FILE_NOTED, READABLE, Broken, count
+from paceline.records.violations import FILE_HASH, FILE_NOTED, READABLE, Violation, count
 
 ORDER = "parameters"
 """The key of a file's metadata with its parameters' names in the order of the hash, as `store.store` writes them."""
@@ -29,10 +29,10 @@ def files(checking: Checking) -> None:
     names = {f"{version:08d}.safetensors": sha256 for version, sha256, _ in rows}
     for version, _, file in rows:
         if file != f"versions/{version:08d}.safetensors":
-            raise Broken(FILE_NOTED, f"versions/{version:08d}.safetensors", file, "versions", version)
+            raise Violation(FILE_NOTED, f"versions/{version:08d}.safetensors", file, "versions", version)
     stray = sorted(here - names.keys() - ({final} if rows else set()))
     if checking.completed and stray:
-        raise Broken(FILE_NOTED, "files of recorded versions alone", stray[0], "versions/", None)
+        raise Violation(FILE_NOTED, "files of recorded versions alone", stray[0], "versions/", None)
     if rows and final in here and not stray:  # what a launcher that is killed wrote last may not be noted
         names[final] = rows[-1][1]
     for name, noted in names.items():
@@ -46,9 +46,9 @@ def files(checking: Checking) -> None:
             continue
         hashed += name != final
         if found != noted:
-            raise Broken(FILE_HASH, noted, found)
+            raise Violation(FILE_HASH, noted, found)
     if hashed and unordered:
-        raise Broken(
+        raise Violation(
             READABLE, "the order of parameters in every file", f"none in {unordered} of them", "versions/", None
         )
     if hashed:
@@ -62,7 +62,7 @@ def _sha256(path: Path) -> str | None:
     try:
         opened = opened_record(path)
     except OSError as error:
-        raise Broken(READABLE, "a file", error.strerror) from None
+        raise Violation(READABLE, "a file", error.strerror) from None
     with opened as file:
         header = _header(file, os.fstat(file.fileno()).st_size)
         order = header.pop("__metadata__", {}).get(ORDER)
@@ -75,7 +75,7 @@ def _sha256(path: Path) -> str | None:
                 file.seek(start + first)
                 _feed(digest, file, end - first)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise Broken(READABLE, "its parameters, and their order", f"{type(error).__name__}: {error}") from None
+            raise Violation(READABLE, "its parameters, and their order", f"{type(error).__name__}: {error}") from None
     return digest.hexdigest()
 
 
@@ -83,15 +83,15 @@ def _header(file: BinaryIO, size: int) -> dict[str, Any]:
     """Read a safetensors file's header: 8 bytes of length, and JSON."""
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(MOST, size - 8):
-        raise Broken(READABLE, "a safetensors file", f"a header of {length} bytes in a file of {size}")
+        raise Violation(READABLE, "a safetensors file", f"a header of {length} bytes in a file of {size}")
     try:
         header = json.loads(file.read(length))
         spans = sorted(tuple(one["data_offsets"]) for name, one in header.items() if name != "__metadata__")
         whole = all(before[1] == after[0] for before, after in pairwise(spans))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Broken(READABLE, "a safetensors file", f"{type(error).__name__}: {error}") from None
+        raise Violation(READABLE, "a safetensors file", f"{type(error).__name__}: {error}") from None
     if not whole or (spans and (spans[0][0] != 0 or spans[-1][1] != size - 8 - length)):
-        raise Broken(READABLE, "tensors that fill the file", f"{len(spans)} that do not")
+        raise Violation(READABLE, "tensors that fill the file", f"{len(spans)} that do not")
     return dict(header)
 
 

@@ -34,7 +34,7 @@ from paceline.records.violations import (
     SEGMENTS,
     SETTLED,
     WITHOUT_GAP,
-    Broken,
+    Violation,
     brief,
     count,
 )
@@ -53,7 +53,7 @@ def history(checking: Checking) -> None:
     for (number, *row), given in _rows(checking):
         checking.table, checking.row = "facts", number
         if number != facts + 1:
-            raise Broken(WITHOUT_GAP, f"fact {facts + 1}", f"fact {number}")
+            raise Violation(WITHOUT_GAP, f"fact {facts + 1}", f"fact {number}")
         fact = _fact(checking, row)
         if isinstance(fact, TrainingBegan) and facts:  # a fresh machine: nothing is outstanding
             _next_segment(checking)
@@ -74,7 +74,7 @@ def history(checking: Checking) -> None:
         _compare_reasons(checking, expected, given)
         for place, (row_id, _, position, *_) in enumerate(given):
             if position != place:
-                raise Broken(POSITIONS, f"position {place} of fact {number}", position, "orders", row_id)
+                raise Violation(POSITIONS, f"position {place} of fact {number}", position, "orders", row_id)
         for sentence, holds in invariants:
             _holds(checking, sentence, holds)
         _note(checking, fact, expected)
@@ -91,11 +91,11 @@ def history(checking: Checking) -> None:
         invariants=len(names),
     )
     if checking.here and _all_must_have_left(checking):
-        raise Broken(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(checking.here)}")
+        raise Violation(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(checking.here)}")
     left = rules.fates.ready
     if checking.completed and left:
         (worker, step), *_ = left
-        raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
+        raise Violation(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
     ending(checking)
     _say_history(checking, facts, orders, list(names))
 
@@ -103,7 +103,7 @@ def history(checking: Checking) -> None:
 def _next_segment(checking: Checking) -> None:
     number = checking.segment.number + 1
     if number >= len(checking.run.segments):
-        raise Broken(SEGMENTS, f"a row of segment {number}", "none", "segments", None)
+        raise Violation(SEGMENTS, f"a row of segment {number}", "none", "segments", None)
     checking.segment = checking.run.segments[number]
     checking.rules.spec = checking.segment.choice.spec
 
@@ -154,28 +154,28 @@ def _rows(checking: Checking) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any,
 
 def _stray(checking: Checking, row: tuple[Any, ...], before: int | None) -> None:
     rule = BELONGS if before is None else WITHOUT_GAP
-    raise Broken(rule, f"fact {row[1]}", "there is no such fact", "orders", row[0])
+    raise Violation(rule, f"fact {row[1]}", "there is no such fact", "orders", row[0])
 
 
 def _fact(checking: Checking, row: Sequence[Any]) -> Fact:
     at, kind, *columns, body = row
     if kind not in FACTS:
-        raise Broken(READABLE, f"one of {', '.join(FACTS)}", kind)
+        raise Violation(READABLE, f"one of {', '.join(FACTS)}", kind)
     fact: Fact = _decoded(FACTS[kind], body)
     _known(fact, body)
     if [fact.at, *_columns(fact)] != [at, *columns]:
-        raise Broken(READABLE, fact, f"at, worker, step, version = {[at, *columns]}")
+        raise Violation(READABLE, fact, f"at, worker, step, version = {[at, *columns]}")
     return fact
 
 
 def _order(checking: Checking, row: Sequence[Any]) -> Order:
     _, _, _, kind, *columns, body, _ = row
     if kind not in _ORDERS:
-        raise Broken(READABLE, f"one of {', '.join(_ORDERS)}", kind)
+        raise Violation(READABLE, f"one of {', '.join(_ORDERS)}", kind)
     order: Order = _decoded(_ORDERS[kind], body)
     _known(order, body)
     if _columns(order) != columns:
-        raise Broken(READABLE, order, f"worker, step, version = {columns}")
+        raise Violation(READABLE, order, f"worker, step, version = {columns}")
     return order
 
 
@@ -183,17 +183,17 @@ def _told(checking: Checking, machine: Machine, fact: Fact) -> tuple[Order, ...]
     try:
         return machine.handle(fact)
     except ProtocolViolation as violation:
-        raise Broken(violation.rule, "a fact that can be true now", fact) from None
+        raise Violation(violation.rule, "a fact that can be true now", fact) from None
 
 
 def _compare(checking: Checking, found: Sequence[Order], expected: Sequence[Order], ids: Sequence[int]) -> None:
     for order, again, row in zip(found, expected, ids, strict=False):
         if order != again:
-            raise Broken(SAME_ORDERS, again, order, "orders", row)
+            raise Violation(SAME_ORDERS, again, order, "orders", row)
     if len(found) > len(expected):
-        raise Broken(SAME_ORDERS, "no further order", found[len(expected)], "orders", ids[len(expected)])
+        raise Violation(SAME_ORDERS, "no further order", found[len(expected)], "orders", ids[len(expected)])
     if len(found) < len(expected):
-        raise Broken(SAME_ORDERS, expected[len(found)], "no further order that follows from this fact")
+        raise Violation(SAME_ORDERS, expected[len(found)], "no further order that follows from this fact")
 
 
 def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Sequence[Sequence[Any]]) -> None:
@@ -202,7 +202,7 @@ def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Seque
         if why is None or why.encode() != again:
             checking.table, checking.row = "orders", row
             if _decoded(_WHY, why) != msgspec.json.decode(again):  # equal ones only write digits in another way
-                raise Broken(SAME_REASONS, again.decode(), why)
+                raise Violation(SAME_REASONS, again.decode(), why)
 
 
 def _all_must_have_left(checking: Checking) -> bool:
@@ -231,9 +231,9 @@ def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None
     try:
         kept = holds()
     except Exception as error:
-        raise Broken(f"{name}: {sentence}", "true after this fact", f"{type(error).__name__}: {error}") from error
+        raise Violation(f"{name}: {sentence}", "true after this fact", f"{type(error).__name__}: {error}") from error
     if not kept:
-        raise Broken(f"{name}: {sentence}", "true after this fact", "false")
+        raise Violation(f"{name}: {sentence}", "true after this fact", "false")
 
 
 def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
@@ -253,38 +253,38 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
 def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
     run = checking.run
     if fact.seed != run.seed:
-        raise Broken(MEMBERS, f"seed {run.seed}", f"seed {fact.seed}")
+        raise Violation(MEMBERS, f"seed {run.seed}", f"seed {fact.seed}")
     absent = checking.segment.notes.get("absent", []) if not run.simulated else []
     expected = [worker for worker in range(checking.segment.workers) if worker not in absent]
     members = [worker for worker, _, _ in fact.members]
     if members != expected:
-        raise Broken(MEMBERS, f"worker {_names(expected)}", f"worker {_names(members)}")
+        raise Violation(MEMBERS, f"worker {_names(expected)}", f"worker {_names(members)}")
     for worker, host, _ in fact.members:
         _on_its_node(checking, worker, host)
     applied = checking.tally.shares.values()
     done = sum(share.samples if checking.tally.counted else share.steps for share in applied)
     if fact.done != done:
-        raise Broken(GOES_ON, f"{done} done", f"{fact.done} done")
+        raise Violation(GOES_ON, f"{done} done", f"{fact.done} done")
 
 
 def _on_its_node(checking: Checking, worker: int, host: str) -> None:
     hosts = checking.run.scenario_of(checking.segment).hosts(checking.segment.workers)
     if not 0 <= worker < len(hosts) or hosts[worker] != host:
         expected = f"one of {len(hosts)} workers" if worker >= len(hosts) else f"worker {worker} on {hosts[worker]}"
-        raise Broken(MEMBERS, expected, f"worker {worker} on {host}")
+        raise Violation(MEMBERS, expected, f"worker {worker} on {host}")
 
 
 def _decoded(decoder: Any, body: Any) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, TypeError) as error:
-        raise Broken(READABLE, "its fields, as JSON", f"{brief(body)} ({error})") from None
+        raise Violation(READABLE, "its fields, as JSON", f"{brief(body)} ({error})") from None
 
 
 def _known(value: Fact | Order, body: str) -> None:
     """Decoders of dataclasses ignore unknown fields, and can't be told to refuse them."""
     if strange := _FIELDS.decode(body).keys() - _NAMES[type(value)]:
-        raise Broken(READABLE, "no other field", min(strange))
+        raise Violation(READABLE, "no other field", min(strange))
 
 
 def _columns(value: Fact | Order) -> list[Any]:

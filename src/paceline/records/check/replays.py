@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.records.bitsets import Marks
+from paceline.records.bitsets import Bitset
 from paceline.records.check.checking import Checking
-from paceline.records.violations import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
+from paceline.records.violations import CHECKSUMS, READABLE, TRANSFERS, UNDONE, First, Violation, count
 from paceline.scenario.network import SharedLink
 
 
@@ -18,20 +18,20 @@ def for_replay(checking: Checking) -> None:
 def _checksums(checking: Checking) -> None:
     checking.table = "checksums"
     first, last = checking.rules.first or 0, checking.rules.version or 0
-    seen = Marks()
+    seen = Bitset()
     rows = checking.run.ledger.execute("SELECT rowid, version, checksum FROM checksums ORDER BY rowid")
     for checking.row, version, checksum in rows:
         if not first < version <= last or (0, version) in seen:
             what = "once more" if (0, version) in seen else "which no order made"
-            raise Broken(CHECKSUMS, "a version that was made, and not noted yet", f"version {version}, {what}")
+            raise Violation(CHECKSUMS, "a version that was made, and not noted yet", f"version {version}, {what}")
         if not isinstance(checksum, str) or len(checksum) != 16:
-            raise Broken(READABLE, "16 hexadecimal digits", checksum)
+            raise Violation(READABLE, "16 hexadecimal digits", checksum)
         seen.add(0, version)
     checking.row = None
     if checking.completed and checking.trained and checking.run.choice.spec.family == "parameter-server":
         gone = next((version for version in range(first + 1, last + 1) if (0, version) not in seen), None)
         if gone is not None:
-            raise Broken(CHECKSUMS, f"one of version {gone}", "none")
+            raise Violation(CHECKSUMS, f"one of version {gone}", "none")
     if seen:
         checking.proved.append(f"{count(len(seen), 'checksum')}, one of each version")
 
@@ -44,7 +44,7 @@ def _undone(checking: Checking) -> None:
     rows = checking.run.ledger.execute("SELECT rowid, worker, step FROM undone ORDER BY rowid")
     for checking.row, worker, step in rows:
         if (worker, step) not in may_be:
-            raise Broken(UNDONE, "such a step, once", f"step {step} of worker {worker}")
+            raise Violation(UNDONE, "such a step, once", f"step {step} of worker {worker}")
         may_be.discard((worker, step))
     checking.row = None
 
@@ -55,7 +55,7 @@ def _transfers(checking: Checking) -> None:
     columns = "worker, direction, number, began, ended"
     for *transfer, row in checking.run.ledger.execute(f"SELECT {columns}, rowid FROM transfers ORDER BY {columns}, 6"):
         if transfer == before:
-            broken = Broken(TRANSFERS, "another one", f"{_transfer(*transfer[:3])} once more", "transfers", row)
+            broken = Violation(TRANSFERS, "another one", f"{_transfer(*transfer[:3])} once more", "transfers", row)
             first.note(broken, row)
         before, noted = transfer, noted + 1
     first.settle()
@@ -68,7 +68,7 @@ def _transfers(checking: Checking) -> None:
     gone = checking.run.ledger.execute(_NOT_TRANSFERRED).fetchone()
     if gone is not None:
         *key, came, found = gone
-        raise Broken(TRANSFERS, f"{_transfer(*key)}, {count(came, 'time')}", found)
+        raise Violation(TRANSFERS, f"{_transfer(*key)}, {count(came, 'time')}", found)
 
 
 _NOT_TRANSFERRED = """

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import MARKED, connect
 from paceline.records.segments import Segment, Stretch
-from paceline.records.violations import GOES_ON, SEGMENTS, Broken
+from paceline.records.violations import GOES_ON, SEGMENTS, Violation
 
 SETTINGS = ("workers", "protocol", "environment")
 """What the newest segment's row has as the table `run` has it."""
@@ -53,21 +53,21 @@ def _rows(checking: Checking) -> None:
         checking.row = segment
         last = number == len(rows) - 1
         if segment != number:
-            raise Broken(SEGMENTS, f"segment {number}", f"segment {segment}")
+            raise Violation(SEGMENTS, f"segment {number}", f"segment {segment}")
         if at is None:
             if not last or fact != checking.counts["facts"] + 1 or _came_to_its_work(checking):
-                raise Broken(SEGMENTS, "when it began", at)
+                raise Violation(SEGMENTS, "when it began", at)
         elif (found := next(began, None)) != (fact, at, version):
             expected = "no further one" if found is None else f"fact, at, version = {found}"
-            raise Broken(SEGMENTS, expected, (fact, at, version))
+            raise Violation(SEGMENTS, expected, (fact, at, version))
         if at is not None and not (isinstance(workers, int) and workers > 0):
-            raise Broken(SEGMENTS, "how many workers there were to be", workers)
+            raise Violation(SEGMENTS, "how many workers there were to be", workers)
         if last != (notes is None) and not (last and at is None):
-            raise Broken(SEGMENTS, "notes of every segment but the newest", notes)
+            raise Violation(SEGMENTS, "notes of every segment but the newest", notes)
         _goes_on(checking, number, fact, snapshot, amounts)
     checking.row = None
     if (missing := next(began, None)) is not None:
-        raise Broken(SEGMENTS, f"a segment that begins with fact {missing[0]}", "none")
+        raise Violation(SEGMENTS, f"a segment that begins with fact {missing[0]}", "none")
 
 
 def _came_to_its_work(checking: Checking) -> bool:
@@ -79,15 +79,15 @@ def _goes_on(checking: Checking, number: int, fact: int, snapshot: Any, amounts:
     """The first segment goes on from nothing, and each other one from the fact before its own."""
     if number == 0:
         if snapshot is not None or any(one is not None for one in amounts):
-            raise Broken(SEGMENTS, "nothing undone before the first segment", (snapshot, *amounts))
+            raise Violation(SEGMENTS, "nothing undone before the first segment", (snapshot, *amounts))
         return
     marked = checking.run.ledger.execute("SELECT 1 FROM marks WHERE snapshot = ?", (snapshot,)).fetchone()
     if snapshot != fact - 1 or marked is None:
-        raise Broken(GOES_ON, f"a snapshot after fact {fact - 1}, with its mark", snapshot)
+        raise Violation(GOES_ON, f"a snapshot after fact {fact - 1}, with its mark", snapshot)
     versions, samples, seconds, facts, _ = amounts
     whole = [one for one in (versions, 0 if samples is None else samples, facts) if isinstance(one, int) and one >= 0]
     if len(whole) < 3 or not (isinstance(seconds, float | int) and 0 <= seconds < math.inf):
-        raise Broken(SEGMENTS, "how much was undone: 0 or more", tuple(amounts[:-1]))
+        raise Violation(SEGMENTS, "how much was undone: 0 or more", tuple(amounts[:-1]))
 
 
 def _newest(checking: Checking, segment: Segment) -> None:
@@ -101,19 +101,19 @@ def _newest(checking: Checking, segment: Segment) -> None:
     for key, value in zip(SETTINGS, row, strict=True):
         found = json.loads(value) if isinstance(value, str) else value
         if found != checking.run.config.get(key):
-            raise Broken(SEGMENTS, f"{key} = {checking.run.config.get(key)}, as the table run has it", found)
+            raise Violation(SEGMENTS, f"{key} = {checking.run.config.get(key)}, as the table run has it", found)
     families = {one.choice.spec.family for one in checking.run.segments}
     if len(families) > 1:
-        raise Broken(SEGMENTS, "protocols of one family", ", ".join(sorted(families)))
+        raise Violation(SEGMENTS, "protocols of one family", ", ".join(sorted(families)))
 
 
 def _files(checking: Checking, segment: Segment) -> None:
     """The undone ledgers have as many facts as were undone. One that is gone proves nothing."""
     paths = [checking.run.folder / file for file in segment.undone.files]
     if strange := [file for file in segment.undone.files if Path(file).name != file]:
-        raise Broken(SEGMENTS, "ledgers in the run's folder", strange[0])
+        raise Violation(SEGMENTS, "ledgers in the run's folder", strange[0])
     if not paths and segment.undone.facts:
-        raise Broken(SEGMENTS, f"a ledger of the {segment.undone.facts} facts that were undone", "none")
+        raise Violation(SEGMENTS, f"a ledger of the {segment.undone.facts} facts that were undone", "none")
     if not all(path.is_file() for path in paths):
         return
     facts = 0
@@ -122,10 +122,10 @@ def _files(checking: Checking, segment: Segment) -> None:
             with closing(connect(path)) as aside:
                 facts += aside.execute("SELECT count(*) FROM facts").fetchone()[0]
         except (ConfigError, sqlite3.Error) as error:
-            raise Broken(SEGMENTS, f"a ledger in {path.name}", error) from None
+            raise Violation(SEGMENTS, f"a ledger in {path.name}", error) from None
     if facts != segment.undone.facts:
         found = f"{facts} in {', '.join(segment.undone.files)}"
-        raise Broken(SEGMENTS, f"{segment.undone.facts} facts that were undone", found)
+        raise Violation(SEGMENTS, f"{segment.undone.facts} facts that were undone", found)
 
 
 def _marks(checking: Checking) -> None:
@@ -139,6 +139,6 @@ def _marks(checking: Checking) -> None:
         checking.row = row[0]
         for name, least, found, greatest in zip(("snapshot", *MARKED), before, row, most, strict=True):
             if not isinstance(found, int) or not least <= found <= greatest:
-                raise Broken(SEGMENTS, f"{name} from {least} to {greatest}", found)
+                raise Violation(SEGMENTS, f"{name} from {least} to {greatest}", found)
         before = row
     checking.row = None

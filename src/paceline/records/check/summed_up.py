@@ -8,7 +8,7 @@ from typing import Any
 from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary
-from paceline.records.violations import STALENESS, SUMMED_UP, Broken
+from paceline.records.violations import STALENESS, SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds: a summary has nine digits of them."""
@@ -20,7 +20,7 @@ def summary(checking: Checking, summary: Summary) -> None:
     counted = {str(stale): times for stale, times in sorted(checking.rules.staleness.items()) if times}
     reported = summary.get("staleness", {}).get("histogram")
     if reported != counted:
-        raise Broken(STALENESS, counted, reported, SUMMARY, "staleness.histogram")
+        raise Violation(STALENESS, counted, reported, SUMMARY, "staleness.histogram")
     _take_measurements(checking)
     end = checking.end
     assert end is not None  # `ending` has made sure of that
@@ -40,10 +40,10 @@ def summary(checking: Checking, summary: Summary) -> None:
     again["paceline"] = checking.run.config.get("paceline")
     for key, value in again.items():
         if difference := _difference(key, value, summary.get(key)):
-            raise Broken(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])
+            raise Violation(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])
     for key in summary:
         if key not in again:
-            raise Broken(SUMMED_UP, f"nothing called {key}", summary[key], SUMMARY, key)
+            raise Violation(SUMMED_UP, f"nothing called {key}", summary[key], SUMMARY, key)
     checking.proved.append("the summary is what the ledger comes to, staleness and each worker's share included")
 
 

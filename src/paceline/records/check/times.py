@@ -17,8 +17,8 @@ from paceline.records.violations import (
     READABLE,
     STEP_TIMES,
     WITHIN,
-    Broken,
     First,
+    Violation,
     count,
 )
 from paceline.scenario.scenario import Scenario, Slowdown
@@ -68,7 +68,7 @@ def times(checking: Checking) -> None:
         row = checking.run.ledger.execute("SELECT rowid FROM step_times LIMIT 1").fetchone()
         if row is not None:
             expected = "none: a replay has the recorded moments, and measures nothing"
-            raise Broken(STEP_TIMES, expected, "one", "step_times", row[0])
+            raise Violation(STEP_TIMES, expected, "one", "step_times", row[0])
         return
     finished = _steps(checking)
     if finished:
@@ -95,7 +95,7 @@ def _steps(checking: Checking) -> int:
         if checking.run.simulated or step.row is None or interrupted or step.parts[1] > 0:
             return
         measured.note(
-            Broken(MEASURED, f"the push of {step} takes time", step.parts[1], "step_times", step.row), step.row
+            Violation(MEASURED, f"the push of {step} takes time", step.parts[1], "step_times", step.row), step.row
         )
 
     rows = groupby(checking.run.ledger.execute(_STEPS), key=itemgetter(0, 1))
@@ -116,7 +116,7 @@ def _steps(checking: Checking) -> int:
     if not checking.run.simulated:
         began = checking.tally.began  # in virtual time everything begins at 0
         if began is not None and not began > 0:
-            raise Broken(MEASURED, "training begins after the clock was set, so later than 0", began, "facts", 1)
+            raise Violation(MEASURED, "training begins after the clock was set, so later than 0", began, "facts", 1)
         measured.settle()
         padded.settle()
         if any(paddings):
@@ -140,11 +140,11 @@ def _step(checking: Checking, worker: int, step: int, rows: Iterator[tuple[Any, 
         checking.row = number
         try:
             if one.fact is None:
-                raise Broken(STEP_TIMES, "a step whose gradient was ready", one)
+                raise Violation(STEP_TIMES, "a step whose gradient was ready", one)
             if one.row is not None:
-                raise Broken(STEP_TIMES, "a step that has none yet", f"{one} once more")
+                raise Violation(STEP_TIMES, "a step that has none yet", f"{one} once more")
             _possible(one, began, parts, copies)
-        except Broken as broken:
+        except Violation as broken:
             broken.table, broken.row = "step_times", number
             within.note(broken, number)
         else:
@@ -159,13 +159,13 @@ def _possible(step: _Step, began: float, parts: Sequence[float], copies: Sequenc
         if seconds is None and name in COPIES:
             continue
         if not isinstance(seconds, float | int) or not math.isfinite(seconds):
-            raise Broken(READABLE, f"{name} in seconds", seconds)
+            raise Violation(READABLE, f"{name} in seconds", seconds)
         if seconds < 0:
-            raise Broken(WITHIN, f"{name} is 0 or more", seconds)
+            raise Violation(WITHIN, f"{name} is 0 or more", seconds)
     if began < step.released - TICK:
-        raise Broken(WITHIN, f"{step} began at {step.released!r}, when it was released, or later", began)
+        raise Violation(WITHIN, f"{step} began at {step.released!r}, when it was released, or later", began)
     if began + parts[0] > step.ready + TICK:
-        raise Broken(WITHIN, f"{step} was computed by {step.ready!r}, when its gradient was ready", began + parts[0])
+        raise Violation(WITHIN, f"{step} was computed by {step.ready!r}, when its gradient was ready", began + parts[0])
 
 
 def _left(checking: Checking) -> dict[int, list[tuple[int, float]]]:
@@ -206,10 +206,10 @@ def _ended(
     else:
         return False
     if step.row is None:
-        between.note(Broken(STEP_TIMES, f"those of {step}", "none", "step_times", None), 0)
+        between.note(Violation(STEP_TIMES, f"those of {step}", "none", "step_times", None), 0)
     elif (total := sum(step.parts)) > until - step.released + TICK:
         expected = f"{step} and its waits take {until - step.released!r} s or less"
-        between.note(Broken(WITHIN, expected, total, "step_times", step.row), 0)
+        between.note(Violation(WITHIN, expected, total, "step_times", step.row), 0)
     return interrupted
 
 
@@ -241,7 +241,7 @@ class _Padding:
         expected = f"{step} takes {least!r} s or more"
         assert step.fact is not None
         if step.ready - began < least - TICK:
-            padded.note(Broken(PADDED, expected, step.ready - began, "facts", step.fact), step.fact)
+            padded.note(Violation(PADDED, expected, step.ready - began, "facts", step.fact), step.fact)
         elif step.row is not None and step.parts[0] + step.parts[-1] < least - TICK:
             found = step.parts[0] + step.parts[-1]
-            padded.note(Broken(PADDED, expected, found, "step_times", step.row), step.fact)
+            padded.note(Violation(PADDED, expected, found, "step_times", step.row), step.fact)

@@ -11,7 +11,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.first_mean import FirstMean
 from paceline.records.check.versions_made import Made, VersionsMade
 from paceline.records.reading import unmeasured
-from paceline.records.recording_schedule import Due
+from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.violations import (
     CONSENSUS,
     EVALUATED,
@@ -20,7 +20,7 @@ from paceline.records.violations import (
     RECORDED_DUE,
     RECORDED_SAMPLES,
     RECORDED_WHEN,
-    Broken,
+    Violation,
     count,
 )
 
@@ -32,12 +32,12 @@ def to_be_made(checking: Checking, undone: frozenset[tuple[int, int]]) -> Versio
     return VersionsMade(undone=undone, recorded=recorded, due=_due(checking), first=first)
 
 
-def _due(checking: Checking) -> Due | None:
+def _due(checking: Checking) -> RecordingSchedule | None:
     """When versions are due; None if the ledger does not say how many an epoch has."""
     times = checking.run.config.get("record")
     if not _whole(times):
         return None
-    due = Due(times)
+    due = RecordingSchedule(times)
     for (samples,) in checking.run.ledger.execute("SELECT expected FROM epochs WHERE expected > 0 AND first = 0"):
         due.epoch_opened(samples)
     return due
@@ -53,15 +53,15 @@ def versions(checking: Checking) -> None:
     for number, version, at, samples, sha256, file in rows:
         checking.row = number
         if not (_whole(version) and isinstance(at, float) and (samples is None or _whole(samples))):
-            raise Broken(READABLE, "numbers in version, at and samples", [version, at, samples])
+            raise Violation(READABLE, "numbers in version, at and samples", [version, at, samples])
         if not (isinstance(sha256, str) and len(sha256) == 64 and isinstance(file, str)):
-            raise Broken(READABLE, "64 hexadecimal digits, and a file", [sha256, file])
+            raise Violation(READABLE, "64 hexadecimal digits, and a file", [sha256, file])
         if not checking.trained:
-            raise Broken(RECORDED, "none: no script was run", f"version {version}")
+            raise Violation(RECORDED, "none: no script was run", f"version {version}")
         if version <= newest:
-            raise Broken(RECORDED, f"one after version {newest}", f"version {version}")
+            raise Violation(RECORDED, f"one after version {newest}", f"version {version}")
         if at < before:
-            raise Broken(RECORDED_WHEN, f"at {before!r} or later", at)
+            raise Violation(RECORDED_WHEN, f"at {before!r} or later", at)
         recorded[version], numbers[version] = (at, samples), number
         newest, before = version, at
     checking.row = None
@@ -84,11 +84,11 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
         checking.row = numbers[version]
         moment = made.versions.get(version, Made(0.0, 0) if version == 0 else None)
         if moment is None:
-            raise Broken(RECORDED, "a version that an order made", f"version {version}")
+            raise Violation(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
-            raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
+            raise Violation(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
         if version and (at < moment.at or (exact and at > moment.at)):
-            raise Broken(RECORDED_WHEN, f"at {moment.at!r}{'' if exact else ' or later'}", at)
+            raise Violation(RECORDED_WHEN, f"at {moment.at!r}{'' if exact else ' or later'}", at)
     checking.row = None
     if made.due is None:
         return
@@ -100,10 +100,10 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
     stops = {segment.version for segment in checking.run.segments[1:]}
     for version in expected:
         if version not in recorded and version <= so_far and version not in stops:
-            raise Broken(RECORDED_DUE, f"version {version}", "it is not there")
+            raise Violation(RECORDED_DUE, f"version {version}", "it is not there")
     for version in recorded:
         if version not in expected and version != last and version not in stops:
-            raise Broken(RECORDED_DUE, "none that is neither due nor the last", f"version {version}")
+            raise Violation(RECORDED_DUE, "none that is neither due nor the last", f"version {version}")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded version')}, made when and of what the facts say")
 
@@ -124,34 +124,36 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
     for number, (version, (at, samples)) in enumerate(recorded.items(), 1):
         checking.row = numbers[version]
         if version != number:
-            raise Broken(RECORDED, f"version {number}, as means count up by one", f"version {version}")
+            raise Violation(RECORDED, f"version {number}, as means count up by one", f"version {version}")
         if samples is None:
             if counted:
-                raise Broken(RECORDED_SAMPLES, f"samples of version {version}", samples)
+                raise Violation(RECORDED_SAMPLES, f"samples of version {version}", samples)
             continue
         same = with_samples.get(samples, [])
         same = same[bisect_left(same, place) :]
         if not same:
-            raise Broken(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
+            raise Violation(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
         place = next((n for n in same if candidates[n].at == at), same[0])
         earliest = candidates[place].at
         ends, following = ([over.at], math.inf) if number == len(recorded) else (stops, moments[number])
         # in a replay, a segment's last mean is recorded when all workers have left, whatever its clock then shows
         latest = next((end for end in ends if at <= end <= following), earliest)
         if at < earliest or (virtual and at > latest):
-            raise Broken(RECORDED_WHEN, f"at {earliest!r}{'' if virtual else ' or later'}", at)
+            raise Violation(RECORDED_WHEN, f"at {earliest!r}{'' if virtual else ' or later'}", at)
     checking.row = None
     if checking.completed and recorded and counted:
         last, (_, samples) = max(recorded.items())
         if samples != over.samples:
-            raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
+            raise Violation(
+                RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}"
+            )
     if checking.completed and not recorded and checking.trained and checking.made.replicas:
-        raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
+        raise Violation(RECORDED_DUE, "the mean of all replicas at the end", "no version")
     if (due := made.first.due) is not None and recorded and not checking.replays:
         _, samples = recorded[1]
         stopped = bool(stops) and (samples or 0) < due  # the mean of where it stopped was not due
         if not stopped and not made.first.may_be(samples, over.samples):
-            raise Broken(RECORDED_DUE, f"a first version of {due} samples", f"{samples} in version 1")
+            raise Violation(RECORDED_DUE, f"a first version of {due} samples", f"{samples} in version 1")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each of replicas as the facts have them")
 
@@ -166,18 +168,20 @@ def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]
         awaited = means[len(seen)] if len(seen) < len(means) else None
         cut_off = awaited is None and not checking.completed and _next_mean(checking, means, version)
         if version != awaited and not cut_off:
-            raise Broken(CONSENSUS, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
+            raise Violation(
+                CONSENSUS, "none" if awaited is None else f"that of version {awaited}", f"version {version}"
+            )
         if version in recorded and at != recorded[version][0]:
-            raise Broken(CONSENSUS, f"at {recorded[version][0]!r}, as version {version}", at)
+            raise Violation(CONSENSUS, f"at {recorded[version][0]!r}, as version {version}", at)
         most = max(segment.workers for segment in checking.run.segments)
         if not (_whole(replicas) and 1 <= replicas <= most):
-            raise Broken(CONSENSUS, f"1 to {most} replicas", replicas)
+            raise Violation(CONSENSUS, f"1 to {most} replicas", replicas)
         if distance is not None and not (isinstance(distance, float) and distance >= 0):
-            raise Broken(CONSENSUS, "a distance of 0 or more", distance)
+            raise Violation(CONSENSUS, "a distance of 0 or more", distance)
         seen.append(version)
     checking.row = None
     if len(seen) < len(means):
-        raise Broken(CONSENSUS, f"that of version {means[len(seen)]}", "none")
+        raise Violation(CONSENSUS, f"that of version {means[len(seen)]}", "none")
 
 
 def _next_mean(checking: Checking, means: Sequence[int], version: int) -> bool:
@@ -192,7 +196,7 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
     """
     silent = unmeasured(checking.run.ledger)
     if not isinstance(silent, list) or not all(_whole(version) and version in recorded for version in silent):
-        raise Broken(READABLE, "a list of recorded versions", silent, "run", "unmeasured")
+        raise Violation(READABLE, "a list of recorded versions", silent, "run", "unmeasured")
     told = [version for version in recorded if version not in silent]
     checking.table = "evaluations"
     seen: dict[tuple[int, str], None] = {}
@@ -200,23 +204,25 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
     rows = checking.run.ledger.execute("SELECT rowid, version, metric FROM evaluations ORDER BY rowid")
     for checking.row, version, metric in rows:
         if version not in recorded:
-            raise Broken(EVALUATED, "a recorded version", f"version {version}")
+            raise Violation(EVALUATED, "a recorded version", f"version {version}")
         if (version, metric) in seen:
-            raise Broken(EVALUATED, "another one", f"{metric} of version {version} once more")
+            raise Violation(EVALUATED, "another one", f"{metric} of version {version} once more")
         seen[version, metric] = None
         if version in evaluated[-1:]:
             continue
         awaited = told[len(evaluated)] if len(evaluated) < len(told) else None
         if version != awaited:
-            raise Broken(EVALUATED, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
+            raise Violation(
+                EVALUATED, "none" if awaited is None else f"that of version {awaited}", f"version {version}"
+            )
         evaluated.append(version)
     checking.row = None
     evaluates = checking.run.config.get("evaluates")
     if (evaluated or silent) and evaluates is False:
-        raise Broken(EVALUATED, "none: the script has no evaluate", f"that of version {(*evaluated, *silent)[0]}")
+        raise Violation(EVALUATED, "none: the script has no evaluate", f"that of version {(*evaluated, *silent)[0]}")
     wanted = bool(evaluated) or bool(evaluates)
     if checking.completed and wanted and len(evaluated) < len(told):
-        raise Broken(EVALUATED, f"that of version {told[len(evaluated)]}", "none")
+        raise Violation(EVALUATED, f"that of version {told[len(evaluated)]}", "none")
     if evaluated:
         checking.proved.append(f"{count(len(evaluated), 'evaluation')}, one of each recorded version in order")
 

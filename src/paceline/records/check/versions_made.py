@@ -9,8 +9,8 @@ from typing import NamedTuple
 from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, StepReplica
 from paceline.records.check.first_mean import FirstMean
-from paceline.records.recording_schedule import Due
-from paceline.records.update_outcomes import Dropped, Fate, Fates, Undone
+from paceline.records.recording_schedule import RecordingSchedule
+from paceline.records.update_outcomes import Dropped, Fate, Undone, UpdateOutcomes
 
 
 class Made(NamedTuple):
@@ -31,7 +31,7 @@ class VersionsMade:
     """Steps that no replica made, though one was ordered to."""
     recorded: Mapping[int, int | None] = field(default_factory=dict)
     """By recorded version: the samples that it was noted with."""
-    due: Due | None = None
+    due: RecordingSchedule | None = None
     """When a version is to be recorded; None if the ledger does not say how many samples an epoch has."""
     versions: dict[int, Made] = field(default_factory=dict)
     """Of the store's versions those that were recorded, and the last one."""
@@ -49,7 +49,7 @@ class VersionsMade:
     replicas: int = 0
     _samples: frozenset[int | None] = frozenset()
     """In recorded versions."""
-    _fates: Fates = field(default_factory=Fates)
+    _fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
 
     def __post_init__(self) -> None:
         self._samples = frozenset(self.recorded.values())

@@ -14,10 +14,10 @@ from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
 from paceline.training.push import AreaPush, NoPush
 from paceline.training.told import ToldPush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
-def holder_of(kind: HolderKind, pushes: Pushes, joined: Joined, *, tells: bool = False) -> Holder:
+def holder_of(kind: HolderKind, pushes: Pushes, joined: TrainingContext, *, tells: bool = False) -> Holder:
     """Make this worker's holder. `tells`: see `Started`; gradients on a device leave their host at the step."""
     device = accelerator.accelerator_of(joined.parameters)
     if device is not None:
@@ -35,7 +35,7 @@ def holder_of(kind: HolderKind, pushes: Pushes, joined: Joined, *, tells: bool =
             assert_never(kind)
 
 
-def _on_device(kind: HolderKind, pushes: Pushes, joined: Joined, copier: Copier) -> Holder:
+def _on_device(kind: HolderKind, pushes: Pushes, joined: TrainingContext, copier: Copier) -> Holder:
     match kind:
         case "window":
             return DeviceWindow(joined, copier)

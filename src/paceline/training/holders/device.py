@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.machine import Pushes
 from paceline.training.copier import Arena, Copier
-from paceline.training.device_parameters import Mirror
+from paceline.training.device_parameters import DeviceParameters
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.own_step import Steps
 from paceline.training.holders.replica import Replica
@@ -18,7 +18,7 @@ from paceline.training.holders.window import Window
 from paceline.training.layout import PushArea
 from paceline.training.link import Step
 from paceline.training.push import NoPush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class _OnDevice:
@@ -38,9 +38,9 @@ class _OnDevice:
 class DeviceWindow(_OnDevice, Window):
     """Shows versions of the store in copies. Pushes gradients."""
 
-    def __init__(self, joined: Joined, copier: Copier) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         self._copier = copier
-        shown = Mirror(joined, copier, joined.places.layout.slot_bytes)
+        shown = DeviceParameters(joined, copier, joined.places.layout.slot_bytes)
         super().__init__(joined, DeviceGradients(joined, copier), shown)
         self._mirror = shown
 
@@ -52,9 +52,9 @@ class DeviceWindow(_OnDevice, Window):
 class DeviceOwnStep(_OnDevice, Steps):
     """Steps the worker's own parameters where they are, on the device. Pushes updates."""
 
-    def __init__(self, joined: Joined, copier: Copier) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         self._copier = copier
-        self._mirror = Mirror(joined, copier, joined.places.layout.slot_bytes)
+        self._mirror = DeviceParameters(joined, copier, joined.places.layout.slot_bytes)
         super().__init__(joined, DeviceUpdates(joined, copier), self._mirror.arena.views)
 
     @torch.no_grad()
@@ -84,9 +84,9 @@ class DeviceReplica(_OnDevice, Replica):
     there again.
     """
 
-    def __init__(self, joined: Joined, copier: Copier, pushes: Pushes) -> None:
+    def __init__(self, joined: TrainingContext, copier: Copier, pushes: Pushes) -> None:
         self._copier = copier
-        self._mirror = Mirror(joined, copier, joined.places.layout.push_bytes)
+        self._mirror = DeviceParameters(joined, copier, joined.places.layout.push_bytes)
         self._averages_parameters = pushes == "nothing"
         self._of_mean: Arena | None = None
         self._held = self._stepped_into = -1

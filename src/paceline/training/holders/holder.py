@@ -11,7 +11,7 @@ import torch
 
 from paceline.errors import RunFailed
 from paceline.training.link import Step
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class Holder(ABC):
@@ -26,7 +26,7 @@ class Holder(ABC):
     keeps_state: ClassVar[bool]
     """Whether the optimizer's state is in the script's own object, rather than with the store."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: TrainingContext) -> None:
         self.joined = joined
 
     def install(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:

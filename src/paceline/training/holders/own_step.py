@@ -14,7 +14,7 @@ from paceline.training.holders.stepping import Stepping
 from paceline.training.holders.stored import Stored
 from paceline.training.parameter_views import Windowed, same_bytes
 from paceline.training.push import UpdatePush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class Steps(Stored):
@@ -26,7 +26,7 @@ class Steps(Stored):
     keeps_state = True
     _push: UpdatePush
 
-    def __init__(self, joined: Joined, push: UpdatePush, values: list[Tensor]) -> None:
+    def __init__(self, joined: TrainingContext, push: UpdatePush, values: list[Tensor]) -> None:
         """`values`: the parameters that the optimizer steps."""
         super().__init__(joined, push)
         self._values = values
@@ -71,7 +71,7 @@ class Steps(Stored):
 class OwnStep(Steps):
     """Shows the worker's own parameters, in a memory of its own, through a window."""
 
-    def __init__(self, joined: Joined, push: UpdatePush) -> None:
+    def __init__(self, joined: TrainingContext, push: UpdatePush) -> None:
         layout = joined.places.layout
         region = Region.create(layout.slot_bytes)
         super().__init__(joined, push, [entry.over(region.memory) for entry in layout.moving])

@@ -14,9 +14,9 @@ from paceline.training.holders.holder import Holder
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import PushArea
 from paceline.training.link import Step
-from paceline.training.parameter_views import Shown, Windowed
+from paceline.training.parameter_views import ParameterViews, Windowed
 from paceline.training.push import GradientPush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class Replica(Holder):
@@ -27,7 +27,7 @@ class Replica(Holder):
 
     keeps_state = True
 
-    def __init__(self, joined: Joined, push: GradientPush, shown: Shown | None = None) -> None:
+    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews | None = None) -> None:
         """`shown`: what shows the replica otherwise than in a window."""
         super().__init__(joined)
         places, layout = joined.places, joined.places.layout

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from paceline.store.chunks import user_class
 from paceline.store.store import Scalars, scalars_of, set_scalars
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class Stepping:
     """Steps the optimizer on other tensors than the parameters show, with the parameters' gradients."""
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: TrainingContext) -> None:
         self._optimizer = joined.optimizer
         self._parameters = joined.parameters
         self._clip = joined.clip

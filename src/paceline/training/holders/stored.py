@@ -10,13 +10,13 @@ import torch
 
 from paceline.training.holders.holder import Holder
 from paceline.training.push import Push
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class Stored(Holder):
     """Shows versions that lie in slots, and pushes what the store makes the next ones of."""
 
-    def __init__(self, joined: Joined, push: Push) -> None:
+    def __init__(self, joined: TrainingContext, push: Push) -> None:
         super().__init__(joined)
         self._push = push
         self._push.use(joined.link.worker)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from paceline.training.holders.stored import Stored
-from paceline.training.parameter_views import Shown, Windowed
+from paceline.training.parameter_views import ParameterViews, Windowed
 from paceline.training.push import GradientPush
-from paceline.training.training_context import Joined
+from paceline.training.training_context import TrainingContext
 
 
 class Window(Stored):
@@ -17,7 +17,7 @@ class Window(Stored):
     keeps_state = False
     _push: GradientPush
 
-    def __init__(self, joined: Joined, push: GradientPush, shown: Shown | None = None) -> None:
+    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews | None = None) -> None:
         """`shown`: what shows versions otherwise than in a window."""
         super().__init__(joined, push)
         layout = joined.places.layout
