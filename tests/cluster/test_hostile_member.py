@@ -15,7 +15,7 @@ from paceline.host.machine import Machine
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.net import numbered
-from support.rooms import OFFER
+from support.run_state import OFFER
 from support.world.faults import IN_GROUPS, PROTOCOLS, History, Killed, drawn
 from support.world.liar import CODING, LIAR, Liar, changed
 from support.world.processes import Wrong

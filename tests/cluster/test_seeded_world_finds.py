@@ -141,7 +141,7 @@ def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     def early(self: CommitQueue, order: Any) -> None:
         carry_out(self, order)
         if self._committing is not None:
-            self._news._rooms.host._made(self._committing.version)  # type: ignore[attr-defined]
+            self._news._run_state.host._made(self._committing.version)  # type: ignore[attr-defined]
 
     patch.setattr(CommitQueue, "carry_out", early)
 

@@ -25,7 +25,7 @@ from paceline.store import chunks as parts_module
 from paceline.store.chunks import chunks_at
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
-from support.rooms import Clockwork
+from support.run_state import Clockwork
 from support.seeds import each_seed
 
 SHAPES = [(33, 7), (7,), (1,), (50, 41), (0, 3), (97,)]

@@ -19,7 +19,7 @@ from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 HEAD = Peer("node-0", 1)
 

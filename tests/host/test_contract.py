@@ -28,7 +28,7 @@ from paceline.host.contract import NotHere
 from paceline.ipc import messages
 from paceline.protocols import registry
 from support.companies import PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 HOSTS: dict[str, Callable[..., Company]] = {"local": company, "several": elsewhere}
 """By name: makes a host whose workers train."""

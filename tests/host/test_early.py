@@ -20,7 +20,7 @@ from paceline.ipc import messages
 from paceline.protocols import registry
 from support import companies
 from support.companies import Elsewhere, elsewhere
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 SIZE, QUARTER = 64, 16
 FIRST = Update(0, 0)

@@ -12,7 +12,7 @@ from paceline.host.orders.commit_dispatch import MOST_THREADS
 from paceline.host.worker_state import WorkerState, idle_cores
 from paceline.ipc import messages
 from support.companies import Company, company
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 ON_GPU = msgspec.structs.replace(OFFER, device="NVIDIA H200")
 

@@ -24,7 +24,7 @@ from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.several import Other, SeveralHosts
 from paceline.ipc import messages
 from paceline.records.times import Fetch
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 DECLINED = messages.Declined()
 

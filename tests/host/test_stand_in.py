@@ -9,7 +9,7 @@ import pytest
 
 from paceline.host.bootstrap_process import EARLY, BootstrapProcess
 from paceline.ipc import messages
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 
 class Company:

@@ -18,7 +18,7 @@ from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
-from support.rooms import OFFER, Clockwork
+from support.run_state import OFFER, Clockwork
 
 HEAD = Peer("node-0", 1)
 STORE = "the store"

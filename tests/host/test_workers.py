@@ -23,7 +23,7 @@ from paceline.ipc.processes import exit_phrase
 from paceline.ipc.zygote import Zygote
 from support.events import LONG
 from support.outputs import output_to
-from support.rooms import OFFER
+from support.run_state import OFFER
 
 Body = Callable[[Channel], int]
 """What a worker's process does. Returns its exit code."""

@@ -58,7 +58,7 @@ class Full:
         host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(3, 4), full=True))
         settings = SimpleNamespace(choice=choose("asp", registry()))
         adopting = SimpleNamespace(book=Adoption())
-        self.rooms = SimpleNamespace(settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host)
+        self.run_state = SimpleNamespace(settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host)
 
     def carry_out(self, order: Order) -> None:
         pass
@@ -126,7 +126,7 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
     happened: deque[Fact] = deque([first])
     members = {worker: Member(worker=worker) for worker in range(3)}
     coordinator: Any = SimpleNamespace(
-        rooms=SimpleNamespace(
+        run_state=SimpleNamespace(
             members=members,
             happened=happened,
             tell=told.append,
@@ -146,11 +146,11 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
 def directed(*happened: Fact) -> Director:
     """Its only worker has done that, and is heard of all at once: the launcher was late."""
     coordinator: Any = Full()
-    rooms = coordinator.rooms
-    rooms.happened, rooms.tell = deque(happened), lambda fact: None
-    rooms.leaving = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
-    rooms.ending = SimpleNamespace(stopping=False)
-    rooms.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
+    run_state = coordinator.run_state
+    run_state.happened, run_state.tell = deque(happened), lambda fact: None
+    run_state.leaving = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
+    run_state.ending = SimpleNamespace(stopping=False)
+    run_state.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
     return Director(coordinator, RecordedCourse())
 
 

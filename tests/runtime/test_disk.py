@@ -18,7 +18,7 @@ from paceline.core.facts import Fact, StepDeclined
 from paceline.records import ledger as ledgers
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger, connect
-from support.rooms import SETTINGS, Stage
+from support.run_state import SETTINGS, Stage
 
 FACT = StepDeclined(worker=0, step=0, at=0.0)
 
@@ -76,22 +76,22 @@ class Full(NoLedger):
 def test_no_fact_is_under_way_while_a_run_waits_for_the_disk_in_its_loop(tmp_path: Path) -> None:
     """What the loop hears meanwhile is told after it, and as at any other time: not in the midst of another fact."""
     stage = Stage(tmp_path)
-    rooms, ledger = stage.rooms, Full()
-    rooms.journal.ledger = ledger
-    coordinator = Coordinator(rooms, lambda _: None)
+    run_state, ledger = stage.run_state, Full()
+    run_state.journal.ledger = ledger
+    coordinator = Coordinator(run_state, lambda _: None)
     first, second = FACT, replace(FACT, step=1)
     waiting: list[tuple[str | None, list[Fact]]] = []
 
     def wait(most: float | None = None) -> None:
-        waiting.append((coordinator._busy_with(), list(rooms.happened)))
+        waiting.append((coordinator._busy_with(), list(run_state.happened)))
         if len(waiting) == 1:
-            rooms.happened.append(second)
+            run_state.happened.append(second)
         else:
             ledger.behind = 0
 
     stage.loop.wait = wait  # type: ignore[attr-defined]
     facts = coordinator.facts()
-    rooms.happened.append(first)
+    run_state.happened.append(first)
     ledger.behind = 200_000
     told = [next(facts), next(facts)]
     assert told == [first, second]

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.coordinator.run_state import RunState
 from support.launch import Launch
-from support.rooms import Stage
+from support.run_state import Stage
 from support.scripts import ENDLESS, training
 
 
@@ -19,7 +19,7 @@ class Ended(Stage):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.rooms.membership.ends(0)
+        self.run_state.membership.ends(0)
 
     @property
     def killed(self) -> list[int]:
@@ -47,7 +47,7 @@ STOPS: dict[str, Callable[[RunState], None]] = {
 
 @pytest.mark.parametrize("why", STOPS)
 def test_what_a_script_has_started_is_ended_some_time_after_the_run_is_told_to_stop(why: str, ended: Ended) -> None:
-    STOPS[why](ended.rooms)
+    STOPS[why](ended.run_state)
     ended.pass_time()
     assert ended.killed == [0], "it is said once"
 
@@ -60,12 +60,12 @@ def test_what_a_script_has_started_may_go_on_for_ever_in_a_run_that_is_completed
 def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(ended: Ended, tmp_path: Path) -> None:
     """Its script has ended in time; recorded versions may take longer than that."""
     (recorded := tmp_path / "version").touch()
-    STOPS["a limit"](ended.rooms)
-    ended.rooms.evaluations.begin([(1, str(recorded))])
-    ended.rooms.evaluations.go_on(ended.rooms.membership.ended())
+    STOPS["a limit"](ended.run_state)
+    ended.run_state.evaluations.begin([(1, str(recorded))])
+    ended.run_state.evaluations.go_on(ended.run_state.membership.ended())
     ended.pass_time()
     assert ended.killed == []
-    ended.rooms.evaluations.done()
+    ended.run_state.evaluations.done()
     ended.pass_time()
     assert ended.killed == [0]
 
@@ -74,11 +74,11 @@ def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(
 def test_an_interrupt_keeps_the_outcome_and_the_error_that_a_run_has_already(
     why: str, outcome: str, ended: Ended
 ) -> None:
-    STOPS[why](ended.rooms)
-    ending = ended.rooms.ending
+    STOPS[why](ended.run_state)
+    ending = ended.run_state.ending
     error = ending.error
     for _ in range(2):
-        ended.rooms.limits.interrupt(1, signal.SIGTERM)
+        ended.run_state.limits.interrupt(1, signal.SIGTERM)
         assert (ending.outcome, ending.error) == (outcome, error)
     assert error
     assert ended.killed == [0], "the second interrupt ends it at once"

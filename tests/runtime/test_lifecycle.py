@@ -16,7 +16,7 @@ from paceline.core.orders import DropUpdate, Release
 from paceline.ipc import messages
 from paceline.ipc.processes import NoProcess
 from paceline.scenario.scenario import Kill, Scenario
-from support.rooms import OFFER, Stage
+from support.run_state import OFFER, Stage
 
 READY = messages.StoreReady(99, "digest")
 KILLED, FAILED = int(signal.SIGKILL), 1 << 8
@@ -43,14 +43,14 @@ def training(stage: Stage) -> Stage:
 
 def record(stage: Stage) -> None:
     """Whatever has happened is told."""
-    while stage.rooms.happened:
-        stage.rooms.journal.record(stage.rooms.happened.popleft(), ())
+    while stage.run_state.happened:
+        stage.run_state.journal.record(stage.run_state.happened.popleft(), ())
 
 
 def come_back(stage: Stage) -> None:
     """Workers that are to come back do."""
     stage.loop.pass_time(0.1)
-    stage.rooms.returns.go_on()
+    stage.run_state.returns.go_on()
 
 
 def finish(stage: Stage, step: int) -> None:
@@ -67,7 +67,7 @@ def test_scripts_begin_one_after_the_other_and_the_lowest_worker_forks_the_store
     stage = Stage(tmp_path, workers=3)
     stage.coordinator.open()
     assert stage.crew.take() == [(0, "Start")]
-    assert stage.rooms.members[2].waits == "the start waits until worker 0 calls prepare()"
+    assert stage.run_state.members[2].waits == "the start waits until worker 0 calls prepare()"
     stage.crew.hear(0, OFFER)
     assert stage.crew.take() == [(1, "Start"), (2, "Start")]
     stage.crew.hear(2, OFFER)
@@ -88,8 +88,8 @@ def test_a_worker_that_differs_from_the_lowest_ends_the_run(tmp_path: Path) -> N
     stage.coordinator.open()
     stage.crew.hear(0, OFFER)
     stage.crew.hear(1, msgspec.structs.replace(OFFER, loads=True))
-    assert stage.rooms.ending.usage_error is not None
-    assert stage.rooms.ending.usage_error.startswith("worker 1 differs from worker 0: one of them has a loader")
+    assert stage.run_state.ending.usage_error is not None
+    assert stage.run_state.ending.usage_error.startswith("worker 1 differs from worker 0: one of them has a loader")
     assert stage.crew.take()[-2:] == [(0, "Stop"), (1, "Stop")]
 
 
@@ -159,25 +159,25 @@ def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> Non
     stage = Stage(tmp_path, workers=2)
     stage.coordinator.open()
     stage.crew.hear(0, messages.ScriptEnded())
-    assert stage.rooms.ending.error is not None
-    assert stage.rooms.ending.error.startswith("train.py ended without calling paceline.prepare()")
+    assert stage.run_state.ending.error is not None
+    assert stage.run_state.ending.error.startswith("train.py ended without calling paceline.prepare()")
 
 
 def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
-    stage.rooms.limits.interrupt(1, signal.SIGTERM)
+    stage.run_state.limits.interrupt(1, signal.SIGTERM)
     stage.loop.hear("the store", READY)
-    assert list(stage.rooms.happened) == []
+    assert list(stage.run_state.happened) == []
     assert isinstance(stage.coordinator.phase, Gathering)
 
 
 def test_a_store_that_is_there_after_the_scripts_of_a_stopped_run_have_ended_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
-    stage.rooms.limits.stop()
+    stage.run_state.limits.stop()
     stage.crew.hear(0, messages.ScriptEnded())
     assert not stage.coordinator.ended(), "its process runs"
     stage.loop.hear("the store", READY)
-    assert list(stage.rooms.happened) == []
+    assert list(stage.run_state.happened) == []
     assert isinstance(stage.coordinator.phase, Closing)
 
 
@@ -186,7 +186,7 @@ def test_a_store_whose_worker_died_before_it_was_there_is_heard_no_more(tmp_path
     stage.crew.gone(0, KILLED)
     assert not stage.loop.watches(stage.loop.lines["the store"])
     assert stage.coordinator.ended()
-    assert stage.rooms.ending.error == "all workers died"
+    assert stage.run_state.ending.error == "all workers died"
 
 
 # --- training
@@ -198,10 +198,10 @@ def test_training_begins_with_all_workers_that_are_there_at_time_zero(tmp_path: 
     stage.loop.hear("the store", READY)
     assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
     members = ((0, "worker-0", 0), (1, "worker-1", 0))
-    (began,) = stage.rooms.happened
+    (began,) = stage.run_state.happened
     assert isinstance(began, TrainingBegan)
     assert [worker for worker, _, _ in began.members] == [worker for worker, _, _ in members]
-    assert (began.at, stage.rooms.clock.at()) == (0.0, 0.0)
+    assert (began.at, stage.run_state.clock.at()) == (0.0, 0.0)
     assert isinstance(stage.coordinator.phase, Training)
 
 
@@ -212,21 +212,21 @@ def test_a_worker_that_declines_its_step_waits_for_no_other(tmp_path: Path) -> N
     stage.loop.pass_time(2.0)
     stage.crew.hear(0, messages.Declined())
     stage.crew.hear(0, messages.Declined())
-    assert list(stage.rooms.happened) == [StepDeclined(worker=0, step=0, at=2.0)]
+    assert list(stage.run_state.happened) == [StepDeclined(worker=0, step=0, at=2.0)]
 
 
 def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
-    member = stage.rooms.members[0]
+    member = stage.run_state.members[0]
     finish(stage, 4)
     stage.crew.hear(0, messages.ScriptEnded())
     assert (member.stage, member.waits) == ("training", "the last update is on its way")
-    stage.rooms.leaving.go_on()
-    assert stage.rooms.leaving.awaits(member)
+    stage.run_state.leaving.go_on()
+    assert stage.run_state.leaving.awaits(member)
     stage.coordinator.carry_out(DropUpdate(worker=0, step=4, samples="return"))
-    stage.rooms.leaving.go_on()
+    stage.run_state.leaving.go_on()
     assert member.stage == "ended"
-    assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
+    assert list(stage.run_state.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
 
 
 @pytest.mark.parametrize(
@@ -242,12 +242,12 @@ def test_a_death_is_told_and_borne_or_ends_the_run(
     on_loss: Any, status: int, error: str | None, tmp_path: Path
 ) -> None:
     stage = training(Stage(tmp_path, workers=2, on_loss=on_loss))
-    stage.rooms.members[1].step = 3
+    stage.run_state.members[1].step = 3
     stage.crew.gone(1, status)
     ((worker, _, at),) = stage.output.died_of
     assert (worker, at) == (1, " in step 3" + ("" if error else "; the others go on"))
-    assert (stage.rooms.ending.error or "").startswith(error or "")
-    assert stage.rooms.ending.stopping == (error is not None)
+    assert (stage.run_state.ending.error or "").startswith(error or "")
+    assert stage.run_state.ending.stopping == (error is not None)
 
 
 def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished
     finish(stage, 4)
     stage.crew.gone(0, 0)
     assert stage.output.died_of == []
-    assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
+    assert list(stage.run_state.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
 
 
 @pytest.mark.parametrize(("on_divergence", "outcome"), [("stop", "diverged"), ("continue", "completed")])
@@ -271,8 +271,8 @@ def test_a_number_that_is_not_finite_ends_the_run_or_is_only_said(
     on_divergence: Any, outcome: str, tmp_path: Path
 ) -> None:
     stage = training(Stage(tmp_path, on_divergence=on_divergence))
-    stage.rooms.diverged("a gradient is NaN")
-    assert stage.rooms.ending.outcome == outcome
+    stage.run_state.diverged("a gradient is NaN")
+    assert stage.run_state.ending.outcome == outcome
     said = "a gradient is NaN; going on (--on-divergence continue)"
     assert (said in stage.output.lines) == (outcome == "completed")
 
@@ -280,7 +280,7 @@ def test_a_number_that_is_not_finite_ends_the_run_or_is_only_said(
 def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
     stage.loop.ends[99]()
-    assert stage.rooms.ending.error == "the parameter store's process died; the files in versions/ are whole"
+    assert stage.run_state.ending.error == "the parameter store's process died; the files in versions/ are whole"
     assert stage.crew.take() == [(0, "Stop")]
 
 
@@ -293,7 +293,7 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
     assert not stage.coordinator.ended()
     assert isinstance(stage.coordinator.phase, Training), "the other one trains"
     stage.crew.hear(1, messages.FinishWanted())
-    stage.rooms.happened.clear()
+    stage.run_state.happened.clear()
     assert not stage.coordinator.ended()
     assert isinstance(stage.coordinator.phase, Closing)
     assert stage.crew.take() == [], "the last version is being written"
@@ -310,7 +310,7 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
     for worker in range(2):
         stage.crew.gone(worker, 0)
     assert stage.coordinator.ended()
-    assert stage.rooms.ending.outcome == "completed"
+    assert stage.run_state.ending.outcome == "completed"
 
 
 def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Pat
     for times in (1, 2, 2):
         stage.crew.gone(1, KILLED)
         stage.loop.pass_time(1.0)
-        stage.rooms.returns.go_on()
+        stage.run_state.returns.go_on()
         assert stage.crew.started == [1] * times
 
 
@@ -328,13 +328,13 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     stage = training(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(1, KILLED)
     stage.loop.pass_time(1.0)
-    stage.rooms.returns.go_on()
+    stage.run_state.returns.go_on()
     stage.crew.hear(1, OFFER)
     record(stage)
-    stage.rooms.limits.stop()
+    stage.run_state.limits.stop()
     stage.crew.hear(1, messages.Joins())
-    assert [type(fact) for fact in stage.rooms.happened] == [WorkerLeft]
-    assert not stage.rooms.membership.any_trains
+    assert [type(fact) for fact in stage.run_state.happened] == [WorkerLeft]
+    assert not stage.run_state.membership.any_trains
 
 
 @pytest.mark.parametrize(("hosts", "ends"), [(2, True), (1, False)])
@@ -365,14 +365,14 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
     stage.crew.hear(1, OFFER)
     record(stage)
     stage.crew.hear(1, messages.Joins())
-    stage.rooms.limits.stop()
-    joined = stage.rooms.happened.popleft()
+    stage.run_state.limits.stop()
+    joined = stage.run_state.happened.popleft()
     assert isinstance(joined, WorkerJoined)
     stage.crew.take()
-    stage.rooms.tell(joined)
+    stage.run_state.tell(joined)
     stage.coordinator.carry_out(Release(worker=1, step=0, version=0))
     assert stage.crew.take() == []
-    assert {type(fact) for fact in stage.rooms.happened} == {WorkerLeft}
+    assert {type(fact) for fact in stage.run_state.happened} == {WorkerLeft}
 
 
 def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path) -> None:
@@ -380,13 +380,13 @@ def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path
     stage = training(Stage(tmp_path, workers=2, restart=1, terms={"stays": lambda worker: worker == 0}))
     for worker in range(2):
         stage.crew.hear(worker, messages.ScriptEnded())
-    stage.rooms.leaving.go_on()
-    assert [fact.worker for fact in stage.rooms.happened if isinstance(fact, WorkerLeft)] == [1]
+    stage.run_state.leaving.go_on()
+    assert [fact.worker for fact in stage.run_state.happened if isinstance(fact, WorkerLeft)] == [1]
     stage.crew.gone(0, KILLED)
     stage.loop.pass_time(0.1)
-    stage.rooms.returns.go_on()
-    stage.rooms.leaving.go_on()
-    assert stage.rooms.members[0].stage == "starting", "its next process has not ended"
+    stage.run_state.returns.go_on()
+    stage.run_state.leaving.go_on()
+    assert stage.run_state.members[0].stage == "starting", "its next process has not ended"
 
 
 def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
@@ -401,30 +401,30 @@ def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     assert isinstance(stage.coordinator.phase, Closing)
     stage.crew.gone(2, KILLED)
     stage.loop.pass_time()
-    stage.rooms.returns.go_on()
+    stage.run_state.returns.go_on()
     assert stage.crew.started == []
-    assert stage.rooms.members[1].stage == stage.rooms.members[2].stage == "gone"
+    assert stage.run_state.members[1].stage == stage.run_state.members[2].stage == "gone"
 
 
 def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path, workers=2))
     for worker in range(2):
         stage.crew.gone(worker, KILLED)
-    stage.rooms.happened.clear()
+    stage.run_state.happened.clear()
     assert not stage.coordinator.ended(), "its last version is being written"
     record = stage.loop.lines["the store"].sent[-1]
     assert isinstance(record, messages.Record)
     Path(record.file).write_bytes(b"")
     stage.loop.hear("the store", messages.Recorded(0, "sha"))
     assert stage.coordinator.ended()
-    assert stage.rooms.ending.error == "all workers died"
+    assert stage.run_state.ending.error == "all workers died"
 
 
 def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
-    stage.rooms.limits.interrupt(2, signal.SIGINT)
+    stage.run_state.limits.interrupt(2, signal.SIGINT)
     stage.crew.gone(0, KILLED)
-    stage.rooms.happened.clear()
+    stage.run_state.happened.clear()
     assert stage.coordinator.ended()
 
 
@@ -433,8 +433,8 @@ def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> No
 
 def told(stage: Stage) -> None:
     """The machine is told of all that has happened."""
-    while stage.rooms.happened:
-        stage.rooms.tell(stage.rooms.happened.popleft())
+    while stage.run_state.happened:
+        stage.run_state.tell(stage.run_state.happened.popleft())
 
 
 def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tmp_path: Path) -> None:
@@ -470,10 +470,10 @@ def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_
     stage.crew.hear(1, messages.Joins())
     told(stage)
     stage.crew.take()
-    member = stage.rooms.members[1]
+    member = stage.run_state.members[1]
     assert member.trains
-    stage.rooms.snapshots.ask([member])
+    stage.run_state.snapshots.ask([member])
     assert stage.crew.take() == []
-    stage.rooms.tell(GradientReady(worker=1, step=0, version=0, samples=None, at=0.0))
-    stage.rooms.snapshots.ask([member])
+    stage.run_state.tell(GradientReady(worker=1, step=0, version=0, samples=None, at=0.0))
+    stage.run_state.snapshots.ask([member])
     assert stage.crew.take() == [(1, "Keep")]

@@ -8,7 +8,7 @@ import pytest
 from paceline.ipc import messages
 from paceline.job.compatibility import difference, lack_of_memory, unequal_hosts, unpromised, work
 from paceline.protocols import registry
-from support.rooms import OFFER, SETTINGS
+from support.run_state import OFFER, SETTINGS
 
 STATE = 1_000_000
 HEAVY = msgspec.structs.replace(OFFER, state_bytes=STATE)

@@ -17,7 +17,7 @@ from paceline.protocols import registry
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
 from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
-from support.rooms import SETTINGS
+from support.run_state import SETTINGS
 
 SCENARIO = Scenario(
     workers=3,

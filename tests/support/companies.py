@@ -33,7 +33,7 @@ from paceline.transfer.data_connection import BulkNews
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
-from support.rooms import OFFER, SETTINGS, Clockwork, Crew, Line
+from support.run_state import OFFER, SETTINGS, Clockwork, Crew, Line
 
 
 @dataclass

@@ -45,7 +45,7 @@ class Director:
     def __init__(self, coordinator: Coordinator, course: RecordedCourse) -> None:
         """The coordinator runs on the terms of that course."""
         self._coordinator = coordinator
-        self._rooms = coordinator.rooms
+        self._run_state = coordinator.run_state
         self.course = course
         """What it is to do, apart from the orders. It is filled before `begin`."""
         self._results: dict[tuple[int, int], Result] = {}
@@ -67,17 +67,17 @@ class Director:
     @property
     def recordings(self) -> Recordings:
         """The versions that are written to disk."""
-        return self._rooms.recordings
+        return self._run_state.recordings
 
     @property
     def outcome(self) -> Outcome:
         """What the run comes to, as far as is known."""
-        return self._rooms.ending.outcome
+        return self._run_state.ending.outcome
 
     @property
     def interrupted(self) -> bool:
         """Whether the end was asked for: the results of orders mean nothing from then on."""
-        return self._rooms.limits.interrupted
+        return self._run_state.limits.interrupted
 
     def begin(self, absent: Sequence[int] = ()) -> TrainingBegan:
         """Wait until training begins, with all workers but those that are absent. Raises RunFailed if it doesn't.
@@ -87,47 +87,47 @@ class Director:
         self._coordinator.open()
         for worker in absent:
             self.course.lost[worker] = None
-            self._rooms.workers.end(worker)
-        self._await(lambda: self._began is not None or not self._rooms.membership.here())
+            self._run_state.workers.end(worker)
+        self._await(lambda: self._began is not None or not self._run_state.membership.here())
         if self._began is None:
-            raise RunFailed(self._rooms.ending.error or "all workers ended before training began")
-        missing = self._rooms.members.keys() - {worker for worker, _, _ in self._began.members} - set(absent)
+            raise RunFailed(self._run_state.ending.error or "all workers ended before training began")
+        missing = self._run_state.members.keys() - {worker for worker, _, _ in self._began.members} - set(absent)
         if missing:
             raise RunFailed(f"worker {min(missing)} ended before training began")
-        self._rooms.tell(self._began)
+        self._run_state.tell(self._began)
         return self._began
 
     def has_opened(self, epoch: int, batch: int) -> bool:
         """Whether a worker has drawn the order of that epoch's samples, up to that batch."""
-        opened = self._rooms.data.leases.epochs.get(epoch)
+        opened = self._run_state.data.leases.epochs.get(epoch)
         return opened is not None and batch < len(opened.sizes)
 
     def show(self, share: Callable[[], float]) -> None:
         """From now on show how the run goes. `share` says how much is done, 0 to 1, apart from the script's data."""
-        self._rooms.display.show_share(share)
+        self._run_state.display.show_share(share)
 
     def direct(self, order: Order, at: float) -> None:
         """Carry the order out at that moment, to its end."""
-        rooms, self.course.moment = self._rooms, at
+        run_state, self.course.moment = self._run_state, at
         if isinstance(order, Release):  # in a run the release comes before that
-            rooms.adopting.book.shows(order.worker)
+            run_state.adopting.book.shows(order.worker)
         self._coordinator.carry_out(order)
         match order:
             case Release(worker=worker, step=step):
-                self._expect_area(rooms.members[worker], step)
-                self._await(lambda: self._has_come_of(rooms.members[worker], step))
+                self._expect_area(run_state.members[worker], step)
+                self._await(lambda: self._has_come_of(run_state.members[worker], step))
             case ApplyUpdate():
-                self._await(lambda: rooms.host.progress.idle)
+                self._await(lambda: run_state.host.progress.idle)
             case StepReplica() | Reduce():
                 # a mean that is being recorded, too, is of replicas that have made their steps
-                self._await(lambda: (now := rooms.host.progress).settled and now.idle)
+                self._await(lambda: (now := run_state.host.progress).settled and now.idle)
 
     def _expect_area(self, member: Member, step: int) -> None:
         """Raise RunFailed if that step waits for a push area that none of the orders to come could free."""
-        steps = self._rooms.host.updates(member.worker).in_the_way
+        steps = self._run_state.host.updates(member.worker).in_the_way
         if not steps:
             return
-        choice, waiting = self._rooms.settings.choice, ", ".join(map(str, steps))
+        choice, waiting = self._run_state.settings.choice, ", ".join(map(str, steps))
         raise RunFailed(
             f"{choice.spec.name} releases worker {member.worker} for step {step} while its steps {waiting} are not "
             f"applied, and declares at most {choice.unapplied} at once; declare more (Spec.unapplied)"
@@ -143,12 +143,12 @@ class Director:
         if made is None and left is not None and left.reason == "died":
             raise RunFailed(f"worker {worker} died in step {step}: its script failed")
         if isinstance(made, GradientReady):
-            self._rooms.tell(made)
+            self._run_state.tell(made)
         return made or left or StepDeclined(worker=worker, step=step, at=self.course.moment)
 
     def arrived(self, fact: UpdateArrived) -> None:
         """That update is here, as all are. It may be in a sum."""
-        self._rooms.host.tell(fact)
+        self._run_state.host.tell(fact)
 
     def tell(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied) -> None:
         """That group's average is made, or has failed; or that copy is made."""
@@ -158,17 +158,17 @@ class Director:
                 return  # its script had no step to make
         else:
             self._averaged.pop(fact.group, None)
-        self._rooms.tell(fact)
+        self._run_state.tell(fact)
 
     def join(self, worker: int, step: int) -> None:
         """Have a process begin as this worker, which was lost. Return when its script makes that step, or ends.
 
         Raises RunFailed if it begins with another step.
         """
-        member = self._rooms.members[worker]
+        member = self._run_state.members[worker]
         self.course.returns(worker)
         self._gone.pop(worker, None)
-        self._rooms.returns.begin(member)
+        self._run_state.returns.begin(member)
         self._await(lambda: worker in self._joined or worker in self._gone or not member.comes)
         joined = self._joined.pop(worker, None)
         if joined is None:  # there is no data left for it
@@ -176,23 +176,23 @@ class Director:
         elif joined.step != step:
             raise RunFailed(f"worker {worker} joins with step {joined.step}, and not with {step}")
         else:
-            self._rooms.tell(joined)
+            self._run_state.tell(joined)
 
     def resume(self, fact: WorkerResumed) -> None:
         """The worker, which has paused in `agree`, goes on."""
-        self._rooms.agreeing.resume(fact.worker)
-        self._rooms.tell(fact)
+        self._run_state.agreeing.resume(fact.worker)
+        self._run_state.tell(fact)
 
     def bring_one_back(self) -> None:
         """If all workers have died, have a process begin as one of them. No data is left for it.
 
         Where the recorded run did not fail of their deaths, a worker came back after them, or was about to.
         """
-        members = self._rooms.members.values()
+        members = self._run_state.members.values()
         if not any(member.here for member in members):
             member = min(members, key=lambda member: member.worker)
             self.course.returns(member.worker)
-            self._rooms.returns.begin(member)
+            self._run_state.returns.begin(member)
             self._await(lambda: not member.comes or member.worker in self._joined)
 
     def lose(self, worker: int, untold: int | None = None, how: Left = "died") -> None:
@@ -202,20 +202,20 @@ class Director:
 
         Nor will it hear of those that nobody has asked about. So their batches return, too.
         """
-        member = self._rooms.members[worker]
+        member = self._run_state.members[worker]
         self.course.lost[worker] = None
         if how == "drained":
             member.left = how  # so its end is no death
-        self._rooms.workers.end(worker)
+        self._run_state.workers.end(worker)
         self._await(lambda: not member.here)
         self.course.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = how  # also if its script had ended by itself
-        self._rooms.tell(WorkerLeft(worker=worker, reason=how, at=self.course.moment))
+        self._run_state.tell(WorkerLeft(worker=worker, reason=how, at=self.course.moment))
         unasked = [step for one, step in self._results if one == worker]
         for step in unasked if untold is None else [*unasked, untold]:
             self._results.pop((worker, step), None)
-            self._rooms.data.leases.drop(worker, step, "return")
+            self._run_state.data.leases.drop(worker, step, "return")
 
     def see_off(self, worker: int) -> None:
         """The worker has no data left: its script goes on to its end, or to `finish()`.
@@ -225,18 +225,18 @@ class Director:
         self._await(lambda: worker in self._gone or worker in self.course.asks_in_vain or worker in self.course.astray)
         if worker in self.course.astray:
             raise RunFailed(self.course.astray[worker])
-        if worker in self.course.asks_in_vain and worker not in self._gone and not self._rooms.ending.stopping:
+        if worker in self.course.asks_in_vain and worker not in self._gone and not self._run_state.ending.stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
         self.course.leaves(worker)
-        self._rooms.tell(WorkerLeft(worker=worker, reason="finished", at=self.course.moment))
+        self._run_state.tell(WorkerLeft(worker=worker, reason="finished", at=self.course.moment))
 
     def stop(self) -> None:
         """No worker makes a step any more."""
-        self._rooms.limits.stop()
+        self._run_state.limits.stop()
 
     def end(self) -> None:
         """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
-        if self._rooms.membership.any_trains:
+        if self._run_state.membership.any_trains:
             self.stop()
         while True:
             self._take()
@@ -244,27 +244,27 @@ class Director:
                 self.tell(fact)
             if self._coordinator.ended():
                 break
-            self._rooms.loop.wait()
+            self._run_state.loop.wait()
 
     def _has_come_of(self, member: Member, step: int) -> bool:
         """Whether that step's gradient is there, or there will be none."""
         worker = member.worker
-        leaving = worker in self.course.asks_in_vain or self._rooms.leaving.awaits(member)
+        leaving = worker in self.course.asks_in_vain or self._run_state.leaving.awaits(member)
         return (worker, step) in self._results or worker in self._gone or leaving or worker in self.course.astray
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Listen until that is true, or the run is to stop."""
         while True:
             self._take()
-            if done() or self._rooms.ending.stopping:
+            if done() or self._run_state.ending.stopping:
                 return
-            self._rooms.loop.wait()
+            self._run_state.loop.wait()
 
     def _take(self) -> None:
         """Keep what will be asked for of what has happened."""
-        self._rooms.leaving.go_on()
-        while self._rooms.happened:
-            match fact := self._rooms.happened.popleft():
+        self._run_state.leaving.go_on()
+        while self._run_state.happened:
+            match fact := self._run_state.happened.popleft():
                 case TrainingBegan():
                     self._began = fact
                 case GradientReady(worker=worker, step=step) | StepDeclined(worker=worker, step=step):

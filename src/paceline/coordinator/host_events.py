@@ -1,4 +1,4 @@
-"""What the host tells, passed on to the rooms that keep it."""
+"""What the host tells, passed on to those who keep it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class News:
     """Keeps the contract `host.contract.News`."""
 
-    def __init__(self, rooms: RunState) -> None:
-        self._rooms = rooms
+    def __init__(self, run_state: RunState) -> None:
+        self._run_state = run_state
         self._heard: Callable[[int, messages.Message], None] = _unheard
         self._gone: Callable[[int, int], None] = _unheard
         self._prepared: Callable[[], None] = _unheard
@@ -44,58 +44,58 @@ class News:
 
     def prepared(self, beginning: str) -> None:
         """See `contract.News`."""
-        self._rooms.journal.ledger.note("beginning", beginning)
+        self._run_state.journal.ledger.note("beginning", beginning)
         self._prepared()
 
     def happened(self, fact: Fact) -> None:
         """See `contract.News`."""
-        self._rooms.happened.append(fact)
+        self._run_state.happened.append(fact)
 
     def awaits_version(self, worker: int, version: int) -> None:
         """See `contract.News`."""
-        if (member := self._rooms.members[worker]).waits is None:  # otherwise it was held, which says more
+        if (member := self._run_state.members[worker]).waits is None:  # otherwise it was held, which says more
             member.wait(f"version {version} is being made")
 
     def awaits_place(self, worker: int) -> None:
         """See `contract.News`."""
-        self._rooms.members[worker].wait("its last updates are still needed")
+        self._run_state.members[worker].wait("its last updates are still needed")
 
     def computes(self, worker: int, at: float, *, took: bool) -> None:
         """See `contract.News`."""
-        member = self._rooms.members[worker]
+        member = self._run_state.members[worker]
         member.wait(None)
         member.released_at = at
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
         """See `contract.News`."""
         if direction != "average":  # a share that is made later ends an average later: see `averaged`
-            self._rooms.members[worker].transfers.append((direction, times.began, times.ended))
-        self._rooms.journal.ledger.transferred(worker, direction, number, size, times)
+            self._run_state.members[worker].transfers.append((direction, times.began, times.ended))
+        self._run_state.journal.ledger.transferred(worker, direction, number, size, times)
 
     def fetched(self, fetch: Fetch) -> None:
         """See `contract.News`."""
         if fetch.worker is not None:
-            self._rooms.members[fetch.worker].transfers.append(("push", fetch.began, fetch.ended))
-        self._rooms.journal.fetched(fetch)
+            self._run_state.members[fetch.worker].transfers.append(("push", fetch.began, fetch.ended))
+        self._run_state.journal.fetched(fetch)
 
     def brought(self, worker: int, began: float, ended: float) -> None:
         """See `contract.News`."""
-        self._rooms.members[worker].transfers.append(("pull", began, ended))
+        self._run_state.members[worker].transfers.append(("pull", began, ended))
 
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         """See `contract.News`."""
         for worker in workers:
-            self._rooms.members[worker].transfers.append(("pull", began, ended))
+            self._run_state.members[worker].transfers.append(("pull", began, ended))
 
     def handed_over(self, worker: int, source: int | None) -> None:
         """See `contract.News`."""
-        self._rooms.joining.handed_over(worker, source)
+        self._run_state.joining.handed_over(worker, source)
 
     def committed(self, version: int, checksum: int, at: float) -> None:
         """See `contract.News`."""
-        self._rooms.accounts.committed(version, at)
-        self._rooms.journal.ledger.checked(version, checksum)
-        versions = self._rooms.versions
+        self._run_state.accounts.committed(version, at)
+        self._run_state.journal.ledger.checked(version, checksum)
+        versions = self._run_state.versions
         assert isinstance(versions, StoredVersions)  # means are not made by commits
         versions.made(version, at)
 
@@ -106,41 +106,41 @@ class News:
             what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
         else:
             step = next(step for w, step, _ in order.contributions if w == worker)
-            pushed = "gradient" if self._rooms.settings.choice.spec.pushes == "gradients" else "update"
+            pushed = "gradient" if self._run_state.settings.choice.spec.pushes == "gradients" else "update"
             what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
-        self._rooms.diverged(what)
+        self._run_state.diverged(what)
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """See `contract.News`."""
-        self._rooms.versions.written(version, sha256, distance)
-        self._rooms.scores.recorded()
+        self._run_state.versions.written(version, sha256, distance)
+        self._run_state.scores.recorded()
 
     def void(self, version: int, workers: Sequence[int]) -> None:
         """See `contract.News`."""
-        versions = self._rooms.versions
+        versions = self._run_state.versions
         assert isinstance(versions, Means)
         versions.void(version, workers)
 
     def kept(self, file: str, sha256: str) -> None:
         """See `contract.News`."""
-        self._rooms.snapshots.written(file, sha256)
+        self._run_state.snapshots.written(file, sha256)
 
     def sealed(self) -> None:
         """See `contract.News`."""
-        self._rooms.snapshots.sealed()
+        self._run_state.snapshots.sealed()
 
     def unkept(self, snapshot: int, file: str, why: str) -> None:
         """See `contract.News`."""
-        self._rooms.snapshots.failed(snapshot, file, why)
+        self._run_state.snapshots.failed(snapshot, file, why)
 
     def refused(self, why: str) -> None:
         """See `contract.News`."""
-        self._rooms.ending.refuse(why)
+        self._run_state.ending.refuse(why)
 
     def lost(self, why: str, *, host: bool = False) -> None:
         """See `contract.News`."""
-        self._rooms.ending.lacks_host |= host
-        self._rooms.ending.fail(why)
+        self._run_state.ending.lacks_host |= host
+        self._run_state.ending.fail(why)
 
 
 def _unheard(*_: object) -> None:

@@ -94,7 +94,7 @@ class HostRegistry:
         self._link = HeadLink(HeadEnd(head, meeting.run, between.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
         self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
-        """Whether any of these workers is to begin again. The rooms set it."""
+        """Whether any of these workers is to begin again. `RunState` sets it."""
         self._begun = False
         """Whether the run has begun: a host that comes from then on comes again."""
         self._close = between.Close("interrupted")

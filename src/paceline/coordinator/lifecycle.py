@@ -33,7 +33,7 @@ from paceline.records.snapshots import replica_file, worker_file
 class Gathering:
     """Scripts begin and come to `prepare`. Once all have, the lowest worker forks the store."""
 
-    rooms: RunState
+    run_state: RunState
     offers: dict[int, messages.Offered] = field(default_factory=dict)
     """By worker: what its script brought to `prepare`."""
     elsewhere: Mapping[str, messages.Offered] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Gathering:
     def offered(self, member: Member, offer: messages.Offered) -> None:
         """The worker's script has called `prepare`."""
         self.offers[member.worker], member.scalars = offer, offer.scalars
-        self.rooms.membership.comes(member.worker)
+        self.run_state.membership.comes(member.worker)
         member.wait("the start waits for the other workers")
 
     def gone(self, member: Member) -> None:
@@ -59,11 +59,11 @@ class Gathering:
     def go_on(self) -> None:
         """Let scripts begin, and have the store forked once no worker is still on its way to `prepare`."""
         self._let_scripts_begin()
-        rooms = self.rooms
-        if rooms.ending.stopping or not self.offers:
+        run_state = self.run_state
+        if run_state.ending.stopping or not self.offers:
             return
-        elsewhere = rooms.host.gathers()
-        if (offered := rooms.membership.gathered()) and elsewhere is None:
+        elsewhere = run_state.host.gathers()
+        if (offered := run_state.membership.gathered()) and elsewhere is None:
             for member in offered:
                 member.wait("the start waits for hosts without workers, on which the script comes to prepare(), too")
         elif offered and self.forker is None and elsewhere is not None:
@@ -76,60 +76,60 @@ class Gathering:
 
         One that has died since the store was asked for may be on its way once more.
         """
-        offered, rooms = self.rooms.membership.gathered(), self.rooms
-        if not (self.prepared and offered and not rooms.ending.stopping and self._fit(offered)):
+        offered, run_state = self.run_state.membership.gathered(), self.run_state
+        if not (self.prepared and offered and not run_state.ending.stopping and self._fit(offered)):
             return False
-        if why := rooms.host.why_not([member.worker for member in offered]):
-            rooms.ending.fail(why)
+        if why := run_state.host.why_not([member.worker for member in offered]):
+            run_state.ending.fail(why)
         return not why
 
     def _let_scripts_begin(self) -> None:
         """Tell workers whose scripts are to begin. Note what the others wait for."""
-        rooms = self.rooms
-        if rooms.ending.stopping or rooms.settings.start == "together":
+        run_state = self.run_state
+        if run_state.ending.stopping or run_state.settings.start == "together":
             return
-        if begin := rooms.membership.to_begin():
+        if begin := run_state.membership.to_begin():
             for member in begin:
-                rooms.membership.begins(member.worker)
+                run_state.membership.begins(member.worker)
                 member.wait(None)
-                rooms.send(member, messages.Start())
-            for member in rooms.members.values():
+                run_state.send(member, messages.Start())
+            for member in run_state.members.values():
                 if not member.begun and member.stage == "starting":
                     member.wait(f"the start waits until worker {begin[0].worker} calls prepare()")
 
     def _fit(self, offered: list[Member]) -> bool:
         """Whether they fit together, into memory, and to the protocol. If not, the run ends and says why."""
-        rooms, settings, first = self.rooms, self.rooms.settings, self.offers[offered[0].worker]
+        run_state, settings, first = self.run_state, self.run_state.settings, self.offers[offered[0].worker]
         for member in offered:
             if why := difference(first, self.offers[member.worker]):
-                rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
+                run_state.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
         offers = {member.worker: self.offers[member.worker] for member in offered}
         for host, offer in self.elsewhere.items():
             if why := difference(first, offer):
-                rooms.ending.refuse(f"host {host} differs from worker {offered[0].worker}: {why}")
+                run_state.ending.refuse(f"host {host} differs from worker {offered[0].worker}: {why}")
                 return False
         stand_ins, hosts = settings.stand_ins, settings.hosts_of_workers
         offers |= {stand_ins[host]: offer for host, offer in self.elsewhere.items()}
         if why := unequal_hosts(offers, {**hosts, **{number: host for host, number in stand_ins.items()}}):
-            rooms.ending.refuse(why)
+            run_state.ending.refuse(why)
             return False
         if self.fit:
             return True
-        why = lack_of_work(first, settings) if rooms.terms.decides() else ""
+        why = lack_of_work(first, settings) if run_state.terms.decides() else ""
         why = why or lack_of_metrics(first, settings) or unfit(first, settings)
         spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
-        here = workers if rooms.others is None else len(rooms.others.workers_here())
+        here = workers if run_state.others is None else len(run_state.others.workers_here())
         why = why or lack_of_memory(first, spec, workers, available_bytes(), here=here, keeps=keeps)
         if why:
-            rooms.ending.refuse(why)
+            run_state.ending.refuse(why)
         self.fit = not why
         return self.fit
 
     def _fork_store(self, member: Member) -> None:
         self.forker = member
-        member.wait(f"{called(self.rooms.settings.choice.spec)} is being set up")
-        self.rooms.host.prepare(member.worker, _resumption(self.rooms, sorted(self.offers)))
+        member.wait(f"{called(self.run_state.settings.choice.spec)} is being set up")
+        self.run_state.host.prepare(member.worker, _resumption(self.run_state, sorted(self.offers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,60 +144,60 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
 
     `on_begin` is called when the script's part of the configuration is known.
     """
-    rooms, settings = gathering.rooms, gathering.rooms.settings
-    offered = rooms.membership.gathered()
+    run_state, settings = gathering.run_state, gathering.run_state.settings
+    offered = run_state.membership.gathered()
     offer = gathering.offers[offered[0].worker]
     workers = [member.worker for member in offered]
     state = None if settings.resumed is None else settings.resumed.state
     before = None if state is None else state.leases
-    rooms.data.leases = rooms.terms.leases(dealing(offer, settings), workers, before)
+    run_state.data.leases = run_state.terms.leases(dealing(offer, settings), workers, before)
     for worker in workers:
-        rooms.membership.trains(worker)
-    rooms.host.begin(workers)
+        run_state.membership.trains(worker)
+    run_state.host.begin(workers)
     for member in offered:
-        here = rooms.others is None or rooms.others.host_of(member.worker) == rooms.others.head
-        member.wait(None if here else f"host {rooms.hosts[member.worker]} has yet to get what training begins with")
+        here = run_state.others is None or run_state.others.host_of(member.worker) == run_state.others.head
+        member.wait(None if here else f"host {run_state.hosts[member.worker]} has yet to get what training begins with")
     for seconds, kill in settings.scenario.kills_by_time():
         if (left := seconds - (0.0 if state is None else state.at)) >= 0:  # the others came before the snapshot
-            rooms.loop.after(left, partial(rooms.returns.kill, kill))
+            run_state.loop.after(left, partial(run_state.returns.kill, kill))
     for line in remarks(offer, settings):
-        rooms.output.say(line)
+        run_state.output.say(line)
     offers = {worker: gathering.offers[worker] for worker in workers}
     if settings.replays is not None:
         for line in unpromised(offers, settings.replays):
-            rooms.output.say(line)
+            run_state.output.say(line)
     on_begin(offer)
     if any(one.device for one in offers.values()):
-        rooms.journal.ledger.note(ON_DEVICES, {str(worker): one.device for worker, one in offers.items()})
+        run_state.journal.ledger.note(ON_DEVICES, {str(worker): one.device for worker, one in offers.items()})
     if absent := [worker for worker in range(settings.workers) if worker not in workers]:
-        rooms.journal.ledger.note("absent", absent)
-    if shards := rooms.host.shards:
-        rooms.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
-    rooms.versions.begin(offer, workers)
-    rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
-    rooms.plateaus.number = offer.plateaus
+        run_state.journal.ledger.note("absent", absent)
+    if shards := run_state.host.shards:
+        run_state.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
+    run_state.versions.begin(offer, workers)
+    run_state.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
+    run_state.plateaus.number = offer.plateaus
     amount = work(offer, settings)
     if state is not None:
-        rooms.resume(state, read_before(settings.folder))
-    rooms.clock.begin(0.0 if state is None else state.at)
+        run_state.resume(state, read_before(settings.folder))
+    run_state.clock.begin(0.0 if state is None else state.at)
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
-        members=tuple((worker, rooms.hosts[worker], steps.get(worker, 0)) for worker in workers),
+        members=tuple((worker, run_state.hosts[worker], steps.get(worker, 0)) for worker in workers),
         version=0 if state is None or settings.choice.spec.holder == "replica" else state.version,
-        at=rooms.clock.at() if state is None else state.at,
+        at=run_state.clock.at() if state is None else state.at,
         work=amount,
         seed=settings.seed,
         done=0 if state is None else state.samples if offer.loads else state.steps,
         memory=None if state is None else state.memory,
     )
-    rooms.display.begin(amount, offer.epochs, offer.passes)
-    rooms.happened.append(began)
+    run_state.display.begin(amount, offer.epochs, offer.passes)
+    run_state.happened.append(began)
     return Training(offer)
 
 
-def _resumption(rooms: RunState, workers: Sequence[int]) -> Resumption | None:
+def _resumption(run_state: RunState, workers: Sequence[int]) -> Resumption | None:
     """What the run goes on from with these workers; None if it begins."""
-    if (snapshot := rooms.settings.resumed) is None:
+    if (snapshot := run_state.settings.resumed) is None:
         return None
     state = snapshot.state
     there = [worker for worker in state.next_steps if worker_file(worker) in state.files]
@@ -216,7 +216,7 @@ def _resumption(rooms: RunState, workers: Sequence[int]) -> Resumption | None:
 class Closing:
     """No worker trains any more: the last version is recorded, versions are evaluated, and processes exit."""
 
-    rooms: RunState
+    run_state: RunState
     training: Training | None
     """What there was to close; None if no worker came so far."""
     let_go: bool = False
@@ -224,49 +224,49 @@ class Closing:
 
     def go_on(self) -> bool:
         """Do what is due. Return whether there is something to wait for, though all workers may have gone."""
-        rooms, evaluates = self.rooms, False
-        if rooms.happened:
+        run_state, evaluates = self.run_state, False
+        if run_state.happened:
             return False
         if self.training is not None:
             if self._writing():
                 return True
-            evaluates = self.training.offer.evaluates and rooms.ending.outcome == "completed"
-        for member in rooms.leaving.let_finish():
+            evaluates = self.training.offer.evaluates and run_state.ending.outcome == "completed"
+        for member in run_state.leaving.let_finish():
             member.wait(None)
-            if (news := rooms.plateaus.news(member.worker)) is not None:
-                rooms.send(member, news)
-            final = messages.FinalRecorded(rooms.applied.batches)
-            rooms.host.show_recorded(member.worker, final, rooms.recordings.final)
-        if rooms.membership.running():
+            if (news := run_state.plateaus.news(member.worker)) is not None:
+                run_state.send(member, news)
+            final = messages.FinalRecorded(run_state.applied.batches)
+            run_state.host.show_recorded(member.worker, final, run_state.recordings.final)
+        if run_state.membership.running():
             return False
         if self._keeping():
             return True
-        if rooms.scores.after_training(evaluates):
+        if run_state.scores.after_training(evaluates):
             return True
         if not self.let_go:
             self.let_go = True
-            for member in rooms.membership.ended():
+            for member in run_state.membership.ended():
                 member.wait(None)
-                rooms.send(member, messages.Exit())
-            rooms.ending.let_go(rooms.settings.report_waits)
+                run_state.send(member, messages.Exit())
+            run_state.ending.let_go(run_state.settings.report_waits)
         return False
 
     def _keeping(self) -> bool:
         """Whether the last snapshot is still to be written."""
-        rooms = self.rooms
-        ends_well = self.training is not None and rooms.ending.outcome in ("completed", "interrupted")
-        if not ends_well or rooms.host.progress.lost:
+        run_state = self.run_state
+        ends_well = self.training is not None and run_state.ending.outcome in ("completed", "interrupted")
+        if not ends_well or run_state.host.progress.lost:
             return False
-        return rooms.snapshots.close(rooms.membership.ended())
+        return run_state.snapshots.close(run_state.membership.ended())
 
     def _writing(self) -> bool:
         """Whether the last version is still to be written."""
-        rooms = self.rooms
-        progress = rooms.host.progress
-        if progress.lost or rooms.recordings.final is not None:
+        run_state = self.run_state
+        progress = run_state.host.progress
+        if progress.lost or run_state.recordings.final is not None:
             return False
-        if not progress.idle or rooms.versions.record_last():
+        if not progress.idle or run_state.versions.record_last():
             return True
-        if rooms.recordings.newest.version in rooms.recordings.hashes:
-            rooms.recordings.conclude()
+        if run_state.recordings.newest.version in run_state.recordings.hashes:
+            run_state.recordings.conclude()
         return False

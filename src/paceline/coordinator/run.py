@@ -120,10 +120,10 @@ def _run(
                     coordinator = _coordinate(
                         settings, interrupts, zygote, journal, direct, shared, loop=loop, output=output, others=others
                     )
-                    ending = coordinator.rooms.ending
+                    ending = coordinator.run_state.ending
                     if others is not None:
                         journal.moved(others.cpu_seconds)
-                    journal.ended(ending.outcome, ending.error, stopped=coordinator.rooms.limits.asked)
+                    journal.ended(ending.outcome, ending.error, stopped=coordinator.run_state.limits.asked)
                     if others is not None:
                         lacks_host = ending.lacks_host and ending.outcome == "failed"
                         goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
@@ -131,7 +131,7 @@ def _run(
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
-            coordinator.rooms.ending.break_off(str(error))
+            coordinator.run_state.ending.break_off(str(error))
         if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
             worker, code = coordinator.parser_ended
             if not settings.shows(worker):
@@ -142,11 +142,11 @@ def _run(
             if not keep:
                 undo(settings.folder, made)
             raise SystemExit(code)
-        rooms = coordinator.rooms
-        keep = keep or rooms.ending.usage_error is None or rooms.applied.steps > 0
-        summary = _conclude(rooms) if keep else None
-        if rooms.ending.usage_error is not None:
-            raise ConfigError(rooms.ending.usage_error)
+        run_state = coordinator.run_state
+        keep = keep or run_state.ending.usage_error is None or run_state.applied.steps > 0
+        summary = _conclude(run_state) if keep else None
+        if run_state.ending.usage_error is not None:
+            raise ConfigError(run_state.ending.usage_error)
         assert summary is not None
         return summary, goes_on
     except (ConfigError, NotGathered, KeyboardInterrupt):
@@ -301,7 +301,7 @@ def _coordinate(
     strangers = children()
     adopt_orphans()
     workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, shared, settings.shows))
-    rooms, failure = None, ""
+    run_state, failure = None, ""
     here = settings.head_workers
     try:
         for first in range(0, len(here), AT_ONCE):
@@ -321,8 +321,8 @@ def _coordinate(
 
         course = RecordedCourse(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
-        rooms = RunState(settings, workers, journal, output, loop, terms, others)
-        coordinator, ending, limits = Coordinator(rooms, describe), rooms.ending, rooms.limits
+        run_state = RunState(settings, workers, journal, output, loop, terms, others)
+        coordinator, ending, limits = Coordinator(run_state, describe), run_state.ending, run_state.limits
 
         def see_to_signals() -> None:
             limits.interrupt(interrupts.take(), interrupts.last)
@@ -341,7 +341,7 @@ def _coordinate(
             else:
                 machine, memory = settings.choice.machine(), settings.choice.spec.memory
                 if memory is not None:
-                    rooms.snapshots.memory = lambda: memory(machine)
+                    run_state.snapshots.memory = lambda: memory(machine)
                 drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
             if isinstance(error, ProtocolViolation) or ending.outcome != "interrupted":  # otherwise it was to end
@@ -351,8 +351,8 @@ def _coordinate(
         return coordinator
     finally:
         workers.end_all()
-        if rooms is not None:
-            rooms.close()
+        if run_state is not None:
+            run_state.close()
         workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         adopt_orphans(False)
@@ -427,17 +427,17 @@ def _write_config(
     journal.ledger.note_all(config)
 
 
-def _conclude(rooms: RunState) -> Summary:
-    settings, recordings = rooms.settings, rooms.recordings
-    summary = rooms.journal.tally.summary(
+def _conclude(run_state: RunState) -> Summary:
+    settings, recordings = run_state.settings, run_state.recordings
+    summary = run_state.journal.tally.summary(
         protocol=settings.choice,
         workers=settings.workers,
         threads=settings.threads,
         seed=settings.seed,
-        outcome=rooms.ending.outcome,
-        error=rooms.ending.error,
-        stopped=rooms.limits.asked,
-        samples_missed=rooms.data.leases.left_over(),
+        outcome=run_state.ending.outcome,
+        error=run_state.ending.error,
+        stopped=run_state.limits.asked,
+        samples_missed=run_state.data.leases.left_over(),
         final_parameters_sha256=recordings.hashes.get(recordings.newest.version),
         targets=settings.targets,
     )

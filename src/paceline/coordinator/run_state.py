@@ -1,4 +1,4 @@
-"""The rooms of a coordinator: what each of them is for, and how they are put together."""
+"""What the coordinator knows of a run, and how its parts are put together."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ if TYPE_CHECKING:
 
 
 class RunState:
-    """Everything that the parts of a run know, each thing in one place. The phases of a run go from room to room."""
+    """Everything that the parts of a run know, each thing in one place.
+
+    The phases of a run go from one to the other.
+    """
 
     def __init__(
         self,

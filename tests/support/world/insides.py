@@ -128,9 +128,9 @@ def unacknowledged(others: Any, host: str) -> int:
     return int(others._link._end.unacknowledged(host))
 
 
-def drains(rooms: Any) -> dict[str, Any]:
+def drains(run_state: Any) -> dict[str, Any]:
     """By host that leaves in good order: how."""
-    return rooms.draining._drains  # type: ignore[no-any-return]
+    return run_state.draining._drains  # type: ignore[no-any-return]
 
 
 # --- another host -----------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ class Judge:
     def head_ended(self) -> None:
         """The coordinator is through: all processes have ended."""
         world = self._world
-        assert world.rooms is not None
-        ending, host = world.rooms.ending, world.rooms.host
+        assert world.run_state is not None
+        ending, host = world.run_state.ending, world.run_state.host
         here = (
             () if world.others is None else insides.living(world.others)
         )  # what training begins with may be on its way to a host yet
@@ -139,17 +139,17 @@ class Judge:
         if world.history.calm:
             how = f"{ending.outcome}: {ending.error}"
             assert ending.outcome == "completed" or world.history.limited, f"without a fault the run ended as {how}"
-            missed = 0 if world.history.faults else world.rooms.data.leases.left_over()
+            missed = 0 if world.history.faults else world.run_state.data.leases.left_over()
             assert not missed or world.history.limited, f"{missed} samples were missed"
 
     def _kept_of_leaving(self, host: Any) -> list[Any]:
         """Claims of what the run's end finds on its way, and nobody needs: from hosts that leave, and to joiners."""
-        assert self._world.rooms is not None
-        leaving = [name for name, drain in insides.drains(self._world.rooms).items() if drain.moves]
+        assert self._world.run_state is not None
+        leaving = [name for name, drain in insides.drains(self._world.run_state).items() if drain.moves]
         carried = insides.carried(host).items()
         stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
         self._left = [*leaving, *(one.source for one in stay.values())]
-        if self._world.rooms.ending.outcome != "completed":  # groups that its end has broken are over, or not
+        if self._world.run_state.ending.outcome != "completed":  # groups that its end has broken are over, or not
             return [claim[0] for claim in insides.claims_at_head(host) if claim[0][0] in ("mean of group", "carries")]
         return [insides.carries(number) for number in stay]
 
@@ -210,20 +210,20 @@ class Judge:
 
     def _drained(self, worker: int) -> None:
         """The worker has left with its host. It has made the step that it was in as the host was asked to."""
-        rooms = self._world.rooms
-        assert rooms is not None
-        step = insides.drains(rooms)[rooms.hosts[worker]].steps[worker]
+        run_state = self._world.run_state
+        assert run_state is not None
+        step = insides.drains(run_state)[run_state.hosts[worker]].steps[worker]
         assert step is None or self._through.get(worker, -1) >= step, f"worker {worker} was in step {step}, and left"
 
     def _makers(self) -> list[str]:
         """The hosts that make versions."""
-        rooms = self._world.rooms
-        return [] if rooms is None else [one.host for one in rooms.host.shards]
+        run_state = self._world.run_state
+        return [] if run_state is None else [one.host for one in run_state.host.shards]
 
     def _look_at_head(self) -> None:
         world = self._world
-        assert world.rooms is not None
-        newest = insides.newest_at_head(world.rooms.host)
+        assert world.run_state is not None
+        newest = insides.newest_at_head(world.run_state.host)
         for host in self._makers():
             made = world.stores[host].made if host in world.stores else 0
             assert made >= newest, f"version {newest} is made, and the store of {host} has made version {made}"

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import PeerLost
 from paceline.ipc import messages
 from paceline.ipc.channel import attachment
-from support.rooms import OFFER
+from support.run_state import OFFER
 from support.world.clock import Scheduler, Seconds
 from support.world.contents import SIZE, TORN, WHOLE, Contents, filled, share
 from support.world.lines import Line, named_by

@@ -34,7 +34,7 @@ from paceline.net.token import Token
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.scenario.scenario import Scenario
-from support.rooms import SETTINGS
+from support.run_state import SETTINGS
 from support.seeded_network import Blocked, Cut, Killed, Slow
 from support.world import insides
 from support.world.clock import Scheduler, VirtualLoop
@@ -79,14 +79,14 @@ class World:
         self.replicas: Replicas | None = None
         """None where no workers own one."""
         if history.choice.spec.in_groups:
-            self.replicas = Replicas(self.contents, lambda worker: self.rooms.hosts[worker])  # type: ignore[union-attr]
+            self.replicas = Replicas(self.contents, lambda worker: self.run_state.hosts[worker])  # type: ignore[union-attr]
         self.judge = Judge(self)
         self.said: list[str] = []
         """All lines, with their times."""
         self.stores: dict[str, Store] = {}
         """By host: its arithmetic process."""
         self.signals = Signals()
-        self.rooms: RunState | None = None
+        self.run_state: RunState | None = None
         self.others: HostRegistry | None = None
         self.over = False
         """Whether the head has ended."""
@@ -137,12 +137,12 @@ class World:
         others = self.others
         self.workers.start(settings.head_workers)
         journal = Journal(NoLedger())
-        rooms = self.rooms = RunState(
+        run_state = self.run_state = RunState(
             settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
         )
-        coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
+        coordinator, limits = Coordinator(run_state, lambda _: None), run_state.limits
         if self.replicas is not None:
-            self.replicas.follow(rooms.host)
+            self.replicas.follow(run_state.host)
         loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.last))
         limits.interrupt(self.signals.take(), signal.SIGTERM)
 
@@ -154,9 +154,9 @@ class World:
         drive(self.machine, coordinator.facts(), coordinator.carry_out, record)
         self.judge.head_ended()
         self.workers.end_all()
-        rooms.close()
+        run_state.close()
         if others is not None:
-            others.ended_with(rooms.ending, coordinator.parser_ended is not None)
+            others.ended_with(run_state.ending, coordinator.parser_ended is not None)
         self._head_ends()
 
     def _gather(self, output: Any) -> bool:
@@ -369,12 +369,13 @@ class World:
     def pending(self) -> str:
         """What the world waits for."""
         lines = [f"virtual time {self.scheduler.now:.3f} s, faults were over at {self.history.end:.3f} s"]
-        if (rooms := self.rooms) is not None:
+        if (run_state := self.run_state) is not None:
             lines += [
-                f"worker {one.worker}: {one.stage}, in step {one.step}; {one.waits}" for one in rooms.members.values()
+                f"worker {one.worker}: {one.stage}, in step {one.step}; {one.waits}"
+                for one in run_state.members.values()
             ]
-            lines += [f"{rooms.host.progress}", f"outcome {rooms.ending.outcome}: {rooms.ending.error}"]
-            lines += [f"claimed at the head: {claim}" for claim in insides.claims_at_head(rooms.host)]
+            lines += [f"{run_state.host.progress}", f"outcome {run_state.ending.outcome}: {run_state.ending.error}"]
+            lines += [f"claimed at the head: {claim}" for claim in insides.claims_at_head(run_state.host)]
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
             if agent.agent is not None and agent.agent.takes_part:

@@ -180,8 +180,8 @@ class Stage:
         stand_ins: Any = self.crew, self.output, self.loop
         crew, output, loop = stand_ins
         all_terms = replace(of_a_run(self.settings, loop.now), **terms)
-        self.rooms = RunState(self.settings, crew, Journal(NoLedger()), output, loop, all_terms)
-        self.coordinator = Coordinator(self.rooms, lambda _: None)
+        self.run_state = RunState(self.settings, crew, Journal(NoLedger()), output, loop, all_terms)
+        self.coordinator = Coordinator(self.run_state, lambda _: None)
 
 
 SETTINGS = Settings(
