@@ -17,12 +17,13 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
+from paceline.ipc.messages import Keep
 from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.layout import Layout
-from paceline.training.link import Finished, Keep, Lease, Offer
+from paceline.training.link import Finished, Lease, Offer
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 from paceline.worker_process.worker import WorkerLink
@@ -177,7 +178,7 @@ def test_an_order_to_keep_comes_in_its_turn_before_the_step_that_follows_it(ends
     link.pushed(FINISHED)
     for message in (messages.Step(6, 0, 0, None), messages.Keep(40, 6, 1), messages.Compute(7, 1, 2, 0, [])):
         coordinator.send(message)
-    assert [type(link.released()).__name__ for _ in range(3)] == ["Step", "Keep", "Go"]
+    assert [type(link.released()).__name__ for _ in range(3)] == ["Step", "Keep", "Compute"]
 
 
 def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) -> None:

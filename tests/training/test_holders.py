@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.ipc.memory import Mapping, Region
+from paceline.ipc.messages import Step
 from paceline.protocols import registry
 from paceline.training import accelerator
 from paceline.training.copier import UNLOCKED, Copier
@@ -26,7 +27,6 @@ from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Step
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
 from paceline.training.structure import Followed
 from paceline.training.told import ToldPush

@@ -20,10 +20,11 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.memory import Region
+from paceline.ipc.messages import Compute, Keep, Step
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
-from paceline.training.link import Finished, Go, Keep, Lease, Offer, Resumed, Started, Step
+from paceline.training.link import Finished, Lease, Offer, Resumed, Started
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from support.suites import each
@@ -108,7 +109,7 @@ class OneWorker:
             self.orders.append(None)
             return
         self.step += 1
-        go = Go(step=self.step, version=self.version, slot=self.place, area=self.area, ahead=())
+        go = Compute(step=self.step, version=self.version, slot=self.place, area=self.area, ahead=())
         self.orders.append(go)
 
     def pushed(self, finished: Finished) -> None:

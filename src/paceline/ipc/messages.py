@@ -507,32 +507,38 @@ class Arrives(Message):
 
 
 class Compute(Message):
-    """Compute this step on the version in that slot. See `training.link.Go`."""
+    """Compute this step on the version in that slot."""
 
     step: int
     version: int
     slot: int
     area: int
+    """The push area for it."""
     ahead: list[tuple[int, float]]
+    """(push area, scale) of updates that this worker pushed and the version lacks. The worker takes them off itself."""
     progress: Count = 0
+    """How many batches the run has used as the step was released: applied, skipped or missed."""
 
 
 class Step(Message):
-    """Step the replica from one area to another, which may be the same. See `training.link.Step`."""
+    """Step the replica from one area to another, which may be the same."""
 
     step: int
     source: int
     target: int
     gradients: int | None
+    """The area with the mean gradients to step with; None: the script's own gradients."""
     scalars: list[dict[str, Any]] | None = None
+    """The optimizer's hyperparameters for this step, where they are another worker's; None: the script's own."""
 
 
 class Keep(Message):
-    """Pack what the script keeps, as it is after that step, for that snapshot. See `training.link.Keep`."""
+    """Pack what the script keeps, for that snapshot, as it is after that step and before anything of the next."""
 
     snapshot: int
     step: int
     epoch: int
+    """The first epoch that has batches left then. In an earlier one, what the script does once an epoch comes first."""
 
 
 class Plateaus(Message):

@@ -17,6 +17,7 @@ from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.ipc.memory import Region
+from paceline.ipc.messages import Agreed, Arrives, Compute, HandOver, Keep, Plateaus, Step
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import Scalars, Store
 from paceline.training.averages import SharedMemoryGroups
@@ -154,77 +155,6 @@ class Finished:
     """
     from_device: float | None = None
     """The same of copies from the device: of this step's gradient, as a rule."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
-    """Compute this step on the version in that slot."""
-
-    step: int
-    version: int
-    slot: int
-    area: int
-    """The push area for it."""
-    ahead: tuple[tuple[int, float], ...]
-    """(push area, scale) of updates that this worker pushed and the version lacks. The worker takes them off itself."""
-    progress: int = 0
-    """How many batches the run has used as the step was released: applied, skipped or missed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrives:
-    """These bytes are there of the version that comes into that slot, on which the step is computed that comes next."""
-
-    slot: int
-    ranges: Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Step the replica from one area into another, which may be the same."""
-
-    step: int
-    source: int
-    target: int
-    gradients: int | None
-    """The area with the mean gradients to step with; None: the script's own gradients."""
-    scalars: Scalars | None = None
-    """The optimizer's hyperparameters for this step, where they are another worker's; None: the script's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Pack what the script keeps, for that snapshot, as it is after that step and before anything of the next."""
-
-    snapshot: int
-    step: int
-    epoch: int
-    """The first epoch that has batches left then. In an earlier one, what the script does once an epoch comes first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
-    """Pack what the script keeps, and what its optimizer has, as they are now: that worker joins."""
-
-    worker: int
-    joining: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plateaus:
-    """Step each ReduceLROnPlateau by these metrics."""
-
-    decides: bool
-    """Whether this worker's metrics step those of all workers from here on."""
-    metrics: Sequence[tuple[int, int, float]]
-    """(scheduler, which of its metrics, the metric)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """What workers have decided together."""
-
-    result: Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +303,7 @@ class Link(Protocol):
     def agreed(self, call: Call, how: How, value: Value) -> Agreed:
         """Wait on for what this worker has given the value for."""
 
-    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
+    def released(self) -> Compute | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:

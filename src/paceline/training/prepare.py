@@ -22,6 +22,7 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import Region
+from paceline.ipc.messages import HandOver, Keep, Plateaus
 from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
@@ -33,7 +34,7 @@ from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.final import install_final, tell_of_structure
 from paceline.training.in_use import in_variables
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer, Plateaus
+from paceline.training.link import Baseline, Evaluate, Link, Measure, Offer
 from paceline.training.loader import (
     Iterated,
     PacedLoader,

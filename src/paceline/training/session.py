@@ -21,6 +21,7 @@ from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import keep_freed_memory
+from paceline.ipc.messages import Arrives, Compute, HandOver, Keep, Plateaus, Step
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
@@ -29,19 +30,7 @@ from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip
 from paceline.training.holders.choice import holder_of
 from paceline.training.layout import Layout, Places
-from paceline.training.link import (
-    Arrives,
-    Finished,
-    Go,
-    HandOver,
-    Keep,
-    Link,
-    Plateaus,
-    Resumed,
-    Started,
-    Step,
-    TakenUp,
-)
+from paceline.training.link import Finished, Link, Resumed, Started, TakenUp
 from paceline.training.loop import EpochLoop
 from paceline.training.non_optimized import NonOptimized
 from paceline.training.other_training import OtherTraining
@@ -113,9 +102,9 @@ class Session:
         """Whether the script has got what the run goes on with, and no longer can change it."""
         self._last = 0
         """The last step that this worker has finished."""
-        self.go: Go | None = None
+        self.go: Compute | None = None
         """The step that is being computed; None when nothing is left to do."""
-        self._declined: Go | None = None
+        self._declined: Compute | None = None
         """The step that the script leaves uncomputed, as it has ended its training."""
         self.joins = False
         """Whether the run has begun without this worker, which has made no step yet, and takes no part."""
@@ -624,7 +613,7 @@ class Session:
         return not self.steps or bool(self.holder.changed())
 
     @property
-    def shown(self) -> Go | None:
+    def shown(self) -> Compute | None:
         """The step on whose version the script sees the model. None: the script logs nothing now."""
         if self.step_discarded:
             return None
@@ -665,7 +654,7 @@ class Session:
         self._fetching, self.batches_in_step = 0.0, 0
         seed_step(self.link.seed, self.link.worker, self.go.step)
 
-    def _released(self) -> Go | None:
+    def _released(self) -> Compute | None:
         """Wait for the order to go on. Make what steps of the replica are ordered before it."""
         while True:
             match self.link.released():

@@ -28,6 +28,7 @@ from paceline.host.evaluator import fork_evaluator
 from paceline.ipc import messages
 from paceline.ipc.channel import LONGEST, Channel, attached, attachment, path_of
 from paceline.ipc.memory import Region
+from paceline.ipc.messages import Agreed, Arrives, Compute, HandOver, Keep, Plateaus, Step
 from paceline.ipc.processes import (
     NoProcess,
     forks_die_with_me,
@@ -44,19 +45,12 @@ from paceline.store.snapshots import unpack
 from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
-    Agreed,
-    Arrives,
     Evaluate,
     Finished,
-    Go,
-    HandOver,
-    Keep,
     Lease,
     Offer,
-    Plateaus,
     Resumed,
     Started,
-    Step,
     TakenUp,
 )
 from paceline.training.orders import BLOCK, Orders
@@ -67,9 +61,9 @@ from paceline.worker_process.interpreter import ended_by_parser
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
-RELEASES: Kinds = (messages.Compute, messages.Step, messages.Behind)
+RELEASES: Kinds = (Compute, Step, messages.Behind)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
-ASKED: Kinds = (messages.Keep, messages.HandOver, messages.Arrives, messages.Plateaus)
+ASKED: Kinds = (Keep, HandOver, Arrives, Plateaus)
 """What may come at any time."""
 NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
@@ -402,67 +396,47 @@ class WorkerLink:
 
     def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
         """See `training.link.Link`."""
-        self._expect((messages.Agreed, messages.Pause))
+        self._expect((Agreed, messages.Pause))
         self._channel.send(messages.Agrees(call.epoch, call.nth, how, value))
-        return self._agreed(call, how, value, messages.Agreed, messages.Pause)
+        return self._agreed(call, how, value, Agreed, messages.Pause)
 
     def pauses(self, epoch: int) -> None:
         """See `training.link.Link`."""
-        for kinds in ((messages.Agreed,), (messages.TakeUp,), RELEASES):
+        for kinds in ((Agreed,), (messages.TakeUp,), RELEASES):
             self._expect(kinds)
         self._channel.send(messages.Declined(epoch, paused=True))
 
     def agreed(self, call: Call, how: How, value: Value) -> Agreed:
         """See `training.link.Link`."""
-        answer = self._agreed(call, how, value, messages.Agreed)
+        answer = self._agreed(call, how, value, Agreed)
         assert answer is not None  # it was told to pause before
         return answer
 
     def _agreed(self, call: Call, how: How, value: Value, *kinds: type[messages.Message]) -> Agreed | None:
         while True:
             match self._await_or_keep(*kinds, leaves=True, even_stopped=False):
-                case messages.Agreed(epoch=epoch, nth=nth, result=result), _:
+                case Agreed(epoch=epoch, nth=nth) as message, _:
                     if call == (epoch, nth):  # else an exception had led the script out of that call
-                        return Agreed(result=result)
+                        return message
                     self._expect(kinds)
                 case messages.Pause(), _:
                     return None
                 case _:
-                    return Agreed(result=result_of(how, {self.worker: value}))
+                    return Agreed(call.epoch, call.nth, result_of(how, {self.worker: value}))
 
-    def released(self) -> Go | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
+    def released(self) -> Compute | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
         """See `training.link.Link`."""
+        message: Compute | Arrives | Step | Keep | HandOver | Plateaus | messages.Behind | None
         message = self._await(*RELEASES, asked=True, leaves=True)
-        if message is None:
-            return None
-        if isinstance(message, messages.Keep):
-            return self._to_keep(message)
-        if isinstance(message, messages.HandOver):
-            return HandOver(worker=message.worker, joining=message.joining)
-        if isinstance(message, messages.Plateaus):
-            return Plateaus(decides=message.decides, metrics=message.metrics)
-        if isinstance(message, messages.Arrives):
-            return Arrives(slot=message.slot, ranges=message.ranges)
-        if isinstance(message, messages.Behind):
-            self._expect(RELEASES)  # the release may come first
-            return self.take_up(announce=False)
-        if isinstance(message, messages.Step):
-            return Step(
-                step=message.step,
-                source=message.source,
-                target=message.target,
-                gradients=message.gradients,
-                scalars=message.scalars,
-            )
-        self._step = message.step
-        return Go(
-            step=message.step,
-            version=message.version,
-            slot=message.slot,
-            area=message.area,
-            ahead=tuple(message.ahead),
-            progress=message.progress,
-        )
+        match message:
+            case messages.Behind():
+                self._expect(RELEASES)  # the release may come first
+                return self.take_up(announce=False)
+            case Keep():
+                self._keeps += 1
+            case Compute(step=step):
+                self._step = step
+        return message
 
     def decided(self, scheduler: int, metric: float) -> None:
         """See `training.link.Link`."""
@@ -478,9 +452,10 @@ class WorkerLink:
         """See `training.link.Link`."""
         with self._turn:
             self._hear(0.0)
-            heard = [message for message, _ in self._answers if isinstance(message, messages.Keep)]
-            self._answers = [one for one in self._answers if not isinstance(one[0], messages.Keep)]
-        return [self._to_keep(message) for message in heard]
+            heard = [message for message, _ in self._answers if isinstance(message, Keep)]
+            self._answers = [one for one in self._answers if not isinstance(one[0], Keep)]
+        self._keeps += len(heard)
+        return heard
 
     def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
         """See `training.link.Link`."""
@@ -718,20 +693,17 @@ class WorkerLink:
             if answer is None:
                 return None, []
             match answer[0]:
-                case messages.HandOver(worker=worker, joining=joining):
-                    prepare.hand_over(HandOver(worker=worker, joining=joining))
-                case messages.Keep() as keep:
-                    prepare.keep([self._to_keep(keep)])
-                case messages.Plateaus(decides=decides, metrics=metrics):
-                    prepare.step_plateaus(Plateaus(decides=decides, metrics=metrics))
-                case messages.Arrives():
+                case HandOver() as order:
+                    prepare.hand_over(order)
+                case Keep() as order:
+                    self._keeps += 1
+                    prepare.keep([order])
+                case Plateaus() as news:
+                    prepare.step_plateaus(news)
+                case Arrives():
                     pass  # the step is not made
                 case _:
                     return answer
-
-    def _to_keep(self, message: messages.Keep) -> Keep:
-        self._keeps += 1
-        return Keep(snapshot=message.snapshot, step=message.step, epoch=message.epoch)
 
     def _hear(self, most: float | None = None, *, leaves: bool = False) -> None:
         """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.machine import Pushes
+from paceline.ipc.messages import Step
 from paceline.training.copier import Arena, Copier
 from paceline.training.device_parameters import DeviceParameters
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
@@ -16,7 +17,6 @@ from paceline.training.holders.own_step import Steps
 from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
 from paceline.training.layout import PushArea
-from paceline.training.link import Step
 from paceline.training.push import NoPush
 from paceline.training.training_context import TrainingContext
 

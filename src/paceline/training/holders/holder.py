@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from paceline.errors import RunFailed
-from paceline.training.link import Step
+from paceline.ipc.messages import Step
 from paceline.training.training_context import TrainingContext
 
 

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from paceline.ipc.messages import Step
 from paceline.store.chunks import finite
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import PushArea
-from paceline.training.link import Step
 from paceline.training.parameter_views import ParameterViews, Windowed
 from paceline.training.push import GradientPush
 from paceline.training.training_context import TrainingContext
