@@ -714,7 +714,7 @@ FromEvaluator = Evaluated | EvaluationFailed
 
 
 class Average(Message):
-    """Make your share of a sum or an average of these areas. See `training.averages.GroupAverages.share`."""
+    """Make your share of a sum or an average of these areas. See `training.averages.Averages.share`."""
 
     group: int
     members: list[int]
