@@ -24,7 +24,8 @@ from support.suites import each
 LIES = """
 import math
 from msgspec import structs
-from paceline.host import between, messages
+from paceline.host import between
+from paceline.ipc import messages
 from paceline.coordinator.agent import _Agent
 
 def heard(self, worker, message, real=_Agent.heard):

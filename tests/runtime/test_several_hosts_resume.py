@@ -140,12 +140,12 @@ optimizer.load_state_dict(full.state_dict())
 BEGINS_LATE = """
 import time
 from paceline.core.items import Version
-from paceline.transfer.manager import Carrier
-fetch = Carrier.fetch
+from paceline.transfer.manager import TransferManager
+fetch = TransferManager.fetch
 def late(self, item, *more):
     time.sleep(1.0 if item == Version(0) else 0.0)
     fetch(self, item, *more)
-Carrier.fetch = late
+TransferManager.fetch = late
 """
 
 

@@ -280,15 +280,15 @@ def fork_store(*arguments, real=worker.fork_store):
     return real(*arguments)
 worker.fork_store = fork_store
 from paceline.coordinator import host_registry as others
-def delivered(self, host, incarnation, message, real=others.Others.delivered):
+def delivered(self, host, incarnation, message, real=others.HostRegistry.delivered):
     real(self, host, incarnation, message)
     if type(message).__name__ == "Gone":
         (FOLDER / "gone").touch()
-others.Others.delivered = delivered
-def ended(self, host, incarnation, why, real=others.Others.ended):
+others.HostRegistry.delivered = delivered
+def ended(self, host, incarnation, why, real=others.HostRegistry.ended):
     real(self, host, incarnation, why)
     (FOLDER / "gone").touch()
-others.Others.ended = ended
+others.HostRegistry.ended = ended
 """
 """A process ends while the head's store is being set up, and the head has heard of that before the store is there."""
 

@@ -146,9 +146,13 @@ comes_to("end")
 FIRST = """
 import os, signal, socket, subprocess, sys, time
 import paceline
-from paceline.host import arithmetic_process, carrier, tcp, zygote
-from paceline.coordinator import agent, emulated, others, worker
-from paceline.training import averages, store
+from paceline.coordinator import agent, emulated, host_registry
+from paceline.ipc import zygote
+from paceline.net import tcp
+from paceline.store import process, store
+from paceline.training import averages
+from paceline.transfer import manager
+from paceline.worker_process import worker
 
 launcher, forks, who, seen, streams = os.getpid(), None, "head", {}, []
 stores = "store"
@@ -239,7 +243,7 @@ def commit(self, *arguments, real=store.Store.commit, **keys):
     comes_to("commit")
     return real(self, *arguments, **keys)
 
-def share(self, *arguments, real=arithmetic_process._Recorder.share):
+def share(self, *arguments, real=process._Recorder.share):
     global who
     who = stores
     comes_to("share")
@@ -248,10 +252,10 @@ def share(self, *arguments, real=arithmetic_process._Recorder.share):
 paceline.comes_to = comes_to
 worker.fork_store = fork_store
 worker.work, zygote._serve, zygote.Zygote.__init__, emulated.agent = work, serve, begin, take_part
-tcp.Stream.__init__, store.Store.commit, arithmetic_process._Recorder.share = open_stream, commit, share
+tcp.Stream.__init__, store.Store.commit, process._Recorder.share = open_stream, commit, share
 around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
-around(others.Others, "delivered", lambda self, host, incarnation, message: type(message).__name__)
-around(carrier.Carrier, "fetch", lambda self, *arguments: "fetch")
+around(host_registry.HostRegistry, "delivered", lambda self, host, incarnation, message: type(message).__name__)
+around(manager.TransferManager, "fetch", lambda self, *arguments: "fetch")
 around(averages.SharedMemoryGroups, "average", lambda self, *arguments: "average")
 """
 """What the run's first process executes before anything else. So it is in all processes, and not in the script."""

@@ -32,7 +32,7 @@ def data():
         if open(f"/proc/{{child}}/comm").read() == "paceline-data\\n":
             return int(child)
 
-def means(self, message, descriptors, real=arithmetic.Arithmetic._means):
+def means(self, message, descriptors, real=arithmetic.StoreProcess._means):
     if type(message).__name__ == "StoreReady":
         stores.append(message.process)
     return real(self, message, descriptors)
@@ -52,7 +52,7 @@ def call(self, *arguments, real=getattr(getattr(importlib.import_module(module),
         befall(self, arguments)
     return answer
 
-arithmetic.Arithmetic._means = means
+arithmetic.StoreProcess._means = means
 setattr(getattr(importlib.import_module(module), owner), name, call)
 """
 

@@ -46,9 +46,11 @@ for epoch in {epochs}:
 FIRST = """
 import errno, os, posix, signal, sqlite3
 from paceline.ipc import zygote
-from paceline.records import cut, ledger
-from paceline.coordinator import snapshots, worker
-from paceline.training import session, store
+from paceline.records import ledger, truncate as cut
+from paceline.coordinator import snapshots
+from paceline.store import store
+from paceline.training import session
+from paceline.worker_process import worker
 
 launcher, parent, me, seen = os.getpid(), None, None, 0
 where, nth, what, whose = {stop!r}
