@@ -1,4 +1,7 @@
-"""A coordinator and its rooms without any process: a test says what workers and the store say, and when time passes."""
+"""A coordinator and its run state without processes:
+
+a test says what workers and the store say, and when time passes.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,7 @@ class Said:
 
 
 class Stage:
-    """A coordinator with all its rooms, and stand-ins around them."""
+    """A coordinator with all its run state, and stand-ins around them."""
 
     def __init__(self, folder: Path, workers: int = 1, terms: Mapping[str, Any] = {}, **given: Any) -> None:
         """`terms` are other ones than those of any run."""

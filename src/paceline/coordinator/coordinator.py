@@ -41,7 +41,7 @@ GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --h
 class Coordinator:
     """Takes a run from its first process to its last. `facts` and `carry_out` are `drive`'s two ends.
 
-    What happens and what is ordered is passed on to the rooms. What there is to know is in them.
+    What happens and what is ordered is passed on to the parts of the run state, which know it.
     """
 
     def __init__(self, run_state: RunState, on_begin: Callable[[messages.Offered], None]) -> None:

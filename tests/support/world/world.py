@@ -1,7 +1,7 @@
 """A run on several hosts, in one process and in virtual time: all code of a run, between what is outside of it.
 
-Real are the coordinator with its rooms, the hosts, their links and streams, agents, and the protocol's machine. Virtual
-are clocks, sockets and processes. `support.world.histories` tries many.
+Real are the coordinator with its run state, the hosts, their links and streams, agents, and the protocol's machine.
+Virtual are clocks, sockets and processes. `support.world.histories` tries many.
 """
 
 from __future__ import annotations
