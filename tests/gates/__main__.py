@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 GATES = ("surface", "records", "runs", "world", "speed", "faults")
@@ -42,9 +41,6 @@ def main() -> int:
         return _say("world", world.check(False, given.some))
     wrong = 0
     for name in given.gates or [name for name in GATES if name not in SLOW]:
-        if find_spec(f"gates.{name}") is None:
-            print(f"{name}: not written yet")
-            continue
         began = time.monotonic()
         more = (given.against, given.quick) if name == "speed" else ()
         wrong |= _say(name, import_module(f"gates.{name}").check(given.record, *more))

@@ -297,12 +297,7 @@ def end_groups(leaders: Collection[int]) -> None:
     seen: set[int] = set()
     while found := {process for process in children() - seen if os.getpgid(process) in leaders}:
         seen |= found
-        killed = []
-        for process in found:
-            with contextlib.suppress(PermissionError):  # it belongs to another user by now
-                if not _tidies(process):
-                    os.kill(process, signal.SIGKILL)
-                    killed.append(process)
+        killed = [process for process in found if not _tidies(process) and _killed(process)]
         deadline = time.monotonic() + GRACE
         for process in killed:
             _ends_before(process, deadline)
@@ -333,11 +328,7 @@ def end_adopted(before: frozenset[int]) -> None:
     tidiers: set[int] = set()
     while adopted := children() - spared - tidiers:
         tidiers |= {process for process in adopted if _tidies(process)}
-        for process in adopted - tidiers:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except PermissionError:  # it belongs to another user by now
-                spared.add(process)
+        spared |= {process for process in adopted - tidiers if not _killed(process)}
         for process in adopted - tidiers - spared:
             os.waitpid(process, 0)
     deadline = time.monotonic() + GRACE
@@ -345,6 +336,15 @@ def end_adopted(before: frozenset[int]) -> None:
         if not _ends_before(process, deadline):
             os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
+
+
+def _killed(process: int) -> bool:
+    """Kill this child. Return whether that was allowed: it may belong to another user by now."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
 
 
 def end_in_time(process: int) -> None:
