@@ -194,7 +194,7 @@ def test_of_two_hosts_that_cannot_reach_each_other_the_one_without_a_shard_ends_
     for one, other in (("b", "c"), ("c", "b")):
         found = begun("b", "c", "d")
         for host in shards:
-            found.holds_shard(host, 1)
+            found.exchanges(host, 1)
         found.unreachable((one, 1), (other, 1), 0.0)
         kept = "bc".replace(lost, "")
         assert listens(found, 0, 12, "b", "c", "d") == []
@@ -207,24 +207,24 @@ def test_two_hosts_that_cannot_reach_each_other_stay_until_one_holds_a_shard() -
     found = begun("b", "c")
     found.unreachable(("b", 1), ("c", 1), 0.0)
     assert listens(found, 0, 30, "b", "c") == []
-    found.holds_shard("b", 1)
+    found.exchanges("b", 1)
     assert listens(found, 30, 31, "b", "c") == [EndHost("c", 1, True, "it and host b can't reach each other")]
 
 
 def test_a_host_that_cannot_reach_the_head_ends_even_if_it_holds_a_shard() -> None:
     found = begun("b", "c")
-    found.holds_shard("b", 1)
+    found.exchanges("b", 1)
     found.unreachable(("b", 1), ("head", 0), 0.0)
     assert listens(found, 0, 30, "b", "c") == [EndHost("b", 1, True, "it and host head can't reach each other")]
 
 
 def test_a_host_that_comes_back_holds_no_shard() -> None:
     found = begun("b", "c")
-    found.holds_shard("b", 1)
+    found.exchanges("b", 1)
     found.leaves("b", 1, "drained")
     found.came("b", 0.0)
     found.joins("b", 2)
-    found.holds_shard("c", 1)
+    found.exchanges("c", 1)
     found.unreachable(("c", 1), ("b", 2), 0.0)
     (end,) = listens(found, 0, 30, "b", "c")
     assert end == EndHost("b", 2, True, "it and host c can't reach each other")
@@ -232,7 +232,7 @@ def test_a_host_that_comes_back_holds_no_shard() -> None:
 
 def test_hosts_that_reach_each_other_again_stay() -> None:
     found = begun("b", "c")
-    found.holds_shard("b", 1)
+    found.exchanges("b", 1)
     found.unreachable(("b", 1), ("c", 1), 0.0)
     listens(found, 0, 9, "b", "c")
     found.reached("c", "b")
@@ -242,7 +242,7 @@ def test_hosts_that_reach_each_other_again_stay() -> None:
 
 def test_a_host_that_nobody_reaches_is_lost_and_those_that_said_so_stay() -> None:
     found = begun("b", "c", "d")
-    found.holds_shard("c", 1)
+    found.exchanges("c", 1)
     for one in ("c", "d"):
         found.unreachable((one, 1), ("b", 1), 0.0)
     assert listens(found, 0, 40, "c", "d") == [EndHost("b", 1, True, "silent for 11.0 s")]
@@ -250,7 +250,7 @@ def test_a_host_that_nobody_reaches_is_lost_and_those_that_said_so_stay() -> Non
 
 def test_a_report_by_or_about_an_incarnation_that_has_ended_has_no_effect() -> None:
     found = begun("b", "c")
-    found.holds_shard("c", 1)
+    found.exchanges("c", 1)
     found.leaves("b", 1, "drained")
     found.came("b", 0.0)
     found.unreachable(("b", 1), ("c", 1), 0.0)
@@ -261,7 +261,7 @@ def test_a_report_by_or_about_an_incarnation_that_has_ended_has_no_effect() -> N
 def test_of_many_hosts_that_reach_each_other_no_more_one_at_a_time_ends() -> None:
     found = begun("b", "c", "d")
     for host in ("b", "c", "d"):
-        found.holds_shard(host, 1)
+        found.exchanges(host, 1)
     for one, other in (("b", "c"), ("b", "d"), ("c", "d")):
         found.unreachable((one, 1), (other, 1), 0.0)
     ended = [one.host for one in listens(found, 0, 30, "b", "c", "d") if isinstance(one, EndHost)]

@@ -113,8 +113,8 @@ class HostRegistry:
         self._mover.at_end(self._fails)
         self._moved: dict[tuple[str, int], float] = {}
         """By host and incarnation: seconds of processors that moving bytes has taken there."""
-        self._making: set[str] = set()
-        """Hosts that make ranges of versions."""
+        self._exchanging: set[str] = set()
+        """Hosts that make ranges of versions, or average with others."""
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
         self.drains: Callable[[str], None] = lambda host: None
@@ -199,7 +199,7 @@ class HostRegistry:
         hosts.amiss = lambda host, why: self.ended(host, self._incarnations.get(host, 0), why)
         hosts.gathered = lambda: self.gathered()
         self._back = hosts.back
-        hosts.makes, hosts.neighbours, hosts.idles = self._makes, self._neighbours_of, self._idles
+        hosts.exchanges, hosts.neighbours, hosts.idles = self._exchanges, self._neighbours_of, self._idles
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
         return hosts
@@ -483,7 +483,7 @@ class HostRegistry:
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
             address = self._came[name].address
             all_exchange = self.settings.choice.spec.in_groups
-            if address is None or (name != host and not all_exchange and not {name, host} & self._making):
+            if address is None or (name != host and not all_exchange and not {name, host} & self._exchanging):
                 continue
             near.append(between.Neighbour(name, self._incarnations[name], address))
             if name != host:
@@ -603,10 +603,10 @@ class HostRegistry:
             self._hosts.unreachable(one, (other, self._prepared[other]), self._link.now())
         self._judge_later()
 
-    def _makes(self, host: str) -> None:
+    def _exchanges(self, host: str) -> None:
         """That host makes a range of each version from now on, or averages with others."""
-        self._making.add(host)
-        self._hosts.holds_shard(host, self._prepared[host])
+        self._exchanging.add(host)
+        self._hosts.exchanges(host, self._prepared[host])
         self._judge_later()
 
     def _idles(self, host: str) -> None:

@@ -77,8 +77,8 @@ class _Host:
     """The last that it was given."""
     number: int = 0
     """Its place among the hosts, once the run has begun. The head has 0."""
-    shard: bool = False
-    """Whether it holds a part of the model's versions, or replicas that are averaged."""
+    exchanges: bool = False
+    """Whether it exchanges data with other hosts than the head: it has a shard, or replicas that are averaged."""
     heard: float = 0.0
     """How long the head had listened when it last heard of this host."""
     lost: float | None = None
@@ -180,10 +180,10 @@ class Hosts:
         if (one := self._living(host, incarnation)) is not None:
             one.stage = "member"
 
-    def holds_shard(self, host: str, incarnation: int) -> None:
-        """The host holds a part of the model's versions, or replicas that are averaged."""
+    def exchanges(self, host: str, incarnation: int) -> None:
+        """The host exchanges data with others than the head: it has a shard, or replicas that are averaged."""
         if (one := self._living(host, incarnation)) is not None:
-            one.shard = True
+            one.exchanges = True
 
     def leaves(self, host: str, incarnation: int, why: str) -> list[Order]:
         """The host has left in good order, or nothing can be exchanged with it any more."""
@@ -278,7 +278,7 @@ class Hosts:
     def _ends(self, one: _Host, why: str) -> list[Order]:
         was_member = one.stage == "member"
         one.stage = "left" if self._begun else "expected"
-        one.shard = False
+        one.exchanges = False
         self._pairs = {names: pair for names, pair in self._pairs.items() if one.host not in names}
         return [EndHost(one.host, one.incarnation, was_member, why)]
 
@@ -286,14 +286,14 @@ class Hosts:
         return end[0] == self.head or self._living(*end) is not None
 
     def _need_each_other(self, pair: _Pair) -> bool:
-        """Whether data moves between these two: to and from the head, and those that hold something."""
+        """Whether data moves between these two: to and from the head, and those that exchange data."""
         two = pair.one[0], pair.other[0]
-        return self.head in two or any(self._hosts[host].shard for host in two)
+        return self.head in two or any(self._hosts[host].exchanges for host in two)
 
     def _less_needed(self, pair: _Pair) -> _Host:
-        """The one without a shard; if both or neither have one, the one with the higher number. Never the head."""
+        """The one that exchanges none; if both or neither do, the one with the higher number. Never the head."""
         two: Iterable[_Host] = (self._hosts[host] for host, _ in (pair.one, pair.other) if host != self.head)
-        return max(two, key=lambda one: (not one.shard, one.number, one.host))
+        return max(two, key=lambda one: (not one.exchanges, one.number, one.host))
 
 
 @dataclass(slots=True)

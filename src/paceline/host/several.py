@@ -137,7 +137,7 @@ class SeveralHosts:
         """By worker of another host that is not known to compute yet: the step that it was released for."""
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
-        self.makes: Callable[[str], None] = lambda host: None
+        self.exchanges: Callable[[str], None] = lambda host: None
         """Told of each of these hosts that makes a range of each version, or averages, as it begins."""
         self.neighbours: Callable[[str, Sequence[str]], tuple[between.Neighbour, ...]] = lambda host, hosts: ()
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
@@ -489,7 +489,7 @@ class SeveralHosts:
             makers = [one.host for one in self._elsewhere]
             self._head.others.begin(makers, self._tell_host)
             for host in makers:
-                self.makes(host)
+                self.exchanges(host)
             if self.sums is not None:
                 self.sums.begins(self._head.name, self._head.workers)
         for other in self._others.values():
@@ -860,7 +860,7 @@ class SeveralHosts:
         other.knows = self._head.newest
         near = self.neighbours(other.name, [*self._begun]) if shards or self.replicas is not None else ()
         if self.replicas is not None:
-            self.makes(other.name)
+            self.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
         sums = self.sums is not None and self.sums.begins(other.name, other.workers)
