@@ -27,7 +27,7 @@ def ask(channel: Channel, count: int) -> list[float]:
     seconds = []
     for number in range(count):
         began = time.perf_counter()
-        channel.send(messages.LeaseWanted(number, 1, "digest"))
+        channel.send(messages.worker.LeaseWanted(number, 1, "digest"))
         channel.receive()
         seconds.append(time.perf_counter() - began)
     return seconds
@@ -49,13 +49,13 @@ def main() -> None:
             for other in channels:
                 other.close()
             ours.close()
-            seconds = ask(Channel(theirs, messages.ToWorker, "the coordinator"), args.messages)
+            seconds = ask(Channel(theirs, messages.worker.ToWorker, "the coordinator"), args.messages)
             theirs.close()
             os.write(result, json.dumps(statistics.quantiles(seconds, n=100)).encode())
             os._exit(0)
         theirs.close()
         os.close(result)
-        channels.append(Channel(ours, messages.FromWorker, f"worker {worker}"))
+        channels.append(Channel(ours, messages.worker.FromWorker, f"worker {worker}"))
         results.append(source)
 
     open_channels = set(channels)
@@ -67,7 +67,7 @@ def main() -> None:
             loop.unwatch(channel)
             open_channels.remove(channel)
             return
-        outboxes[channel].send(messages.Leased(message.epoch, 0))
+        outboxes[channel].send(messages.worker.Leased(message.epoch, 0))
 
     outboxes = {channel: SendQueue(channel, loop, channel.close) for channel in channels}
     for channel in channels:

@@ -152,8 +152,8 @@ class Measurement:
 class Script:
     """What the workload's worker brings, and the order of its batches."""
 
-    offered: messages.Offered
-    drawn: messages.OrderDrawn
+    offered: messages.worker.Offered
+    drawn: messages.worker.OrderDrawn
     flags: tuple[int, int]
     """Where a push area says which parameters have a gradient, and how many there are."""
 
@@ -174,7 +174,7 @@ def script(batches: int, seed: int) -> Script:
     layout = Layout.of(model, optimizer)
     loader = DataLoader(TensorDataset(torch.empty(batches, 1)), batch_size=1, shuffle=True)
     block = Orders(loader.batch_sampler, seed).block(0, 0)
-    offered = messages.Offered(
+    offered = messages.worker.Offered(
         forms=layout.forms,
         fixed_bytes=layout.fixed_bytes,
         slot_bytes=layout.slot_bytes,
@@ -198,7 +198,7 @@ def script(batches: int, seed: int) -> Script:
         metrics=None,
         code={},
     )
-    drawn = messages.OrderDrawn(0, 0, block.digest, block.order, block.last, batches)
+    drawn = messages.worker.OrderDrawn(0, 0, block.digest, block.order, block.last, batches)
     return Script(offered, drawn, (layout.flags_offset, len(layout.moving)))
 
 
@@ -256,21 +256,21 @@ class StandIns:
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         one, now = self._crew[worker], time.monotonic()
         match message:
-            case messages.Start():
+            case messages.worker.Start():
                 self._says(one, self._script.offered)
-            case messages.Begin(slots=slots, at=at):
+            case messages.worker.Begin(slots=slots, at=at):
                 self._slots, self._began = slots, now - at
                 self._region = self._region or Region.attach(os.dup(descriptors[0]))
-            case messages.Compute(step=step, version=version, area=area):
+            case messages.worker.Compute(step=step, version=version, area=area):
                 if one.sent is not None:
                     one.steps.append((version, one.sent, now, one.waited))
                 one.step, one.version, one.released, one.asked = step, version, now, now
                 self._flag(area)
                 self._ask(one)
-            case messages.OrderWanted():
+            case messages.worker.OrderWanted():
                 self._says(one, self._script.drawn)
                 self._ask(one)
-            case messages.Leased(epoch=epoch, index=index):
+            case messages.worker.Leased(epoch=epoch, index=index):
                 one.waited = now - one.asked
                 started = now - self._began
                 scenario, seed = self._settings.scenario, self._settings.seed
@@ -278,11 +278,11 @@ class StandIns:
                 if one.sent is None:  # they all begin at once, and are not to stay in step
                     seconds *= random.random()
                 self._loop.after(seconds, lambda: self._finish(one, (epoch, index)))
-            case messages.EpochOver() | messages.Stop():
+            case messages.worker.EpochOver() | messages.worker.StopTraining():
                 if not one.over:
                     one.over = True
-                    self._says(one, messages.ScriptEnded())
-            case messages.Exit():
+                    self._says(one, messages.worker.ScriptEnded())
+            case messages.worker.Exit():
                 self._loop.after(0.0, lambda: self._gone(worker, 0))
 
     def end(self, worker: int) -> None:
@@ -302,14 +302,14 @@ class StandIns:
         self._loop.after(0.0, lambda: self._hear(one.worker, message, []))
 
     def _ask(self, one: _StandIn) -> None:
-        self._says(one, messages.LeaseWanted(0, 1, self._script.drawn.digest))
+        self._says(one, messages.worker.LeaseWanted(0, 1, self._script.drawn.digest))
 
     def _finish(self, one: _StandIn, batch: tuple[int, int]) -> None:
         if one.over:
             return
         waited = one.released - (one.released if one.sent is None else one.sent)
         one.sent = time.monotonic()
-        done = messages.StepFinished(
+        done = messages.worker.StepFinished(
             step=one.step,
             version=one.version,
             batches=[batch],

@@ -171,7 +171,7 @@ def test_a_run_on_one_host_loads_nothing_of_what_several_say_to_each_other() -> 
     """It is part of each start, and of each run's memory."""
     program = (
         "import sys, paceline.coordinator.coordinator; "
-        "several = {f'paceline.{name}' for name in ('host.between', 'host.several', 'host.shards.remote', "
+        "several = {f'paceline.{name}' for name in ('host.messages', 'host.several', 'host.shards.remote', "
         "'transfer.data_connection', 'transfer.manager')}; "
         "assert not several & set(sys.modules), several & set(sys.modules)"
     )

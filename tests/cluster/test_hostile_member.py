@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from paceline.errors import MessageUnreadable
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.machine import Machine
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
@@ -23,24 +23,26 @@ from support.world.world import run
 
 WORLDS, MANY = 16, 1200
 MACHINE = Machine("0.1.0", "3.11.7", "2.13.0", "2.4", "native", "AVX2", "AMD", "EPYC", "Linux", 2, "boot")
-FINISHED = messages.StepFinished(3, 2, [(0, 1)], [], [{"lr": 0.5}], 100.0, 1.0, 0.5, 0.2, 0.1, 0.1, edits=[])
+FINISHED = messages.worker.StepFinished(3, 2, [(0, 1)], [], [{"lr": 0.5}], 100.0, 1.0, 0.5, 0.2, 0.1, 0.1, edits=[])
 SAID = [
-    between.Here(2, MACHINE, ("127.0.0.1", 7117)),
-    between.StandsIn(OFFER),
-    between.Heard(2, OFFER),
-    between.Heard(2, FINISHED),
-    between.Heard(2, messages.OrderDrawn(0, 0, "digest", [[1, 2], ["a", (1, 2)]], True, 4)),
-    between.Heard(2, messages.Logged(1, 1, {"loss": 0.5})),
-    between.Heard(2, messages.Kept(1, 2, 0, None), between.Attached("attached by worker 2: 0", 77)),
-    between.Heard(2, messages.Agrees(1, 0, "first", "yes")),
-    between.Gone(2, 9),
-    between.Printed(2, b"what a worker prints\n"),
-    between.Taken(2, 3),
-    between.Fetched("node-0", "version", 2, 3, 4096, 0.5),
-    between.RangeMade(messages.Committed(3, 0.5, 1 << 60, ("weight", 2))),
-    between.RangeNorms(messages.Norms(3, [(0, 0.5)])),
-    between.Stored((2, 3, "update")),
-    between.Reaches("node-2", True),
+    host_messages.HostOffer(2, MACHINE, ("127.0.0.1", 7117)),
+    host_messages.StandsIn(OFFER),
+    host_messages.WorkerSaid(2, OFFER),
+    host_messages.WorkerSaid(2, FINISHED),
+    host_messages.WorkerSaid(2, messages.worker.OrderDrawn(0, 0, "digest", [[1, 2], ["a", (1, 2)]], True, 4)),
+    host_messages.WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {"loss": 0.5})),
+    host_messages.WorkerSaid(
+        2, messages.worker.Kept(1, 2, 0, None), host_messages.Attached("attached by worker 2: 0", 77)
+    ),
+    host_messages.WorkerSaid(2, messages.worker.Agrees(1, 0, "first", "yes")),
+    host_messages.WorkerEnded(2, 9),
+    host_messages.Printed(2, b"what a worker prints\n"),
+    host_messages.Taken(2, 3),
+    host_messages.Fetched("node-0", "version", 2, 3, 4096, 0.5),
+    host_messages.RangeMade(messages.store.Committed(3, 0.5, 1 << 60, ("weight", 2))),
+    host_messages.RangeNorms(messages.store.Norms(3, [(0, 0.5)])),
+    host_messages.Stored((2, 3, "update")),
+    host_messages.Reaches("node-2", True),
 ]
 
 
@@ -109,7 +111,7 @@ def test_five_thousand_changed_messages_are_read_or_refused_in_one_line() -> Non
             body = body[:at] + lots.randbytes(lots.choice((0, 1, 4))) + body[at + lots.choice((0, 1)) :]
         why = ""
         try:
-            message = numbered.Line(between.ToHead).take(numbered.Data(1, 0, body), 0.0)
+            message = numbered.Line(host_messages.ToHead).take(numbered.Data(1, 0, body), 0.0)
         except numbered.NeverReadable as error:
             why = str(error)
         else:
@@ -158,28 +160,32 @@ def test_every_number_and_every_name_that_a_host_says_has_bounds() -> None:
                 look(value, where, field)
 
     seen: set[type] = set()
-    look(msgspec.inspect.type_info(between.ToHead), "", "")
+    look(msgspec.inspect.type_info(host_messages.ToHead), "", "")
     assert len(seen) > 60
     assert loose == []
 
 
 def test_a_list_that_is_too_long_for_its_message_is_refused_unread() -> None:
-    names = msgspec.msgpack.encode(between.Heard(2, messages.Logged(1, 1, {str(n): 0.0 for n in range(10_001)})))
+    names = msgspec.msgpack.encode(
+        host_messages.WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {str(n): 0.0 for n in range(10_001)}))
+    )
     with pytest.raises(MessageUnreadable, match="length <= 10000"):
-        Coding(between.ToHead).decode(names, ())
+        Coding(host_messages.ToHead).decode(names, ())
 
 
 @pytest.mark.parametrize("strange", ["\n", "\x1b", "\x9b", "\u2028", "\u202e", "\u2066"])
 def test_no_name_has_a_character_that_moves_what_stands_beside_it(strange: str) -> None:
     for name in (f"a{strange}b", f"{strange}a", f"a{strange}"):
         with pytest.raises(MessageUnreadable, match="matching regex"):
-            CODING.decode(CODING.encode(between.Reaches(name, True)), ())
+            CODING.decode(CODING.encode(host_messages.Reaches(name, True)), ())
 
 
 def test_garbage_is_collected_after_a_long_message_as_it_was_before() -> None:
-    long = CODING.encode(between.Heard(2, messages.Logged(1, 1, {f"loss {n}": 0.5 for n in range(9_000)})))
+    long = CODING.encode(
+        host_messages.WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {f"loss {n}": 0.5 for n in range(9_000)}))
+    )
     collected = gc.get_stats()[0]["collections"]
-    assert isinstance(CODING.decode(long, ()), between.Heard)
+    assert isinstance(CODING.decode(long, ()), host_messages.WorkerSaid)
     with pytest.raises(MessageUnreadable):
         CODING.decode(long[:-1], ())
     assert gc.isenabled()

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.items import Item, Mean, Partial, Update
-from paceline.host.between import Close
 from paceline.host.branch import Branch
+from paceline.host.messages import EndRun
 from paceline.host.orders.averaging import Averaging
 from paceline.transfer.fetch_table import Where
 from support.seeded_network import Blocked
@@ -218,7 +218,7 @@ def test_a_host_that_can_t_listen_to_the_others_takes_no_part(monkeypatch: pytes
     monkeypatch.setattr(VirtualLoop, "listen", fails)
     world = run(replace(drawn(0), restart=0, shards_on="all", faults=(Unreachable(0.0, 0.0, "node-1"),)))
     why = [one.over for agent in world.agents.values() for one in agent.ended]
-    assert Close("refused", "it can't listen to other hosts: Network is unreachable") in why
+    assert EndRun("refused", "it can't listen to other hosts: Network is unreachable") in why
 
 
 def test_a_host_that_is_cut_off_at_any_moment_of_the_start_ends_by_the_runs_timeout() -> None:

@@ -15,7 +15,7 @@ from paceline.coordinator.host_registry import HostRegistry
 from paceline.core.hosts import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.host import LocalHost
@@ -110,7 +110,7 @@ def an_update_stays_after_its_worker(patch: Patch) -> None:
     hear = Branch._hear
 
     def heard(self: Branch, worker: int, message: messages.Message, descriptors: list[int]) -> None:
-        if isinstance(message, messages.StepFinished) and self._seats[worker].trains:
+        if isinstance(message, messages.worker.StepFinished) and self._seats[worker].trains:
             self.pushes.ready(worker, message.step)
         hear(self, worker, message, descriptors)
 
@@ -122,7 +122,11 @@ def an_order_is_carried_out_twice(patch: Patch) -> None:
 
     def twice(self: _Agent, message: Any) -> None:
         delivered(self, message)
-        if isinstance(message, between.CarryOut) and isinstance(message.order, StartPush) and message.order.step == 2:
+        if (
+            isinstance(message, host_messages.CarryOut)
+            and isinstance(message.order, StartPush)
+            and message.order.step == 2
+        ):
             message.fields["step"] = 1
             delivered(self, message)
 
@@ -208,7 +212,9 @@ def a_worker_is_not_told_that_the_run_stops(patch: Patch) -> None:
     carry_out = _Agent.delivered
 
     def untold(self: _Agent, message: Any) -> None:
-        if not (isinstance(message, between.Say) and isinstance(message.message, messages.FinalRecorded)):
+        if not (
+            isinstance(message, host_messages.TellWorker) and isinstance(message.message, messages.worker.FinalRecorded)
+        ):
             carry_out(self, message)
 
     patch.setattr(_Agent, "delivered", untold)
@@ -218,7 +224,7 @@ def a_version_is_let_go_while_its_worker_may_compute_on_it_again(patch: Patch) -
     hear = Branch._hear
 
     def heard(self: Branch, worker: int, message: messages.Message, descriptors: list[int]) -> None:
-        if isinstance(message, messages.StepFinished):
+        if isinstance(message, messages.worker.StepFinished):
             self.shelf.release(step_of(worker))
         hear(self, worker, message, descriptors)
 
@@ -395,7 +401,7 @@ def a_sum_that_was_not_ordered_yet_is_gone(patch: Patch) -> None:
 def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
     sum_up = BranchArithmetic.sum_up
 
-    def summed(self: BranchArithmetic, order: between.SumUp) -> None:
+    def summed(self: BranchArithmetic, order: host_messages.SumUp) -> None:
         sum_up(self, order)
         self.summer.drop(Sum(order.number))
 

@@ -35,7 +35,7 @@ builtins.__build_class__ = _pinned
 
 def tags() -> dict[str, str]:
     """By module and class: the tag of each message."""
-    from paceline.ipc.messages import Message
+    from paceline.ipc.endpoint import Message
     from paceline.net.numbered import Frame
 
     return {

@@ -32,8 +32,8 @@ class Process:
         if not self.process:
             os._exit(_serve(store, theirs))
         theirs.close()
-        self.channel = Channel(ours, messages.FromStore, "the store")
-        assert isinstance(self.heard()[0], messages.StoreReady)
+        self.channel = Channel(ours, messages.store.FromStore, "the store")
+        assert isinstance(self.heard()[0], messages.store.StoreReady)
 
     def send(self, message: messages.Message, *descriptors: int) -> None:
         self.channel.send(message, descriptors)
@@ -44,7 +44,7 @@ class Process:
         return self.channel.receive()
 
     def close(self) -> None:
-        self.channel.send(messages.Quit())
+        self.channel.send(messages.store.Quit())
         self.channel.close()
         assert os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1]) == 0
 
@@ -80,14 +80,14 @@ class Company:
                 area.present.fill_(1)
         for process in self.processes:
             process.send(
-                messages.Commit(
+                messages.store.Commit(
                     version, (version - 1) % SLOTS, version % SLOTS, [(0, 0.5), (1, 0.5)], None, 1, True, True
                 )
             )
 
     def made(self) -> None:
         for process in self.processes:
-            assert isinstance(process.heard()[0], messages.Committed)
+            assert isinstance(process.heard()[0], messages.store.Committed)
 
     def same(self, slot: int) -> bool:
         """Whether both have the same in that slot."""
@@ -97,16 +97,16 @@ class Company:
     def share(self, number: int) -> None:
         """Pass the share that `other` was asked for on to `head`."""
         said, descriptors = self.other.heard()
-        while isinstance(said, messages.Committed):
+        while isinstance(said, messages.store.Committed):
             said, descriptors = self.other.heard()
-        assert said == messages.ShareReady(number, None)
-        self.head.send(messages.TakeShare(number, None), *descriptors)
+        assert said == messages.store.ShareReady(number, None)
+        self.head.send(messages.store.TakeShare(number, None), *descriptors)
 
     @staticmethod
     def answer(process: Process, kind: type[messages.Message]) -> tuple[Any, list[int]]:
         """The next message of that kind. Those before it say that versions are made."""
         while not isinstance((heard := process.heard())[0], kind):
-            assert isinstance(heard[0], messages.Committed)
+            assert isinstance(heard[0], messages.store.Committed)
         return heard
 
 
@@ -125,12 +125,12 @@ def test_a_snapshot_and_the_optimizer_s_state_are_as_of_the_version_at_which_the
     for version in (1, 2):
         company.commit(version)
         company.made()
-    company.one.send(messages.KeepState(2, str(tmp_path / "one")))
-    company.one.send(messages.SendState(0))
-    company.head.send(messages.KeepState(2, str(tmp_path / "both"), number=7, shares=1))
-    company.head.send(messages.SendState(0, number=8, shares=1))
-    company.other.send(messages.SendShare(7))
-    company.other.send(messages.SendShare(8))
+    company.one.send(messages.store.KeepState(2, str(tmp_path / "one")))
+    company.one.send(messages.store.SendState(0))
+    company.head.send(messages.store.KeepState(2, str(tmp_path / "both"), number=7, shares=1))
+    company.head.send(messages.store.SendState(0, number=8, shares=1))
+    company.other.send(messages.store.SendShare(7))
+    company.other.send(messages.store.SendShare(8))
     company.commit(3)
     for number in (7, 8):
         company.share(number)
@@ -140,27 +140,27 @@ def test_a_snapshot_and_the_optimizer_s_state_are_as_of_the_version_at_which_the
         while len(said) < 3:
             message, descriptors = process.heard()
             said[type(message)] = message, descriptors
-        assert said[messages.FileKept][0].error is None
-        assert said[messages.StateReady][0] == messages.StateReady(0, None)
-        states.append(attached(said[messages.StateReady][1][0]))
+        assert said[messages.store.FileKept][0].error is None
+        assert said[messages.store.StateReady][0] == messages.store.StateReady(0, None)
+        states.append(attached(said[messages.store.StateReady][1][0]))
     assert states[0] == states[1]
     assert (tmp_path / "both").read_bytes() == (tmp_path / "one").read_bytes()
-    company.other.send(messages.SendShare(9))
-    company.answer(company.other, messages.ShareReady)
+    company.other.send(messages.store.SendShare(9))
+    company.answer(company.other, messages.store.ShareReady)
     assert company.same(0)
 
 
 def test_where_a_share_can_t_be_packed_it_is_said_and_the_process_goes_on(company: Company, tmp_path: Path) -> None:
     file = str(tmp_path / "store")
-    company.head.send(messages.KeepState(0, file, number=1, shares=2))
-    company.head.send(messages.SendState(1, number=2, shares=1))
-    company.head.send(messages.TakeShare(1, "it can't be packed"))
-    company.other.send(messages.SendShare(1))
+    company.head.send(messages.store.KeepState(0, file, number=1, shares=2))
+    company.head.send(messages.store.SendState(1, number=2, shares=1))
+    company.head.send(messages.store.TakeShare(1, "it can't be packed"))
+    company.other.send(messages.store.SendShare(1))
     company.share(1)
-    company.head.send(messages.TakeShare(2, "nor can this"))
+    company.head.send(messages.store.TakeShare(2, "nor can this"))
     said = [company.head.heard()[0] for _ in range(2)]
-    assert messages.FileKept(file, "", "it can't be packed") in said
-    assert messages.StateReady(1, "nor can this") in said
+    assert messages.store.FileKept(file, "", "it can't be packed") in said
+    assert messages.store.StateReady(1, "nor can this") in said
     company.commit(1)
     company.made()
     assert company.same(1)
@@ -169,17 +169,17 @@ def test_where_a_share_can_t_be_packed_it_is_said_and_the_process_goes_on(compan
 def test_all_processes_go_on_from_a_snapshot_that_the_first_one_reads(company: Company, tmp_path: Path) -> None:
     company.commit(1)
     company.made()
-    company.one.send(messages.KeepState(1, str(tmp_path / "store")))
-    company.answer(company.one, messages.FileKept)
+    company.one.send(messages.store.KeepState(1, str(tmp_path / "store")))
+    company.answer(company.one, messages.store.FileKept)
     after = Company()
-    after.head.send(messages.Restore(str(tmp_path / "store"), 1, [], [], "mean"))
-    after.one.send(messages.Restore(str(tmp_path / "store"), 1, [], [], "mean"))
+    after.head.send(messages.store.Restore(str(tmp_path / "store"), 1, [], [], "mean"))
+    after.one.send(messages.store.Restore(str(tmp_path / "store"), 1, [], [], "mean"))
     for process in (after.head, after.one):
-        assert after.answer(process, messages.Restored)[0].refused is None
-    after.head.send(messages.SendWhole())
-    said, descriptors = after.answer(after.head, messages.WholeReady)
-    assert said == messages.WholeReady(None)
-    after.other.send(messages.Load(), *descriptors)
+        assert after.answer(process, messages.store.Restored)[0].refused is None
+    after.head.send(messages.store.SendWhole())
+    said, descriptors = after.answer(after.head, messages.store.WholeReady)
+    assert said == messages.store.WholeReady(None)
+    after.other.send(messages.store.Load(), *descriptors)
     after.commit(2)
     after.made()
     assert after.same(2)
@@ -193,7 +193,7 @@ def test_all_processes_go_on_from_a_snapshot_that_the_first_one_reads(company: C
 def test_each_process_takes_its_part_of_a_state_that_is_adopted(company: Company) -> None:
     state = {n: {"momentum_buffer": torch.rand(entry.shape)} for n, entry in enumerate(company.layout.moving)}
     for process in company.processes:
-        process.send(messages.Adopt(), attachment(packed(state, STATE)))
+        process.send(messages.store.InstallAdopted(), attachment(packed(state, STATE)))
     company.commit(1)
     company.made()
     assert company.same(1)

@@ -37,7 +37,7 @@ class Process:
         if not self.process:
             os._exit(_serve(store, theirs))
         theirs.close()
-        self.channel = Channel(ours, messages.FromStore, "the store")
+        self.channel = Channel(ours, messages.store.FromStore, "the store")
         self.ready: Any = self.heard()
 
     def heard(self) -> Any:
@@ -52,7 +52,7 @@ class Process:
             area.present.fill_(1)
             area.buffers["1.running_mean"].fill_(version + worker)
         self.channel.send(
-            messages.Commit(
+            messages.store.Commit(
                 version, (version - 1) % SLOTS, version % SLOTS, [(0, 0.5), (1, 0.5)], None, 1, True, version < SLOTS
             )
         )
@@ -69,7 +69,7 @@ def processes() -> Iterator[list[Process]]:
     made.append(Process())
     yield made
     for process in made:
-        process.channel.send(messages.Quit())
+        process.channel.send(messages.store.Quit())
         process.channel.close()
         assert os.waitstatus_to_exitcode(os.waitpid(process.process, 0)[1]) == 0
 
@@ -82,16 +82,16 @@ def test_a_version_is_written_as_it_was_though_commits_follow_at_once_and_anothe
     for version in (1, 2):
         first.commit(version)
         first.heard()
-    first.channel.send(messages.KeepState(2, file))
+    first.channel.send(messages.store.KeepState(2, file))
     first.commit(3)
     said = [first.heard(), first.heard()]
-    (kept,) = (one for one in said if isinstance(one, messages.FileKept))
+    (kept,) = (one for one in said if isinstance(one, messages.store.FileKept))
     assert (kept.file, kept.error) == (file, None)
     assert kept.sha256 == hashlib.sha256((tmp_path / "store").read_bytes()).hexdigest()
     assert [*read(OfStore, tmp_path / "store").buffers] == [0, 1]
     after = first.parameters(0)
 
-    second.channel.send(messages.Restore(file, 2, [(0, 1), (1, 0)], [], "mean"))
+    second.channel.send(messages.store.Restore(file, 2, [(0, 1), (1, 0)], [], "mean"))
     restored = second.heard()
     assert restored.refused is None
     assert restored.beginning != second.ready.beginning
@@ -106,9 +106,9 @@ def test_a_replica_and_what_a_worker_packed_are_written(processes: list[Process]
     first = processes[0]
     for view in first.places.push_area(1).gradients:
         view.fill_(4.0)
-    first.channel.send(messages.KeepReplica(1, str(tmp_path / "replica")))
+    first.channel.send(messages.store.KeepReplica(1, str(tmp_path / "replica")))
     packing = attachment(b"what a worker has packed")
-    first.channel.send(messages.KeepWorker(str(tmp_path / "worker")), (packing,))
+    first.channel.send(messages.store.KeepWorker(str(tmp_path / "worker")), (packing,))
     os.close(packing)
     assert [Path(first.heard().file).name for _ in range(2)] == ["replica", "worker"]
     assert read(OfReplica, tmp_path / "replica").parameters["0.weight"].unique().tolist() == [4.0]
@@ -118,23 +118,26 @@ def test_a_replica_and_what_a_worker_packed_are_written(processes: list[Process]
 def test_a_file_that_can_t_be_written_is_said_and_the_process_goes_on(processes: list[Process], tmp_path: Path) -> None:
     first, no_folder = processes[0], tmp_path / "file"
     no_folder.write_text("a file, in which there can be no others")
-    orders = (messages.KeepState(0, str(no_folder / "store")), messages.KeepReplica(0, str(no_folder / "replica")))
+    orders = (
+        messages.store.KeepState(0, str(no_folder / "store")),
+        messages.store.KeepReplica(0, str(no_folder / "replica")),
+    )
     for message in orders:
         first.channel.send(message)
         kept = first.heard()
         assert (kept.sha256, kept.error.startswith(f"{message.file} can't be written: ")) == ("", True)
     first.commit(1)
-    assert isinstance(first.heard(), messages.Committed)
+    assert isinstance(first.heard(), messages.store.Committed)
 
 
 def test_a_snapshot_of_another_model_is_refused(processes: list[Process], tmp_path: Path) -> None:
     first = processes[0]
     file = str(tmp_path / "store")
-    first.channel.send(messages.KeepState(0, file))
+    first.channel.send(messages.store.KeepState(0, file))
     first.heard()
     model = nn.Sequential(nn.Linear(3, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     store = Store.of(model, optimizer, Places.new(Layout.of(model, optimizer), SLOTS, WORKERS))
-    restored = _restored(store, messages.Restore(file, 0, [], [], "mean"))
+    restored = _restored(store, messages.store.Restore(file, 0, [], [], "mean"))
     assert restored.refused is not None
     assert restored.refused.startswith('the snapshot is of another model: "0.weight"')

@@ -25,7 +25,7 @@ class Case:
         self.arrivals = VersionStreaming(shelf, self.seats, lambda worker, message: self.told.append((worker, message)))
 
     def ranges(self, worker: int) -> list[list[tuple[int, int]]]:
-        assert all(isinstance(m, messages.Arrives) and m.slot == PLACE for _, m in self.told)
+        assert all(isinstance(m, messages.worker.Arrives) and m.slot == PLACE for _, m in self.told)
         return [list(message.ranges) for to, message in self.told if to == worker]
 
 

@@ -63,13 +63,13 @@ def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: t
     for worker in (0, 1, 2):
         company.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
         company.carry_out(StepReplica(worker=worker, step=0, version=1))
-    steps = [said for _, said in company.told if isinstance(said, messages.Step)]
+    steps = [said for _, said in company.told if isinstance(said, messages.worker.MakeStep)]
     assert [(said.source, said.target) for said in steps] == [(0, 1), (0, 2), (0, 3)]
     for worker in (0, 1, 2):
         company.stepped(worker, 0)
         company.carry_out(Release(worker=worker, step=1, version=1, parameters="own"))
         company.carry_out(StepReplica(worker=worker, step=1, version=2))
-    steps = [said for _, said in company.told if isinstance(said, messages.Step)][3:]
+    steps = [said for _, said in company.told if isinstance(said, messages.worker.MakeStep)][3:]
     assert [(said.source, said.target) for said in steps] == [(1, 1), (2, 2), (3, 3)]
 
 
@@ -78,14 +78,14 @@ def test_a_replica_that_is_kept_for_a_mean_is_not_stepped_in_place(stepped: tupl
     before = replicas(company)
     company.host.record(7, [0, 1], "file", "mean")
     record = company.store.sent[-1]
-    assert isinstance(record, messages.RecordMean)
+    assert isinstance(record, messages.store.RecordMean)
     assert (record.version, record.sources) == (7, [before[0], before[1]])
     company.carry_out(StepReplica(worker=0, step=1, version=2))
     assert replicas(company)[0] != before[0]
     company.carry_out(StepReplica(worker=2, step=1, version=2))
     assert replicas(company)[2] == before[2]
     company.stepped(0, 1)
-    company.said_by_store(messages.MeanRecorded(7, "digest", 0.5))
+    company.said_by_store(messages.store.MeanRecorded(7, "digest", 0.5))
     assert company.news.told("written") == [(7, "digest", 0.5)]
     assert before[0] not in {place for _, _, place in company.host.shelf.claims()}
 
@@ -191,7 +191,7 @@ def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_noth
     company, averagers = stepped
     company.carry_out(StepReplica(worker=0, step=1, version=2))
     company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    averagers.says(1, messages.Averaged(0))
+    averagers.says(1, messages.worker.ShareAveraged(0))
     assert company.facts == [], "a member has a step to make first"
     company.stepped(0, 1)
     averagers.average(0)
@@ -285,7 +285,7 @@ def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(
     company.carry_out(Reduce(group=2, members=(1, 2), what="parameters"))
     averagers.average(2)
     place = adopts(company, 0)
-    company.crew.hear(0, messages.Adopted())
+    company.crew.hear(0, messages.worker.AdoptionWritten())
     assert replicas(company) == dict.fromkeys(range(3), place)
     averagers.average(1)
     averagers.average(1)
@@ -312,7 +312,7 @@ def adopts(company: Company, worker: int) -> int:
     """The worker is told where to write what its script begins with. Return that place."""
     company.host.adopt(worker)
     _, told = company.told[-1]
-    assert isinstance(told, messages.AdoptInto)
+    assert isinstance(told, messages.worker.AdoptInto)
     return told.slot
 
 
@@ -342,7 +342,9 @@ def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(pro
     chance, workers, machine = random.Random(f"{protocol}/{seed}"), 4, choose(protocol, registry()).machine()
     made = company(workers, protocol)
     averagers, host = Averagers(made), made.host
-    queue: dict[int, list[messages.Compute | messages.Step]] = {worker: [] for worker in range(workers)}
+    queue: dict[int, list[messages.worker.Compute | messages.worker.MakeStep]] = {
+        worker: [] for worker in range(workers)
+    }
     steps, cuts, written = 0, 0, 0
 
     def tell(fact: Fact) -> None:
@@ -353,13 +355,13 @@ def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(pro
             if isinstance(order, Release | Reduce | StepReplica):
                 made.carry_out(order)
         for worker, said in made.told:
-            assert isinstance(said, messages.Compute | messages.Step)
+            assert isinstance(said, messages.worker.Compute | messages.worker.MakeStep)
             queue[worker].append(said)
         made.told.clear()
 
     def being_read() -> list[int]:
         """Places that the store reads, to make a mean."""
-        (*_, order) = (None, *(said for said in made.store.sent if isinstance(said, messages.RecordMean)))
+        (*_, order) = (None, *(said for said in made.store.sent if isinstance(said, messages.store.RecordMean)))
         return [] if order is None or order.version == written else [*order.sources, order.target]
 
     members = tuple((worker, "here", 0) for worker in range(workers))
@@ -369,7 +371,7 @@ def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(pro
         match chance.choice(["works", "averages", "told", "cut", "cut done"]):
             case "works" if queue[worker]:
                 done = queue[worker].pop(0)
-                if isinstance(done, messages.Step):
+                if isinstance(done, messages.worker.MakeStep):
                     assert done.target not in being_read(), "what a mean is made of is written"
                     made.stepped(worker, done.step)
                 else:
@@ -384,7 +386,7 @@ def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(pro
                 cuts += 1
                 host.record(cuts, range(workers), "", "mean")
             case "cut done" if being_read():
-                made.said_by_store(messages.MeanRecorded(cuts, "", 0.0))
+                made.said_by_store(messages.store.MeanRecorded(cuts, "", 0.0))
                 written += 1
     assert steps > 20
     assert written > 2

@@ -133,7 +133,7 @@ class Host:
             of=order.of,
             within=(order.begin, order.end),
         )
-        line.coming.append((messages.Averaged(order.group), []))
+        line.coming.append((messages.worker.ShareAveraged(order.group), []))
         self.loop.watched[line]()
 
     def dies(self, worker: int) -> None:

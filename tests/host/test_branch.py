@@ -12,9 +12,9 @@ from paceline.core.choice import choose
 from paceline.core.items import Blob, Update, Version
 from paceline.core.orders import Release, StartPush
 from paceline.host import branch
-from paceline.host.between import Attached
 from paceline.host.branch import Branch
 from paceline.host.memory_plan import plan
+from paceline.host.messages import Attached
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
@@ -137,7 +137,7 @@ def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> Non
 def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(host: Host, asked_for: bool) -> None:
     host.branch.carry_out(pulls(2))
     host.comes(3)
-    host.says(2, messages.StepFinished(1, 1, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    host.says(2, messages.worker.StepFinished(1, 1, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     if asked_for:
         host.branch.carry_out(StartPush(worker=2, step=1))
     host.branch.left(2, died=True)
@@ -155,14 +155,14 @@ def test_who_lacks_a_version_that_will_never_come_is_told(host: Host) -> None:
 def test_what_comes_along_for_several_workers_is_brought_once(host: Host) -> None:
     """Each of them gets all of it, and the head hears of each."""
     for worker in (2, 3):
-        host.branch.say(worker, messages.FinalRecorded(), Attached("the final version", 7))
+        host.branch.say(worker, messages.worker.FinalRecorded(), Attached("the final version", 7))
     files: list[bytes] = []
     host.workers.send.side_effect = lambda worker, message, given: files.append(os.pread(given[0], 9, 0))
     host.comes(3)
     assert files == [bytes([3]) * 7] * 2
     assert [call.args[0] for call in host.workers.send.call_args_list[-2:]] == [2, 3]
     assert [call.args for call in host.news.has.call_args_list] == [("the final version",)] * 2
-    host.branch.say(2, messages.Evaluate(7), Attached("the final version", 7))
+    host.branch.say(2, messages.worker.Evaluate(7), Attached("the final version", 7))
     host.comes(4)
     assert files[2:] == [bytes([4]) * 7], "it may come again"
 
@@ -173,7 +173,7 @@ def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_
 ) -> None:
     """Though it trains no more: its script waits in `finish`, or for a version to evaluate. Not so a later process."""
     host.branch.left(2, died=False)
-    host.branch.say(2, messages.FinalRecorded(), Attached("attached 0", 7))
+    host.branch.say(2, messages.worker.FinalRecorded(), Attached("attached 0", 7))
     if begins_anew:
         host.branch.returns(2)
     host.carrier.refused(HEAD, 3, "why")
@@ -199,12 +199,12 @@ def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
 
 
 def test_a_long_message_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(host: Host) -> None:
-    long, short = messages.Remarked("x" * branch.LONG), messages.Remarked("x" * (branch.LONG - 100))
+    long, short = messages.worker.Remarked("x" * branch.LONG), messages.worker.Remarked("x" * (branch.LONG - 100))
     host.says(2, short)
     host.news.heard.assert_called_with(2, short)
     host.says(2, long)
     ((worker, message, attached),) = [call.args for call in host.news.heard_with.call_args_list]
     assert (worker, message) == (2, None)
     said = bytes(host.branch.view(Blob(attached.name)).memory)
-    assert msgspec.msgpack.decode(said, type=messages.Remarked) == long
+    assert msgspec.msgpack.decode(said, type=messages.worker.Remarked) == long
     assert attached.size == len(said)

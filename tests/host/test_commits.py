@@ -84,8 +84,8 @@ def test_a_range_may_move_once_a_version_is_made_and_all_hosts_have_what_trainin
     assert one.host.may_move
 
 
-def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.Committed:
-    return messages.Committed(version, 0.0, checksum, found)
+def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.store.Committed:
+    return messages.store.Committed(version, 0.0, checksum, found)
 
 
 def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
@@ -106,8 +106,8 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     assert [said[1:] for said in one.news.told("not_finite")] == [("first", None)]
 
 
-def norms(version: int, *those: tuple[int, float]) -> messages.Norms:
-    return messages.Norms(version, list(those))
+def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:
+    return messages.store.Norms(version, list(those))
 
 
 def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_theirs() -> None:
@@ -116,7 +116,7 @@ def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_th
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
-    (taken,) = (said for said in one.store.sent if isinstance(said, messages.TakeNorms))
+    (taken,) = (said for said in one.store.sent if isinstance(said, messages.store.TakeNorms))
     assert (taken.version, taken.target, taken.pushed) == (1, 1, [(0, 1.0)])
     assert others.make.call_args.kwargs["exchanges"]
     assert one.host.norms_taken("c", norms(1, (3, 3.0)))
@@ -177,7 +177,7 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
         one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
-    one.said_by_store(messages.Committed(1, 0.0, 0, ("weight", 0)))
+    one.said_by_store(messages.store.Committed(1, 0.0, 0, ("weight", 0)))
     assert [(commit.version, commit.source) for commit in one.commits()] == [(1, 0), (2, 1)]
 
 
@@ -189,14 +189,14 @@ def test_a_worker_that_is_released_on_a_version_that_is_being_made_computes_once
     one.carry_out(Release(worker=0, step=1, version=1))
     assert (len(one.told), one.news.waits[0]) == (1, "version 1")
     one.make()
-    assert (one.told[-1], one.news.waits[0]) == ((0, messages.Compute(1, 1, 1, 0, [])), None)
+    assert (one.told[-1], one.news.waits[0]) == ((0, messages.worker.Compute(1, 1, 1, 0, [])), None)
 
 
 def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_lacks() -> None:
     """By the area in which it still lies: also where that is the one which the step is to be put into."""
     one = company(1, "ps-plus")
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    one.crew.hear(0, messages.SnapshotWanted(hold=False))
+    one.crew.hear(0, messages.worker.SnapshotWanted(hold=False))
 
     def released(step: int, version: int, scale: float) -> tuple[int, list[tuple[int, float]]]:
         """The step before is pushed; the area and what is to be added, as the worker hears it."""
@@ -204,14 +204,14 @@ def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_
         one.carry_out(StartPush(worker=0, step=step - 1, scale=scale))
         one.carry_out(Release(worker=0, step=step, version=version, parameters="eager"))
         _, said = one.told[-1]
-        assert isinstance(said, messages.Compute)
+        assert isinstance(said, messages.worker.Compute)
         return said.area, said.ahead
 
     assert released(1, 0, 0.5) == (1, [(0, 0.5)])
     one.apply(1, (0, 0))
     assert released(2, 0, 0.25) == (0, [(0, 0.5), (1, 0.25)])
     one.apply(2, (0, 1))
-    one.crew.hear(0, messages.SnapshotWanted(hold=False))
+    one.crew.hear(0, messages.worker.SnapshotWanted(hold=False))
     assert released(3, 2, 1.0) == (1, [(0, 1.0)])
     one.apply(3, (0, 2))
     assert released(4, 2, 1.0) == (0, [(0, 1.0), (1, 1.0)])
@@ -223,11 +223,11 @@ def test_a_step_waits_while_the_store_needs_all_of_its_worker_s_places() -> None
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         if step < 2:
             finish(one, 0, step)
-    assert [said.step for _, said in one.told if isinstance(said, messages.Compute)] == [0, 1]
+    assert [said.step for _, said in one.told if isinstance(said, messages.worker.Compute)] == [0, 1]
     assert one.host.updates(0).in_the_way == (0, 1)
     assert one.host.updates(0).full
     one.apply(1, (0, 0))
-    assert [said.step for _, said in one.told if isinstance(said, messages.Compute)] == [0, 1, 2]
+    assert [said.step for _, said in one.told if isinstance(said, messages.worker.Compute)] == [0, 1, 2]
     assert one.host.updates(0).in_the_way == ()
     one.apply(2, (0, 1))
     assert not one.host.updates(0).full
@@ -238,11 +238,11 @@ def test_what_is_adopted_is_the_first_version_and_what_it_was_is_kept_for_those_
     two.carry_out(Release(worker=1, step=0, version=0, parameters="held"))
     two.host.adopt(0)
     _, told = two.told[-1]
-    assert isinstance(told, messages.AdoptInto)
-    two.crew.hear(0, messages.Adopted())
+    assert isinstance(told, messages.worker.AdoptInto)
+    two.crew.hear(0, messages.worker.AdoptionWritten())
     two.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     _, said = two.told[-1]
-    assert isinstance(said, messages.Compute)
+    assert isinstance(said, messages.worker.Compute)
     assert (said.slot, two.host.shelf.free(two.host.plan.shared)) == (told.slot, 2)
     finish(two, 1, 0)
     assert two.host.shelf.free(two.host.plan.shared) == 0
@@ -252,7 +252,7 @@ def test_a_worker_that_dies_needs_nothing_any_more() -> None:
     two = company(2)
     for worker in (0, 1):
         two.carry_out(Release(worker=worker, step=0, version=0))
-    two.crew.hear(1, messages.SnapshotWanted(hold=False))
+    two.crew.hear(1, messages.worker.SnapshotWanted(hold=False))
     two.leave(1)
     two.carry_out(Release(worker=1, step=1, version=0))
     assert two.claims_of(1) == []
@@ -269,7 +269,7 @@ def test_a_commit_waits_for_the_disk_when_more_versions_are_on_their_way_there_t
         made = one.make()
         one.host.record(made, [], "", "mean")
     assert made == places
-    one.said_by_store(messages.Recorded(1, ""))
+    one.said_by_store(messages.store.VersionRecorded(1, ""))
     assert one.commits()[-1].version == places + 1
 
 
@@ -304,16 +304,16 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
             case "ahead":
                 all_of_us.carry_out(StartPull(worker=worker, version=newest))
             case "look":
-                all_of_us.crew.hear(worker, messages.SnapshotWanted(hold=False))
+                all_of_us.crew.hear(worker, messages.worker.SnapshotWanted(hold=False))
             case "looked":
-                all_of_us.crew.hear(worker, messages.SnapshotTaken())
+                all_of_us.crew.hear(worker, messages.worker.SnapshotTaken())
             case "hold" if worker not in computing:
-                all_of_us.crew.hear(worker, messages.SnapshotWanted(hold=True))
+                all_of_us.crew.hear(worker, messages.worker.SnapshotWanted(hold=True))
             case "write" if writing is None:
                 writing = newest
                 host.record(newest, [], "", "mean")
             case "written" if writing is not None:
-                all_of_us.said_by_store(messages.Recorded(writing, ""))
+                all_of_us.said_by_store(messages.store.VersionRecorded(writing, ""))
                 writing = None
         for _, item, place in host.shelf.claims():
             assert not isinstance(item, Version) or place is None or contents[place] == item.version

@@ -72,7 +72,7 @@ def computed(step: int) -> Action:
 
 
 def made(version: int) -> Action:
-    return lambda company: company.said_by_store(messages.Committed(version, 0.0, 0, None))
+    return lambda company: company.said_by_store(messages.store.Committed(version, 0.0, 0, None))
 
 
 def says(message: messages.Message) -> Action:
@@ -81,18 +81,18 @@ def says(message: messages.Message) -> Action:
 
 SERVED: list[Action] = [
     release(0, 0),
-    says(messages.SnapshotWanted(hold=False)),
+    says(messages.worker.SnapshotWanted(hold=False)),
     computed(0),
     order(StartPush(worker=1, step=0)),
     order(ApplyUpdate(version=1, contributions=((1, 0, 1.0),))),
     order(StartPull(worker=1, version=1)),
     order(Release(worker=1, step=1, version=0, parameters="eager")),
     made(1),
-    says(messages.SnapshotTaken()),
+    says(messages.worker.SnapshotTaken()),
     computed(1),
     order(StartPush(worker=1, step=1)),
     release(2, 1, "held"),
-    says(messages.SnapshotWanted(hold=True)),
+    says(messages.worker.SnapshotWanted(hold=True)),
     computed(2),
     release(3, 1),
 ]
@@ -141,18 +141,18 @@ class TestOrders:
         assert [type(said).__name__ for _, said in one.told] == ["Compute", "Compute"]
         one.host.record(1, [0], "file", "mean")
         assert one.host.progress.busy_with == "the parameter store is writing a version to disk"
-        one.said_by_store(messages.Recorded(1, "digest"))
+        one.said_by_store(messages.store.VersionRecorded(1, "digest"))
         assert one.news.told("written") == [(1, "digest", None)]
         assert one.host.progress.idle
 
     def test_all_that_workers_say_is_told_and_no_descriptor(self, training: Callable[..., Company]) -> None:
         one = training(1)
         said: list[messages.Message] = [
-            messages.LeaseWanted(0, 1, ""),
-            messages.SnapshotWanted(hold=False),
-            messages.SnapshotTaken(),
-            messages.StateWanted(),
-            messages.ScriptEnded(),
+            messages.worker.LeaseWanted(0, 1, ""),
+            messages.worker.SnapshotWanted(hold=False),
+            messages.worker.SnapshotTaken(),
+            messages.worker.StateWanted(),
+            messages.worker.ScriptEnded(),
         ]
         for message in said:
             one.crew.hear(0, message)
@@ -162,11 +162,11 @@ class TestOrders:
         self, training: Callable[..., Company]
     ) -> None:
         one = training(1)
-        one.crew.hear(0, messages.StateWanted())
-        one.said_by_store(messages.StateReady(0, None), "the state")
-        assert [said for _, said in one.told] == [messages.OptimizerState()]
+        one.crew.hear(0, messages.worker.StateWanted())
+        one.said_by_store(messages.store.StateReady(0, None), "the state")
+        assert [said for _, said in one.told] == [messages.worker.OptimizerState()]
         assert one.crew.handed == [(0, "the state")]
-        one.said_by_store(messages.StateReady(0, "it can't be packed"))
+        one.said_by_store(messages.store.StateReady(0, "it can't be packed"))
         assert one.news.told("refused") == [("it can't be packed",)]
 
     def test_what_is_recorded_comes_along_wherever_the_worker_is(
@@ -177,18 +177,18 @@ class TestOrders:
         file.write_text("version 7")
         before = descriptors()
         for worker in (1, 0):
-            one.host.show_recorded(worker, messages.Evaluate(7), str(file))
-        one.host.show_recorded(0, messages.FinalRecorded(), str(file))
-        one.host.show_recorded(1, messages.FinalRecorded(), None)
+            one.host.show_recorded(worker, messages.worker.Evaluate(7), str(file))
+        one.host.show_recorded(0, messages.worker.FinalRecorded(), str(file))
+        one.host.show_recorded(1, messages.worker.FinalRecorded(), None)
         assert one.told == [
-            *((worker, messages.Evaluate(7)) for worker in (1, 0)),
-            (0, messages.FinalRecorded()),
-            (1, messages.FinalRecorded()),
+            *((worker, messages.worker.Evaluate(7)) for worker in (1, 0)),
+            (0, messages.worker.FinalRecorded()),
+            (1, messages.worker.FinalRecorded()),
         ]
         assert one.crew.handed == [(1, "version 7"), (0, "version 7"), (0, "version 7"), (1, None)]
         assert descriptors() == before
         with pytest.raises(RunFailed, match="/none can't be read any more: No such file or directory"):
-            one.host.show_recorded(0, messages.Evaluate(8), str(tmp_path / "none"))
+            one.host.show_recorded(0, messages.worker.Evaluate(8), str(tmp_path / "none"))
 
     @pytest.mark.parametrize(
         ("protocol", "strange", "what"),
@@ -228,7 +228,7 @@ class TestOrders:
         for action in SERVED[:1] if protocol == "asp" else REPLICATED[:5]:
             action(two)
         for _ in range(2):
-            two.crew.hear(1, messages.Declined())
+            two.crew.hear(1, messages.worker.Declined())
             two.leave(1)
             if protocol == "ad-psgd" and not two.facts:
                 Averagers(two).average(0)
@@ -251,14 +251,14 @@ class TestOrders:
         assert one.news.waits[0] == "version 2"
         one.make()
         assert one.news.waits[0] is None
-        assert [step.step for _, step in one.told if isinstance(step, messages.Compute)] == [0, 1, 2]
+        assert [step.step for _, step in one.told if isinstance(step, messages.worker.Compute)] == [0, 1, 2]
 
     def test_a_declined_step_needs_no_place(self, training: Callable[..., Company]) -> None:
         """Its worker may be released again, under a protocol that was switched to."""
         one = training(1, unapplied=1)
         for step in range(2):
             one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-            one.crew.hear(0, messages.Declined())
+            one.crew.hear(0, messages.worker.Declined())
         assert len(one.told) == 2
 
     def test_a_worker_may_be_released_once_more_on_the_version_that_it_holds(
@@ -273,7 +273,7 @@ class TestOrders:
             two.carry_out(Release(worker=0, step=step, version=1, parameters=parameters))  # type: ignore[arg-type]
             two.computed(0, step)
             two.carry_out(DropUpdate(worker=0, step=step, samples="return"))
-        computes = [said for _, said in two.told if isinstance(said, messages.Compute)]
+        computes = [said for _, said in two.told if isinstance(said, messages.worker.Compute)]
         assert [(said.step, said.version) for said in computes] == [(0, 0), (1, 1), (2, 1), (3, 1)]
         assert len({said.slot for said in computes[1:]}) == 1
 
@@ -293,7 +293,7 @@ class TestLeaving:
             two.leave(1)
         else:
             two.host.left(1, died=True)
-            two.crew.hear(1, messages.SnapshotWanted(hold=False))  # its script may go on with the model
+            two.crew.hear(1, messages.worker.SnapshotWanted(hold=False))  # its script may go on with the model
             two.host.gone(1)
         assert two.host.updates(1).coming == ()
         told = len(two.told)
@@ -340,17 +340,17 @@ class TestLeaving:
 ENDS: dict[str, Action] = {
     "it dies": lambda company: company.loop.ends[PROCESS](),
     "it can't be understood": lambda company: company.said_by_store(MessageUnreadable("no message")),
-    "it fails": lambda company: company.said_by_store(messages.StoreFailed("no room")),
+    "it fails": lambda company: company.said_by_store(messages.store.StoreFailed("no room")),
     "it says that it made what it was not told to": made(9),
-    "it says that it wrote what it was not told to": lambda c: c.said_by_store(messages.Recorded(9, "")),
-    "it comes a second time": lambda c: c.said_by_store(messages.StoreReady(PROCESS + 1, "")),
+    "it says that it wrote what it was not told to": lambda c: c.said_by_store(messages.store.VersionRecorded(9, "")),
+    "it comes a second time": lambda c: c.said_by_store(messages.store.StoreReady(PROCESS + 1, "")),
 }
 LINES = {
     "it dies": "the parameter store's process died; the files in versions/ are whole",
     "it can't be understood": "the parameter store sent a message that can't be read (no message)",
     "it fails": "the parameter store failed: no room",
     "it says that it made what it was not told to": "the parameter store sent Committed out of turn",
-    "it says that it wrote what it was not told to": "the parameter store sent Recorded out of turn",
+    "it says that it wrote what it was not told to": "the parameter store sent VersionRecorded out of turn",
     "it comes a second time": "the parameter store sent StoreReady out of turn",
 }
 
@@ -402,8 +402,8 @@ class TestArithmetic:
             two.stepped(1, 0)
         two.leave(1)
         two.stepped(0, 0)
-        means = [message.version for message in two.store.sent if isinstance(message, messages.RecordMean)]
-        kept = sum(isinstance(message, messages.KeepReplica) for message in two.store.sent)
+        means = [message.version for message in two.store.sent if isinstance(message, messages.store.RecordMean)]
+        kept = sum(isinstance(message, messages.store.KeepReplica) for message in two.store.sent)
         assert (means, kept) == (([1], 2) if steps_first else ([], 0))
         assert two.news.told("void") == ([] if steps_first else [(1, [1])])
         assert [file for _, file, _ in two.news.told("unkept")] == ([] if steps_first else files[1:])
@@ -411,14 +411,16 @@ class TestArithmetic:
             two.host.record(1, [0, 1], "file", "mean")
             assert two.news.told("void") == [(1, [1])] * 2, "what lies there is no replica still"
             two.host.record(1, [0], "file", "mean")
-            assert isinstance(two.store.sent[-1], messages.RecordMean)
+            assert isinstance(two.store.sent[-1], messages.store.RecordMean)
 
     def test_what_a_worker_packs_for_a_snapshot_is_written(self, training: Callable[..., Company]) -> None:
         two = training(2)
         two.host.keep(5, "folder", 0, [0, 1])
         for worker in (1, 0):
-            two.crew.hear(worker, messages.Kept(5, 0, 0, None), f"what worker {worker} keeps")
-        assert two.store.sent[-2:] == [messages.KeepWorker(f"folder/worker-{worker}.safetensors") for worker in (1, 0)]
+            two.crew.hear(worker, messages.worker.Kept(5, 0, 0, None), f"what worker {worker} keeps")
+        assert two.store.sent[-2:] == [
+            messages.store.KeepWorker(f"folder/worker-{worker}.safetensors") for worker in (1, 0)
+        ]
         assert two.store.packed == ["what worker 1 keeps", "what worker 0 keeps"]
         assert [worker for worker, _ in two.news.told("heard")] == [1, 0]
 
@@ -428,12 +430,12 @@ class TestArithmetic:
         two = training(2)
         two.host.adopt(1)
         ((_, told),) = two.told
-        assert isinstance(told, messages.AdoptInto)
-        two.crew.hear(1, messages.Adopted(), "the optimizer's state")
-        assert (two.store.sent, two.store.packed) == ([messages.Adopt()], ["the optimizer's state"])
+        assert isinstance(told, messages.worker.AdoptInto)
+        two.crew.hear(1, messages.worker.AdoptionWritten(), "the optimizer's state")
+        assert (two.store.sent, two.store.packed) == ([messages.store.InstallAdopted()], ["the optimizer's state"])
         two.carry_out(Release(worker=0, step=0, version=0, parameters="pull"))
         _, begun = two.told[-1]
-        assert isinstance(begun, messages.Compute)
+        assert isinstance(begun, messages.worker.Compute)
         assert begun.slot == told.slot
         two.computed(0, 0)
         two.carry_out(StartPush(worker=0, step=0, scale=1.0))
@@ -454,7 +456,7 @@ class TestArithmetic:
         one.carry_out(Release(worker=0, step=0, version=1, parameters="own"))
         one.computed(0, 0)
         one.host.record(2, [0], "file", "mean")
-        assert isinstance(one.store.sent[-1], messages.RecordMean)
+        assert isinstance(one.store.sent[-1], messages.store.RecordMean)
 
     def test_a_worker_that_can_t_fork_it_is_ended_and_another_one_may(self) -> None:
         two = idle_company(2)
@@ -468,7 +470,7 @@ class TestArithmetic:
         two.host.gone(0)
         assert first.closed
         two.host.prepare(1)
-        two.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+        two.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
         assert two.news.told("prepared") == [("beginning",)]
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(0, "ForkStore"), (1, "ForkStore")]
 
@@ -574,8 +576,8 @@ class TestAverages:
         averagers.average(0)
         two.host.adopt(0)
         _, told = two.told[-1]
-        assert isinstance(told, messages.AdoptInto)
-        two.crew.hear(0, messages.Adopted())
+        assert isinstance(told, messages.worker.AdoptInto)
+        two.crew.hear(0, messages.worker.AdoptionWritten())
         averagers.average(1)
         assert two.facts == [ReduceFinished(group=0, at=0.0)]
         two.host.tell(two.facts[0])
@@ -583,7 +585,7 @@ class TestAverages:
         assert sorted(two.claims()) == [("replica", 0), ("replica", 1), ("what training began with",)]
         two.carry_out(StepReplica(worker=1, step=0, version=2))
         _, step = two.told[-1]
-        assert isinstance(step, messages.Step)
+        assert isinstance(step, messages.worker.MakeStep)
         assert step.source == told.slot
 
     def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(
@@ -611,7 +613,7 @@ class TestAverages:
     ) -> None:
         two = here(2, "ad-psgd")
         averagers = Averagers(two)
-        averagers.says(0, messages.Averaged(5))
+        averagers.says(0, messages.worker.ShareAveraged(5))
         averagers.says(1, MessageUnreadable("no message"))
         assert two.crew.given_up == [(1, "its averager sent a message that can't be read (no message)")]
         assert two.news.calls == []
@@ -629,9 +631,11 @@ def hands(source: int, order: int = -1) -> Move:
     """It packs, if it was told to. `order`: for which time that it was told to; the last one."""
 
     def hand(company: Company) -> None:
-        asked = [said for worker, said in company.told if worker == source and isinstance(said, messages.HandOver)]
+        asked = [
+            said for worker, said in company.told if worker == source and isinstance(said, messages.worker.HandOver)
+        ]
         if asked:
-            message = messages.Handed(asked[order].worker, asked[order].joining, None)
+            message = messages.worker.Handed(asked[order].worker, asked[order].joining, None)
             company.crew.hear(source, message, f"worker {source}'s" + " of before" * (order != -1))
 
     return source, hand
@@ -660,9 +664,9 @@ COMES: list[Move] = [
     (1, lambda company: company.returns(1)),
     said(1, OFFER),
     (1, lambda company: company.host.admit(1, 0, 0.0)),
-    said(1, messages.SnapshotWanted(hold=False)),
-    said(1, messages.SnapshotTaken()),
-    said(1, messages.LeaseWanted(0, 1, "")),
+    said(1, messages.worker.SnapshotWanted(hold=False)),
+    said(1, messages.worker.SnapshotTaken()),
+    said(1, messages.worker.LeaseWanted(0, 1, "")),
 ]
 """Worker 1, which has died, comes back."""
 
@@ -765,7 +769,7 @@ class TestJoins:
             assert (descriptors(), sorted(three.claims())) == (before, claims)
         assert three.crew.handed == []
         make(three, COMES)
-        assert [type(said).__name__ for worker, said in three.told if worker == 1][-2:] == ["Begin", "Snapshot"]
+        assert [type(said).__name__ for worker, said in three.told if worker == 1][-2:] == ["Begin", "SnapshotReady"]
 
     @pytest.mark.parametrize("who", GOES)
     @pytest.mark.parametrize("point", range(len(SERVED_JOIN) + 1))
@@ -858,7 +862,7 @@ class TestJoins:
         three.leave(0)
         three.returns(0)
         make(three, [*COMES, joins(0, 2), hands(2)])
-        assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == [2]
+        assert [worker for worker, message in three.told if isinstance(message, messages.worker.HandOver)] == [2]
         assert three.crew.handed == [(1, "worker 2's")]
 
     def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
@@ -969,7 +973,7 @@ class TestJoins:
         assert (three.crew.handed, three.facts, descriptors()) == ([], [], before)
         assert ("replica", 1) in claims
         assert three.claims_of(1) == [("replica", 1)]
-        assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == []
+        assert [worker for worker, message in three.told if isinstance(message, messages.worker.HandOver)] == []
 
     def test_a_worker_hands_over_after_the_release_that_was_ordered_before(
         self, training: Callable[..., Company]
@@ -1009,7 +1013,7 @@ class TestJoins:
             make(one, alone_comes())
             one.host.begin_anew(0, None, "")
             ((_, told),) = one.told[-1:]
-            assert isinstance(told, messages.TakeUp)
+            assert isinstance(told, messages.worker.TakeUp)
             places = {owner[0]: place for owner, _, place in one.host.shelf.claims()}
             assert places["replica"] == places["what training began with"]
             assert (told.recorded, told.area) == (False, places["replica"])
@@ -1029,11 +1033,11 @@ class TestJoins:
         if returns:
             one.leave(0)
             make(one, alone_comes())
-        one.said_by_store(messages.MeanRecorded(3, "digest", 0.0))
+        one.said_by_store(messages.store.MeanRecorded(3, "digest", 0.0))
         assert [worker for worker, _ in one.crew.handed] == [0] * (not returns)
         if returns:
             one.host.begin_anew(0, 3, os.devnull)
-        ((_, told),) = [(worker, said) for worker, said in one.told if isinstance(said, messages.TakeUp)]
+        ((_, told),) = [(worker, said) for worker, said in one.told if isinstance(said, messages.worker.TakeUp)]
         assert told.recorded
         assert ("what training began with",) not in one.claims()
 
@@ -1051,19 +1055,19 @@ class TestSeveral:
         two.apply(1, (0, 0))
         two.between.slow = True
         two.crew.told.clear()
-        two.crew.hear(1, messages.SnapshotWanted(hold=hold))
+        two.crew.hear(1, messages.worker.SnapshotWanted(hold=hold))
         two.host.left(1, died=False)
         assert two.told == []
         two.between.arrives()
-        assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "Snapshot")]
+        assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "SnapshotReady")]
 
     def test_a_host_none_of_whose_workers_trains_bears_what_others_adopt_and_make(self) -> None:
         """They died before they came to `prepare`, say."""
         two = elsewhere(2, trains=False)
         two.host.adopt(two.forker)
-        two.at_head.hear(two.forker, messages.Adopted())
+        two.at_head.hear(two.forker, messages.worker.AdoptionWritten())
         two.carry_out(Release(worker=two.forker, step=0, version=0))
-        done = messages.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        done = messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         two.at_head.hear(two.forker, done)
         two.carry_out(StartPush(worker=two.forker, step=0))
         two.apply(1, (two.forker, 0))

@@ -46,7 +46,7 @@ class Case:
         self.company.agent._branch.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
 
     def tells(self, begin: int, end: int, step: int = 0) -> None:
-        self.company.crew.hear(0, messages.Accumulated(step, begin, end))
+        self.company.crew.hear(0, messages.worker.Accumulated(step, begin, end))
 
     def at_store(self) -> bytes:
         """What the store's host has in the update's place."""
@@ -95,7 +95,7 @@ def test_an_update_is_asked_for_once_its_worker_computes() -> None:
     company.carry_out(Release(worker=0, step=1, version=1, parameters="pull"))
     assert not company.head.shelf.has(Update(0, 1))
     company.make()
-    assert company.told[-1] == (0, messages.Compute(1, 1, ANY, ANY, []))
+    assert company.told[-1] == (0, messages.worker.Compute(1, 1, ANY, ANY, []))
     assert company.head.shelf.has(Update(0, 1))
 
 
@@ -114,7 +114,7 @@ def test_an_update_that_was_withdrawn_is_brought_anew(told: int) -> None:
     case = Case()
     case.writes(7)
     case.tells(SIZE - told, SIZE)
-    case.company.crew.hear(0, messages.Withdrawn(0))
+    case.company.crew.hear(0, messages.worker.Withdrawn(0))
     case.writes(8)
     case.company.computed(0, 0)
     case.pushes()
@@ -127,7 +127,7 @@ def test_bytes_that_are_on_their_way_as_they_are_withdrawn_do_not_count() -> Non
     case.company.between.slow = True
     case.writes(7)
     case.tells(0, SIZE)
-    case.company.crew.hear(0, messages.Withdrawn(0))
+    case.company.crew.hear(0, messages.worker.Withdrawn(0))
     case.writes(8)
     case.company.computed(0, 0)
     case.pushes()
@@ -140,10 +140,10 @@ def test_the_heads_own_workers_tell_what_others_may_have_as_well() -> None:
     company = elsewhere(1, "bsp", trains=False)
     own = company.forker
     company.carry_out(Release(worker=own, step=0, version=0, parameters="held"))
-    company.at_head.hear(own, messages.Accumulated(0, QUARTER, SIZE))
+    company.at_head.hear(own, messages.worker.Accumulated(0, QUARTER, SIZE))
     assert company.head.look(Update(own, 0), QUARTER, SIZE) == "here"
     assert company.head.look(Update(own, 0), 0, SIZE) == "coming"
-    company.at_head.hear(own, messages.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    company.at_head.hear(own, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     assert company.head.look(Update(own, 0), 0, SIZE) == "here"
     company.carry_out(Release(worker=own, step=1, version=0, parameters="held"))
     assert company.head.look(Update(own, 1), 0, SIZE) == "coming"
@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:
     case = Case()
     case.tells(QUARTER, SIZE)
     case.company.host.left(0, died=False)
-    case.company.crew.hear(0, messages.Withdrawn(0))  # it has not heard of that
+    case.company.crew.hear(0, messages.worker.Withdrawn(0))  # it has not heard of that
     assert not case.laid()
     case.company.host.gone(0)
     assert case.company.claims_of(0) == []
@@ -193,7 +193,7 @@ def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
         company = elsewhere(1, protocol, trains=False)
         company.crew.hear(0, OFFER)
         company.host.admit(0, 0, 0.0)
-        (begin,) = [message for _, message in company.told if isinstance(message, messages.Begin)]
+        (begin,) = [message for _, message in company.told if isinstance(message, messages.worker.Begin)]
         assert begin.tells == (protocol == "bsp")
 
 

@@ -54,7 +54,7 @@ def threads_of_a_version(one: Company) -> int:
 
 @pytest.mark.parametrize(("offer", "threads"), [(OFFER, 2), (ON_GPU, 4)])
 @pytest.mark.usefixtures("cores")
-def test_a_version_is_made_on_the_cores_that_no_worker_keeps_busy(offer: messages.Offered, threads: int) -> None:
+def test_a_version_is_made_on_the_cores_that_no_worker_keeps_busy(offer: messages.worker.Offered, threads: int) -> None:
     assert threads_of_a_version(company(3, threads=2, offer=offer)) == threads
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.items import Item, Update, Version
 from paceline.core.shards import Shard
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.shards.migration import MOVING, Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.remote import RemoteShards
@@ -19,7 +19,7 @@ from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
 HEAD, B, C = Shard("head", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)
-STATE = between.Attached("share 1 of b", 8)
+STATE = host_messages.Attached("share 1 of b", 8)
 ARRIVED, COMING, HERE = Update(0, 3), Update(2, 5), Update(2, 4)
 
 
@@ -119,7 +119,7 @@ class Company:
         self.moves.move("b", self.done)
         assert self.moves.rests()
         host, message = self.told[-1]
-        assert isinstance(message, between.SendShare)
+        assert isinstance(message, host_messages.PackState)
         assert host == "b"
         self.told.clear()
         return message.number
@@ -168,10 +168,10 @@ def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_n
     company.told.clear()
     company.begins()
     company.moves.goes_on(None, STATE)
-    assert company.told == [("c", between.TakeRange("b", 40, 60, [6, 7], [tuple(ARRIVED)], STATE))]
+    assert company.told == [("c", host_messages.TakeRange("b", 40, 60, [6, 7], [tuple(ARRIVED)], STATE))]
     company.told.clear()
     company.others.fetch(0, Update(0, 9), Mock())
-    assert company.told == [("c", between.Bring((0, 9, "update"), None))]
+    assert company.told == [("c", host_messages.Bring((0, 9, "update"), None))]
 
 
 def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
@@ -184,7 +184,7 @@ def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
     assert company.moves.goes_on(None, STATE)
     file = os.memfd_create("state")
     company.moves.takes(file)
-    assert company.head.arithmetic.send.call_args == call(messages.TakeRange(40, 60), (file,))
+    assert company.head.arithmetic.send.call_args == call(messages.store.ExtendRange(40, 60), (file,))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.close(file)
     company.head.takes.assert_called_once_with(B)
@@ -207,7 +207,7 @@ def test_a_range_waits_for_states_that_are_on_their_way() -> None:
     for _ in range(hosts):
         assert company.told == []
         company.head.shares.came(number, None, None)
-    assert [type(message) for _, message in company.told] == [between.TakeRange]
+    assert [type(message) for _, message in company.told] == [host_messages.TakeRange]
 
 
 def test_a_range_whose_state_can_not_be_packed_ends_the_run() -> None:

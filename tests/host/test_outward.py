@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.log_forwarding import MOST, LogForwarding
 from paceline.ipc import messages
 
@@ -24,11 +24,14 @@ def test_no_more_pieces_are_on_their_way_than_may_be() -> None:
     assert not made.full
     made.printed(3, b"more")
     assert made.full
-    assert sent == [*(between.Printed(2, b"%d" % number) for number in range(MOST)), between.Printed(3, b"more")]
+    assert sent == [
+        *(host_messages.Printed(2, b"%d" % number) for number in range(MOST)),
+        host_messages.Printed(3, b"more"),
+    ]
 
 
 def test_a_line_of_the_host_goes_to_the_head() -> None:
     made, sent = outward()
     made.say("worker 2 is ended: it has stopped reading")
-    assert sent == [between.Said("worker 2 is ended: it has stopped reading")]
+    assert sent == [host_messages.HostRemarked("worker 2 is ended: it has stopped reading")]
     assert not made.full

@@ -14,7 +14,7 @@ from paceline.core.items import Update, Version
 from paceline.core.orders import Release
 from paceline.core.shards import Shard
 from paceline.errors import PeerLost
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
@@ -33,7 +33,7 @@ BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
 class Host:
     """Host node-1 with worker 1. The test stands in for the head with worker 0, and for the arithmetic process."""
 
-    def __init__(self, *shards: Shard, threads: int = 1, offer: messages.Offered = OFFER) -> None:
+    def __init__(self, *shards: Shard, threads: int = 1, offer: messages.worker.Offered = OFFER) -> None:
         choice = choose("asp", registry())
         places = plan(choice.spec, choice.unapplied, 2)
         self.workers, self.news, self.loop = Mock(numbers=[1]), Mock(), Clockwork()
@@ -62,7 +62,7 @@ class Host:
 
     def begins(self) -> None:
         """The arithmetic process is there, and so is what training begins with: requests 1 and 2."""
-        self.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+        self.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
         self.comes(1, 2)
 
     def comes(self, *requests: int) -> None:
@@ -74,8 +74,8 @@ class Host:
 
     def makes(self, version: int, *contributions: tuple[int, int, float]) -> None:
         """This host is to make its range of the version, and has made it."""
-        self.branch.about_range(between.MakeRange(version, list(contributions), None, look=True))
-        self.loop.hear(STORE, messages.Committed(version, 0.0, 0, None))
+        self.branch.about_range(host_messages.MakeRange(version, list(contributions), None, look=True))
+        self.loop.hear(STORE, messages.store.Committed(version, 0.0, 0, None))
 
     def claimed(self, item: Update | Version) -> list[object]:
         """Who claims the item."""
@@ -115,10 +115,10 @@ def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
 
 @pytest.mark.parametrize("came", [0, 1, 2])
 def test_an_update_that_is_dropped_is_not_kept_however_much_of_it_has_come(host: Host, came: int) -> None:
-    host.branch.about_range(between.Bring((0, 0, "update"), None))
+    host.branch.about_range(host_messages.Bring((0, 0, "update"), None))
     assert host.claimed(Update(0, 0))
     host.comes(*range(3, 3 + came))
-    host.branch.about_range(between.Drop((0, 0, "update")))
+    host.branch.about_range(host_messages.Drop((0, 0, "update")))
     assert not host.claimed(Update(0, 0))
 
 
@@ -131,22 +131,22 @@ def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
     host = Host(*HALVES, threads=4, offer=msgspec.structs.replace(OFFER, device="NVIDIA H200" * on_gpu))
     host.begins()
     host.branch.carry_out(Release(worker=1, step=0, version=0))
-    host.branch.about_range(between.MakeRange(1, [], None, look=True))
+    host.branch.about_range(host_messages.MakeRange(1, [], None, look=True))
     order = host.loop.lines[STORE].sent[-1]
-    assert isinstance(order, messages.Commit)
+    assert isinstance(order, messages.store.Commit)
     assert order.threads == threads
 
 
 def test_an_update_is_not_kept_that_was_dropped_before_training_began_here() -> None:
     host = Host(*HALVES)
-    for order in between.Bring((0, 0, "update"), None), between.Drop((0, 0, "update")):
+    for order in host_messages.Bring((0, 0, "update"), None), host_messages.Drop((0, 0, "update")):
         host.branch.in_turn(partial(host.branch.about_range, order))
     host.begins()
     assert not host.claimed(Update(0, 0))
 
 
 def test_an_update_that_can_t_come_is_not_kept(host: Host) -> None:
-    host.branch.about_range(between.Bring((0, 0, "update"), None))
+    host.branch.about_range(host_messages.Bring((0, 0, "update"), None))
     host.carrier.refused(HEAD, 3, "why")
     assert not host.claimed(Update(0, 0))
     host.news.stored.assert_not_called()
@@ -157,17 +157,17 @@ def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_drop
     host.carrier._pipes[HEAD] = Mock(connected=True)
     reached = host.carrier.reached = Mock()
     for step in (0, 1):
-        host.branch.about_range(between.Bring((0, step, "update"), None))
+        host.branch.about_range(host_messages.Bring((0, step, "update"), None))
         host.carrier.refused(HEAD, 3 + 2 * step, "why")
     assert not host.carrier.reaches("node-0")
-    host.branch.about_range(between.Drop((0, 0, "update")))
+    host.branch.about_range(host_messages.Drop((0, 0, "update")))
     assert reached.call_args_list == [call("node-0", False)] * 2
-    host.branch.about_range(between.Drop((0, 1, "update")))
+    host.branch.about_range(host_messages.Drop((0, 1, "update")))
     assert reached.call_args_list[2:] == [call("node-0", True)]
     assert host.carrier.reaches("node-0")
 
 
-@pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.StoreFailed("why")])
+@pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.store.StoreFailed("why")])
 def test_what_was_ordered_is_done_though_no_process_makes_ranges(said: messages.Message | Exception) -> None:
     """The run fails, and its workers are told to end."""
     host, ordered = Host(*HALVES), Mock()
@@ -190,7 +190,7 @@ def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> No
 def test_the_process_that_makes_ranges_is_lost_once(host: Host) -> None:
     host.loop.ends[7]()
     host.news.shard_lost.assert_called_once()
-    host.branch.about_range(between.MakeRange(1, [], None, look=True))
+    host.branch.about_range(host_messages.MakeRange(1, [], None, look=True))
     assert not host.branch.shelf.has(Version(1))
 
 
@@ -224,8 +224,8 @@ def test_what_is_on_its_way_is_asked_of_the_hosts_that_make_versions_from_now_on
 
 def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:
     host = beside_another()
-    state = between.Attached("share 1 of node-2", 8)
-    host.branch.about_range(between.TakeRange("node-2", 32, 64, [1], [], state))
+    state = host_messages.Attached("share 1 of node-2", 8)
+    host.branch.about_range(host_messages.TakeRange("node-2", 32, 64, [1], [], state))
     assert asked(host) == [("node-2", 32, 64), ("node-2", 0, 8)]
     for request in (3, 4):
         there = host.carrier.memory(OTHER, request)
@@ -236,7 +236,7 @@ def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() ->
     host.branch.recut([Shard("node-1", 0, 64)], "node-2")
     host.branch.carry_out(Release(worker=1, step=1, version=1))
     assert host.taken() == [1]
-    host.branch.about_range(between.Bring((0, 0, "update"), None))
+    host.branch.about_range(host_messages.Bring((0, 0, "update"), None))
     assert asked(host) == [("node-0", 0, 64), ("node-0", 64, 64 + OFFER.flags_bytes)]
 
 

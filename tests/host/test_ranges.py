@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from paceline.core.choice import choose
 from paceline.core.items import Update, Version
 from paceline.core.shards import Shard
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.memory_plan import plan
 from paceline.host.shards.server import ShardServer
 from paceline.host.version_shelf import Shelf
@@ -55,14 +55,14 @@ class Company:
 
     def makes(self, version: int, *updates: Update) -> None:
         """The head orders that version's range."""
-        self.ranges.make(between.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True))
+        self.ranges.make(host_messages.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True))
 
     def made(self, version: int) -> bool:
         """The process has made it. Return whether it was to."""
-        return self.ranges.hear(messages.Committed(version, 0.0, 7, None), [])
+        return self.ranges.hear(messages.store.Committed(version, 0.0, 7, None), [])
 
     def making(self, version: int, begin: int, end: int) -> bool:
-        return self.ranges.hear(messages.Making(version, begin, end), [])
+        return self.ranges.hear(messages.store.Making(version, begin, end), [])
 
 
 def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order() -> None:
@@ -78,22 +78,22 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
     assert order.pushed == [(company.plan.area(place), 0.5) for place in places]
     assert (order.version, order.source, order.target, order.tells) == (1, 0, 1, True)
     assert company.made(1)
-    company.news.range_made.assert_called_once_with(messages.Committed(1, 0.0, 7, None))
+    company.news.range_made.assert_called_once_with(messages.store.Committed(1, 0.0, 7, None))
 
 
 def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all() -> None:
     company = Company()
-    company.ranges.make(between.MakeRange(1, [], None, look=True, exchanges=True))
+    company.ranges.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True))
     company.makes(2)
     (taken,) = company.sent()
-    assert (type(taken), taken.version, taken.first) == (messages.TakeNorms, 1, True)
-    assert not company.ranges.hear(messages.Norms(2, []), [])
-    own, every = messages.Norms(1, [(0, 1.0)]), messages.Norms(1, [(0, 1.0), (1, 2.0)])
+    assert (type(taken), taken.version, taken.first) == (messages.store.TakeNorms, 1, True)
+    assert not company.ranges.hear(messages.store.Norms(2, []), [])
+    own, every = messages.store.Norms(1, [(0, 1.0)]), messages.store.Norms(1, [(0, 1.0), (1, 2.0)])
     assert company.ranges.hear(own, [])
     company.news.norms_taken.assert_called_once_with(own)
     company.ranges.make_with(every)
     (order,) = company.sent()[1:]
-    assert (type(order), order.version, order.norms) == (messages.Commit, 1, every.norms)
+    assert (type(order), order.version, order.norms) == (messages.store.Commit, 1, every.norms)
     assert company.made(1)
     assert [(one.version, one.norms) for one in company.sent()[2:]] == [(2, None)]
 
@@ -103,10 +103,10 @@ def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_a
     company.makes(1)
     company.ranges.send_share(4)
     company.makes(2)
-    assert [type(one) for one in company.sent()] == [messages.Commit]
+    assert [type(one) for one in company.sent()] == [messages.store.Commit]
     assert not company.made(2), "it was not to be made yet"
     assert company.made(1)
-    assert company.sent()[1:] == [messages.SendShare(4), company.sent()[2]]
+    assert company.sent()[1:] == [messages.store.SendShare(4), company.sent()[2]]
     assert company.sent()[2].version == 2
     assert company.made(2)
     assert not company.made(2), "it is made already"
@@ -200,7 +200,7 @@ def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
     assert company.sent() == []
 
 
-TAKES = between.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], between.Attached("share 1 of c", 8))
+TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], host_messages.Attached("share 1 of c", 8))
 
 
 def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -> None:
@@ -226,12 +226,12 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
         arrives()
     assert (company.sent(), company.news.range_taken.called) == ([], False)
     fetched[coming][0]()
-    assert [type(one) for one in company.sent()] == [messages.TakeRange, messages.Commit]
+    assert [type(one) for one in company.sent()] == [messages.store.ExtendRange, messages.store.Commit]
     company.news.range_taken.assert_called_once_with()
     assert [call.args for call in company.news.stored.call_args_list] == [(here,), (coming,)]
     assert [company.ranges.parts_of(arrived), company.ranges.had(here)] == [None, False]
     company.made(1)
-    assert company.sent()[-1] == messages.SendShare(3)
+    assert company.sent()[-1] == messages.store.SendShare(3)
 
 
 def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() -> None:

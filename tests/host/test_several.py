@@ -17,7 +17,7 @@ from paceline.core.items import Blob, Replica, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.contract import NotHere
 from paceline.host.host import LocalHost
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
@@ -26,7 +26,7 @@ from paceline.ipc import messages
 from paceline.records.times import Fetch
 from support.run_state import OFFER
 
-DECLINED = messages.Declined()
+DECLINED = messages.worker.Declined()
 
 
 class Several:
@@ -50,7 +50,7 @@ class Several:
         self.hosts = SeveralHosts(self.head, [other], self.carrier, self.news, lambda: self.at)
         self.hosts.amiss = self._amiss
         for snapshot in (1, 2):
-            other.turns_of(2).told(messages.Keep(snapshot, 4, 0))
+            other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
 
     def _amiss(self, host: str, why: str) -> None:
         assert host == "node-1"
@@ -69,7 +69,7 @@ class Several:
     def takes(self, worker: int, version: int) -> None:
         """The worker is to have that version, and the other host says that it has."""
         self.hosts.carry_out(StartPull(worker=worker, version=version), 0.0)
-        self.say(between.Taken(worker, version))
+        self.say(host_messages.Taken(worker, version))
 
     def comes(self, name: str) -> Callable[..., object]:
         """Return what ends the fetch of that name: with its bytes, or with why it can't come."""
@@ -93,10 +93,10 @@ class Several:
         """Tell worker 2 something that a file comes along with, and return the file's name."""
         file = os.memfd_create("attached")
         os.write(file, b"what comes along")
-        self.head.hands(2, messages.Snapshot(0), file)
+        self.head.hands(2, messages.worker.SnapshotReady(0), file)
         os.close(file)
         (said,) = self.told
-        assert isinstance(said, between.Say)
+        assert isinstance(said, host_messages.TellWorker)
         assert said.attached is not None
         return Blob(said.attached.name)
 
@@ -115,7 +115,7 @@ def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     several = Several()
     several.at = 7.5
     there = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
-    several.hosts.delivered("node-1", between.Fetched.of(there))
+    several.hosts.delivered("node-1", host_messages.Fetched.of(there))
     several.news.fetched.assert_called_once_with(replace(there, began=7.0, ended=7.5))
 
 
@@ -130,7 +130,7 @@ def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
 def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
-    fetched, brought = between.Fetched("node-0", "version", None, 3, 40, 0.5), several.news.brought
+    fetched, brought = host_messages.Fetched("node-0", "version", None, 3, 40, 0.5), several.news.brought
     for at, worker in ((1.0, None), (1.5, 2), (2.0, 3), (4.0, None)):
         several.at = at
         if worker is None:
@@ -152,15 +152,15 @@ def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awa
         several.hosts.carry_out(Release(worker=worker, step=0, version=3), 0.0)
 
     several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
-    several.say(between.Taken(2, 3))
+    several.say(host_messages.Taken(2, 3))
     told.assert_not_called()
     released(2)
-    several.say(between.Taken(2, 3))
+    several.say(host_messages.Taken(2, 3))
     told.assert_called_once_with(2, 0.0, took=True)
     released(3)
-    several.say(between.AwaitsPlace(3), between.Taken(3, 3))
+    several.say(host_messages.AwaitsPlace(3), host_messages.Taken(3, 3))
     told.assert_called_once()
-    several.say(between.Computes(3))
+    several.say(host_messages.Computes(3))
     assert told.call_args.args == (3, 0.0)
     assert not told.call_args.kwargs["took"]
 
@@ -172,7 +172,7 @@ def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to()
     several.hosts.left(2, True)
     several.hosts.join(2, [0, 1, 3])
     several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
-    several.say(between.Taken(2, 3))
+    several.say(host_messages.Taken(2, 3))
     several.news.computes.assert_not_called()
 
 
@@ -181,7 +181,7 @@ def test_only_the_last_fetches_are_remembered() -> None:
     several.head.newest = 99
     several.hosts.begin([0, 1, 2, 3])
     for version in range(100):
-        several.hosts.delivered("node-1", between.Fetched("node-0", "version", None, version, 40, 0.5))
+        several.hosts.delivered("node-1", host_messages.Fetched("node-0", "version", None, version, 40, 0.5))
     for version in range(100):
         several.takes(2, version)
     assert several.news.brought.call_count == 8, "four for each worker"
@@ -199,7 +199,7 @@ def test_what_a_model_of_links_says_of_is_not_noted_as_it_was() -> None:
 def test_a_worker_elsewhere_is_let_have_a_version_by_way_of_its_host() -> None:
     several = Several()
     several.head.lets(3, 7)
-    assert several.told == [between.Let(3, 7)]
+    assert several.told == [host_messages.Let(3, 7)]
 
 
 def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again() -> None:
@@ -211,7 +211,11 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
     several.hosts.left(2, died=True)
     several.hosts.returns(2)
     several.hosts.admit(2, 0, 0.0)
-    assert [type(one) for one in several.told] == [between.Open, between.Train, between.Admit]
+    assert [type(one) for one in several.told] == [
+        host_messages.BeginScripts,
+        host_messages.Train,
+        host_messages.AdmitWorker,
+    ]
 
 
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
@@ -220,7 +224,7 @@ def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     several.hosts.begin([0, 1, 2, 3])
     several.takes(2, 0)
     several.hosts.left(2, died=False)
-    several.hosts.delivered("node-1", between.Taken(2, 1))
+    several.hosts.delivered("node-1", host_messages.Taken(2, 1))
     assert [call.args[0].version for call in several.news.happened.call_args_list] == [0]
 
 
@@ -232,7 +236,7 @@ def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at
         if at_the_head:
             several.head.never_comes(worker, "why")
         else:
-            several.hosts.delivered("node-1", between.Lacks(worker, "why"))
+            several.hosts.delivered("node-1", host_messages.Lacks(worker, "why"))
 
     lost(2)
     several.hosts.left(3, died=False)
@@ -240,7 +244,7 @@ def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at
     lost(3)
     several.hosts.lost("node-1", "silent for 15.0 s")
     lost(2)
-    assert several.told == [between.EndWorker(2, "why")]
+    assert several.told == [host_messages.EndWorker(2, "why")]
 
 
 def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> None:
@@ -252,7 +256,7 @@ def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> 
         several.hosts.claim(name, ("serve", number))
         assert several.hosts.view(name).memory == b"what comes along"
         several.hosts.release(name, ("serve", number))
-    several.hosts.delivered("node-1", between.Has(name.name))
+    several.hosts.delivered("node-1", host_messages.AttachmentFetched(name.name))
     several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")
     assert several.hosts.look(name, 0, 1) == "gone"
 
@@ -262,16 +266,18 @@ def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_worke
     several, file = Several(), tmp_path / "final.safetensors"
     file.write_text("final")
     for worker in (2, 3):
-        several.hosts.show_recorded(worker, messages.FinalRecorded(), str(file))
-    names = {said.attached.name for said in several.told if isinstance(said, between.Say) and said.attached}
+        several.hosts.show_recorded(worker, messages.worker.FinalRecorded(), str(file))
+    names = {
+        said.attached.name for said in several.told if isinstance(said, host_messages.TellWorker) and said.attached
+    }
     assert len(several.told) == 2
     (name,) = names
     assert str(tmp_path) not in name
     several.head.look.return_value = "gone"
     for there in ("here", "gone"):
-        several.say(between.Has(name))
+        several.say(host_messages.AttachmentFetched(name))
         assert several.hosts.look(Blob(name), 0, 1) == there
-    several.say(between.Has(name))
+    several.say(host_messages.AttachmentFetched(name))
 
 
 def test_nothing_that_comes_along_is_kept_for_a_host_that_is_lost() -> None:
@@ -289,7 +295,7 @@ def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_tha
     several.hosts.carry_out(StartPull(worker=2, version=7), 0.0)
     several.told.clear()
     several.head.made(7)
-    assert several.told == [Version(7), between.Made(7)]
+    assert several.told == [Version(7), host_messages.VersionMade(7)]
 
 
 def test_a_host_is_not_told_of_a_version_that_no_order_to_it_is_about() -> None:
@@ -301,27 +307,27 @@ def test_a_host_is_not_told_of_a_version_that_no_order_to_it_is_about() -> None:
 PACKED = b"what the script keeps"
 
 
-def kept_of(name: str) -> messages.Kept:
+def kept_of(name: str) -> messages.worker.Kept:
     """What worker 2 says as it has packed what its script keeps, for one snapshot or the next."""
-    return messages.Kept(snapshot=["one", "two"].index(name) + 1, step=4, epoch=0, error=None)
+    return messages.worker.Kept(snapshot=["one", "two"].index(name) + 1, step=4, epoch=0, error=None)
 
 
-def kept(name: str) -> between.Heard:
+def kept(name: str) -> host_messages.WorkerSaid:
     """Worker 2 has packed something, which is to be fetched by that name."""
-    return between.Heard(2, kept_of(name), between.Attached(name, len(PACKED)))
+    return host_messages.WorkerSaid(2, kept_of(name), host_messages.Attached(name, len(PACKED)))
 
 
 def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> None:
     """Its bytes may never come: what moves them may have stopped."""
     for said_before in (True, False):
         several = Several()
-        several.say(kept("one"), between.Heard(2, DECLINED))
+        several.say(kept("one"), host_messages.WorkerSaid(2, DECLINED))
         if said_before:
-            several.say(between.Gone(2, 9))
+            several.say(host_messages.WorkerEnded(2, 9))
             several.news.gone.assert_not_called()
         several.hosts.ends(2)
         if not said_before:
-            several.say(between.Gone(2, 9))
+            several.say(host_messages.WorkerEnded(2, 9))
         several.news.gone.assert_called_once_with(2, 9)
         several.comes("one")(PACKED)
         assert several.heard == []
@@ -329,7 +335,13 @@ def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> 
 
 def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetched() -> None:
     several = Several()
-    several.say(kept("one"), between.Heard(2, DECLINED), kept("two"), between.Gone(2, 0), between.Heard(3, DECLINED))
+    several.say(
+        kept("one"),
+        host_messages.WorkerSaid(2, DECLINED),
+        kept("two"),
+        host_messages.WorkerEnded(2, 0),
+        host_messages.WorkerSaid(3, DECLINED),
+    )
     assert several.heard == [(3, DECLINED, [])]
     several.comes("one")(PACKED)
     assert several.heard[1:] == [(2, kept_of("one"), [PACKED]), (2, DECLINED, [])]
@@ -337,18 +349,21 @@ def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetche
     several.comes("two")(PACKED)
     assert several.heard[3:] == [(2, kept_of("two"), [PACKED])]
     several.news.gone.assert_called_once_with(2, 0)
-    assert several.told == [between.Has("one"), between.Has("two")]
+    assert several.told == [host_messages.AttachmentFetched("one"), host_messages.AttachmentFetched("two")]
 
 
 def test_a_message_that_comes_along_itself_is_heard_in_order_too() -> None:
     several = Several()
-    said = messages.Remarked("a long line")
+    said = messages.worker.Remarked("a long line")
     body = msgspec.msgpack.encode(said)
-    several.say(between.Heard(2, None, between.Attached("one", len(body))), between.Heard(2, DECLINED))
+    several.say(
+        host_messages.WorkerSaid(2, None, host_messages.Attached("one", len(body))),
+        host_messages.WorkerSaid(2, DECLINED),
+    )
     assert several.heard == []
     several.comes("one")(body)
     assert several.heard == [(2, said, []), (2, DECLINED, [])]
-    assert several.told == [between.Has("one")]
+    assert several.told == [host_messages.AttachmentFetched("one")]
 
 
 def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
@@ -356,25 +371,28 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     several.say(kept("one"))
     several.comes("one")(why="it is gone")
     assert several.heard == []
-    assert several.told == [between.EndWorker(2, "it is gone")]
-    several.say(between.Gone(2, 9))
+    assert several.told == [host_messages.EndWorker(2, "it is gone")]
+    several.say(host_messages.WorkerEnded(2, 9))
     several.news.gone.assert_called_once_with(2, 9)
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (between.Heard(2, None), "a worker has said nothing"),
+        (host_messages.WorkerSaid(2, None), "a worker has said nothing"),
         (
-            between.Heard(2, None, between.Attached("one", (128 << 20) + 1)),
+            host_messages.WorkerSaid(2, None, host_messages.Attached("one", (128 << 20) + 1)),
             "it would have 134,217,729 bytes",
         ),
-        (between.Gone(3, 127), "no process ends with status 127"),
-        (between.Taken(2, 8), "version 8 is not there to be taken"),
-        (between.Taken(2, 6), "worker 2 was not to pull version 6"),
-        (between.Heard(2, messages.Stepped(4, None)), "it sent Stepped out of turn"),
-        (between.Heard(2, messages.StoreNotForked("why")), "it was to have no store"),
-        (between.Heard(2, DECLINED, between.Attached("one", 4)), "nothing comes along with a Declined"),
+        (host_messages.WorkerEnded(3, 127), "no process ends with status 127"),
+        (host_messages.Taken(2, 8), "version 8 is not there to be taken"),
+        (host_messages.Taken(2, 6), "worker 2 was not to pull version 6"),
+        (host_messages.WorkerSaid(2, messages.worker.Stepped(4, None)), "it sent Stepped out of turn"),
+        (host_messages.WorkerSaid(2, messages.worker.StoreNotForked("why")), "it was to have no store"),
+        (
+            host_messages.WorkerSaid(2, DECLINED, host_messages.Attached("one", 4)),
+            "nothing comes along with a Declined",
+        ),
     ],
 )
 def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: messages.Message, why: str) -> None:
@@ -387,27 +405,27 @@ def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: mes
 
 def test_a_worker_that_has_ended_says_no_more() -> None:
     several = Several()
-    several.say(between.Gone(2, 0))
-    for said in (between.Heard(2, DECLINED), between.Gone(2, 0)):
+    several.say(host_messages.WorkerEnded(2, 0))
+    for said in (host_messages.WorkerSaid(2, DECLINED), host_messages.WorkerEnded(2, 0)):
         with pytest.raises(MessageUnreadable, match="worker 2 has ended, and says more"):
             several.say(said)
     several.news.gone.assert_called_once_with(2, 0)
     several.hosts.returns(2)
-    several.say(between.Heard(2, DECLINED))
+    several.say(host_messages.WorkerSaid(2, DECLINED))
     assert several.heard == [(2, DECLINED, [])]
 
 
 def test_no_version_is_taken_where_training_has_not_begun() -> None:
     with pytest.raises(MessageUnreadable, match="version 0 is not there to be taken"):
-        Several().say(between.Taken(2, 0))
+        Several().say(host_messages.Taken(2, 0))
 
 
 def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> None:
     several = Several()
-    several.say(between.Heard(2, None, between.Attached("one", 4)))
+    several.say(host_messages.WorkerSaid(2, None, host_messages.Attached("one", 4)))
     several.comes("one")(b"\xc1\xc1\xc1\xc1")
     (told,) = several.told
-    assert isinstance(told, between.EndWorker)
+    assert isinstance(told, host_messages.EndWorker)
     assert told.why is not None
     assert told.why.startswith("what it has said can't be read: ")
     assert several.heard == []
@@ -415,9 +433,11 @@ def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> N
 
 def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
     several = Several()
-    several.say(between.Heard(2, messages.Kept(1, 4, 0, None), between.Attached("one", 1 << 62)))
+    several.say(
+        host_messages.WorkerSaid(2, messages.worker.Kept(1, 4, 0, None), host_messages.Attached("one", 1 << 62))
+    )
     (told,) = several.told
-    assert isinstance(told, between.EndWorker)
+    assert isinstance(told, host_messages.EndWorker)
     assert told.why is not None
     assert told.why.startswith("what comes along with its message has no room here: ")
 
@@ -425,16 +445,16 @@ def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
 def test_what_comes_along_has_no_room_if_it_is_more_than_the_memory_that_is_left() -> None:
     several = Several()
     several.say(
-        between.Heard(2, kept_of("one"), between.Attached("one", 1 << 44))
+        host_messages.WorkerSaid(2, kept_of("one"), host_messages.Attached("one", 1 << 44))
     )  # of which an empty file takes nothing
-    assert [type(one) for one in several.told] == [between.EndWorker]
+    assert [type(one) for one in several.told] == [host_messages.EndWorker]
 
 
 def test_a_host_whose_worker_says_without_end_while_something_is_to_come_along_is_ended() -> None:
     several = Several()
     several.say(kept("one"))
     with pytest.raises(MessageUnreadable, match="worker 2 said 16,777,216 bytes after what"):
-        several.say(*20 * [between.Heard(2, messages.Remarked((1 << 20) * "x"))])
+        several.say(*20 * [host_messages.WorkerSaid(2, messages.worker.Remarked((1 << 20) * "x"))])
     assert several.heard == []
 
 
@@ -444,18 +464,18 @@ def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
     several.told.clear()
     file = os.memfd_create("attached")
     os.write(file, b"abcd")
-    several.hosts._hands(4, messages.TakeUp(), file)
+    several.hosts._hands(4, messages.worker.TakeUp(), file)
     os.close(file)
     said = several.told[-1]
-    assert isinstance(said, between.Say)
+    assert isinstance(said, host_messages.TellWorker)
     assert said.attached is not None
-    several.say(between.Has(said.attached.name))
+    several.say(host_messages.AttachmentFetched(said.attached.name))
     assert several.hosts.view(Blob(said.attached.name)).nbytes == 4
 
 
 def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:
     several = Several()
-    several.say(kept("one"), between.Gone(2, 0))
+    several.say(kept("one"), host_messages.WorkerEnded(2, 0))
     several.comes("one")(why="its agent has ended")
     several.hosts.lost("node-1", "its agent has ended")
     assert several.heard == []
@@ -510,16 +530,16 @@ def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
     several = Several()
     several.head.shards = HALVES
     with patch("paceline.host.several.empty_file", side_effect=OSError(28, "No space left on device")):
-        several.say(between.Share(3, None, between.Attached("share 3 of node-1", 40)))
+        several.say(host_messages.StatePacked(3, None, host_messages.Attached("share 3 of node-1", 40)))
     lacking = "host node-1's part of it has no room here: No space left on device"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
-    assert several.told == [between.Has("share 3 of node-1")]
+    assert several.told == [host_messages.AttachmentFetched("share 3 of node-1")]
 
 
 def test_a_share_of_the_state_that_can_not_come_is_said_to_be_lacking() -> None:
     several = Several()
     several.head.shards = HALVES
-    several.say(between.Share(3, None, between.Attached("share 3 of node-1", 40)))
+    several.say(host_messages.StatePacked(3, None, host_messages.Attached("share 3 of node-1", 40)))
     several.comes("share 3 of node-1")(why="it is not here any more")
     lacking = "host node-1's part of it can't come: it is not here any more"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
@@ -560,7 +580,7 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
         said.clear()
     assert hosts.moves is not None
     hosts.moves.cut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
-    shards = between.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
+    shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
     assert told == {"node-1": [], "node-2": [shards], "node-3": []}
     head.others.taken.assert_called_once_with(3.0)
     news.happened.assert_called_once_with("arrived")
@@ -571,17 +591,17 @@ def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
     several = Several()
     several.head.shards = HALVES
     with pytest.raises(MessageUnreadable, match="it was to take over no range"):
-        several.say(between.RangeTaken())
+        several.say(host_messages.RangeTaken())
 
 
 def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
-    told: dict[str, list[between.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
+    told: dict[str, list[host_messages.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
     head = Mock(linked=False, shards=(), newest=7, workers=range(2), others=None, owns_replicas=False)
     head.name, head.goes_on.return_value = "node-0", None
     head.prepares.return_value = True
 
     def teller(name: str) -> Callable[[messages.Message], None]:
-        return lambda message: told[name].append(message) if isinstance(message, between.Train) else None
+        return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
 
     others = [Other("node-1", range(2, 4), teller("node-1")), Other("node-2", range(4, 5), teller("node-2"))]
     hosts = SeveralHosts(head, others, Mock(), Mock(), lambda: 0.0)
@@ -604,11 +624,11 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
 def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:
     several = Several()
     several.head.together.adding.return_value = False
-    for message in (between.NotFinite("weight", 2), between.SumsLost("why")):
+    for message in (host_messages.SumNotFinite("weight", 2), host_messages.SumsLost("why")):
         with pytest.raises(MessageUnreadable, match="it adds up no updates"):
             several.say(message)
     several.head.together.adding.return_value = True
-    several.say(between.SumsLost("why"))
+    several.say(host_messages.SumsLost("why"))
     several.head.together.ends.assert_called_once_with("node-1")
 
 
@@ -619,26 +639,26 @@ def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(
     several, ended = Several(), list[tuple[str, str]]()
     several.hosts.amiss = lambda host, why: ended.append((host, why))
     several.news.gone.side_effect = KeyError(2)
-    several.say(between.Gone(2, 0))
+    several.say(host_messages.WorkerEnded(2, 0))
     ((host, why),) = ended
     assert host == "node-1"
     assert why.startswith("an error in Paceline that should not be: KeyError: 2 (")
     several.news.gone.side_effect = RunFailed("it says by itself what is to end")
     with pytest.raises(RunFailed):
-        several.say(between.Gone(3, 0))
+        several.say(host_messages.WorkerEnded(3, 0))
 
 
 def test_a_step_is_finished_by_the_worker_that_was_released_for_it_and_once() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
     offer = structs.replace(OFFER, loads=False)
-    several.say(between.Heard(2, offer))
-    finished = messages.StepFinished(0, 3, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    several.say(host_messages.WorkerSaid(2, offer))
+    finished = messages.worker.StepFinished(0, 3, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     for _ in range(2):
         with pytest.raises(MessageUnreadable, match="worker 2: it sent StepFinished out of turn"):
-            several.say(between.Heard(2, finished))
+            several.say(host_messages.WorkerSaid(2, finished))
         several.hosts.carry_out(Release(worker=2, step=0, version=3), 0.0)
-        several.say(between.Heard(2, finished))
+        several.say(host_messages.WorkerSaid(2, finished))
     assert [message for _, message, _ in several.heard] == [offer, finished, finished]
 
 
@@ -646,4 +666,4 @@ def test_nothing_comes_along_twice_by_one_name() -> None:
     several = Several()
     several.say(kept("one"))
     with pytest.raises(MessageUnreadable, match="one comes along already"):
-        several.say(between.Heard(3, None, between.Attached("one", 4)))
+        several.say(host_messages.WorkerSaid(3, None, host_messages.Attached("one", 4)))

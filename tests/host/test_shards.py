@@ -8,7 +8,7 @@ from unittest.mock import Mock
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update, Version
 from paceline.core.orders import ApplyUpdate
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.remote import RemoteShards
 from paceline.ipc import messages
@@ -42,7 +42,10 @@ class Head:
 def test_an_update_has_arrived_once_the_last_host_has_its_range_whichever_that_is() -> None:
     head = Head()
     head.fetches(1, 0)
-    assert head.told == [("b", between.Bring((1, 0, "update"), None)), ("c", between.Bring((1, 0, "update"), None))]
+    assert head.told == [
+        ("b", host_messages.Bring((1, 0, "update"), None)),
+        ("c", host_messages.Bring((1, 0, "update"), None)),
+    ]
     assert (head.shards.stored("c", Update(1, 0), 1.0), head.here(2.0)) == (None, None)
     assert head.shards.stored("b", Update(1, 0), 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
     head.fetches(1, 1)
@@ -63,7 +66,7 @@ def test_an_update_of_a_worker_that_has_left_never_arrives_and_is_kept_nowhere()
     head.fetches(2, 0)
     head.told.clear()
     head.shards.cancel(1)
-    assert head.told == [("b", between.Drop((1, 0, "update"))), ("c", between.Drop((1, 0, "update")))]
+    assert head.told == [("b", host_messages.Drop((1, 0, "update"))), ("c", host_messages.Drop((1, 0, "update")))]
     assert (head.shards.stored("b", Update(1, 0), 1.0), head.shards.stored("c", Update(1, 0), 1.0)) == (None, None)
     head.inner.cancel.assert_called_once_with(1)
 
@@ -72,14 +75,16 @@ def test_what_hosts_were_told_to_expect_they_drop_as_it_is_withdrawn_or_its_work
     head = Head()
     for worker in (1, 2, 3):
         head.shards.expect(Update(worker, 0))
-    assert head.told[:2] == [("b", between.Expect(1, 0)), ("c", between.Expect(1, 0))]
+    assert head.told[:2] == [("b", host_messages.ExpectUpdate(1, 0)), ("c", host_messages.ExpectUpdate(1, 0))]
     head.fetches(3, 0)
     head.told.clear()
     for _ in range(2):
         head.shards.forget(Update(1, 0))
         head.shards.forget(Update(3, 0))
     head.shards.cancel(2)
-    assert head.told == [(host, between.Drop(fields_of(Update(worker, 0)))) for worker in (1, 2) for host in ("b", "c")]
+    assert head.told == [
+        (host, host_messages.Drop(fields_of(Update(worker, 0)))) for worker in (1, 2) for host in ("b", "c")
+    ]
 
 
 def test_a_version_goes_to_its_worker_alone() -> None:
@@ -94,7 +99,7 @@ def test_all_hosts_are_told_the_same_commit() -> None:
     order = ApplyUpdate(version=4, contributions=((1, 0, 0.5), (2, 0, 0.5)))
     pushed = [(Update(1, 0), 0.25), (Update(2, 0), 0.5)]
     assert list(head.shards.make(order, pushed, [{"lr": 0.1}], look=True)) == ["b", "c"]
-    told = between.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
+    told = host_messages.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
     assert head.told == [("b", told), ("c", told)]
 
 
@@ -146,7 +151,7 @@ def test_shares_that_are_held_are_handed_over_once_they_may_be_and_the_rest_as_i
     arithmetic, head = Mock(), Head()
     shares, told = Shares(arithmetic, head.shards), head.told
     number, count = shares.ask(held=True)
-    assert (count, told) == (2, [("b", between.SendShare(number)), ("c", between.SendShare(number))])
+    assert (count, told) == (2, [("b", host_messages.PackState(number)), ("c", host_messages.PackState(number))])
     came = file(b"b")
     shares.came(number, None, came)
     os.close(came)
@@ -155,8 +160,8 @@ def test_shares_that_are_held_are_handed_over_once_they_may_be_and_the_rest_as_i
     shares.came(number, "too large", None)
     said = [call.args for call in arithmetic.send.call_args_list]
     assert [message for message, _ in said] == [
-        messages.TakeShare(number, None),
-        messages.TakeShare(number, "too large"),
+        messages.store.TakeShare(number, None),
+        messages.store.TakeShare(number, "too large"),
     ]
 
 
@@ -184,4 +189,4 @@ def test_a_void_sum_that_all_have_is_kept_nowhere() -> None:
     head.shards.void(Sum(5))
     assert head.told == []
     head.shards.void(Sum(4))
-    assert head.told == [(host, between.Drop(fields_of(Sum(4)))) for host in ("b", "c")]
+    assert head.told == [(host, host_messages.Drop(fields_of(Sum(4)))) for host in ("b", "c")]

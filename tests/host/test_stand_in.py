@@ -35,14 +35,14 @@ class Company:
 
 SAYS: dict[str, tuple[list[messages.Message | None], list[str]]] = {
     "it comes": ([OFFER], ["came"]),
-    "it comes, and says more": ([OFFER, messages.Remarked("x")], ["came"]),
+    "it comes, and says more": ([OFFER, messages.worker.Remarked("x")], ["came"]),
     "it ends before": ([None], [EARLY]),
-    "its script ends before": ([messages.ScriptEnded(), None], [EARLY]),
-    "its parser ends it": ([messages.ParserEnded(2), None], [EARLY]),
-    "it is refused": ([messages.Refused("no"), None], ["no"]),
+    "its script ends before": ([messages.worker.ScriptEnded(), None], [EARLY]),
+    "its parser ends it": ([messages.worker.ParserEnded(2), None], [EARLY]),
+    "it is refused": ([messages.worker.ScriptRefused("no"), None], ["no"]),
     "it ends after": ([OFFER, None], ["came", "the process that was to fork its store has ended"]),
     "it can't fork": (
-        [OFFER, messages.StoreNotForked("full"), None],
+        [OFFER, messages.worker.StoreNotForked("full"), None],
         ["came", "the process that makes versions can't be started: full"],
     ),
 }
@@ -71,6 +71,6 @@ def test_it_may_begin_at_once_and_its_end_is_no_failure_once_it_has_forked() -> 
     company.hear(7, OFFER, [])
     stand_in.end()
     company.gone(7, 9)
-    assert company.told == [(7, "start"), (7, messages.Start), (7, "end")]
+    assert company.told == [(7, "start"), (7, messages.worker.Start), (7, "end")]
     assert stand_in.offer is OFFER
     assert told == ["came"]

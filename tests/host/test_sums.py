@@ -53,7 +53,7 @@ def test_a_sum_that_is_not_here_is_made_of_the_mean_of_its_updates_before_the_ve
     store = Store()
     store.arrive(1, 3, number=7)
     store.applied()
-    assert store.sent == [messages.SumUp(7, 4, [(1, 2 / 6), (3, 4 / 6)], look=True)]
+    assert store.sent == [messages.store.MakeSum(7, 4, [(1, 2 / 6), (3, 4 / 6)], look=True)]
     assert store.shelf.has(Sum(7))
 
 
@@ -73,14 +73,14 @@ def test_a_sum_stays_until_its_updates_are_in_a_version_and_until_nothing_is_wri
     store.sums.dropped(Update(1, 0))
     store.sums.dropped(Update(3, 0))
     assert store.shelf.has(Sum(7))
-    assert store.summer.heard(messages.Summed(7, None))
+    assert store.summer.heard(messages.store.Summed(7, None))
     assert not store.shelf.has(Sum(7))
 
 
 def test_a_sum_that_was_not_to_be_made_is_not_taken_for_made() -> None:
     store = Store()
-    assert not store.summer.heard(messages.Summed(3, None))
-    assert not store.summer.heard(messages.Summing(3, 0, 8))
+    assert not store.summer.heard(messages.store.Summed(3, None))
+    assert not store.summer.heard(messages.store.Summing(3, 0, 8))
 
 
 def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_before_it_is_ordered() -> None:
@@ -89,9 +89,9 @@ def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_befor
     assert store.summer.look(total, 0, 8) == "coming"
     store.summer.sum_up(total, terms, look=True)
     assert store.summer.look(total, 0, 8) == "coming"
-    store.summer.heard(messages.Summing(1, 0, 8))
+    store.summer.heard(messages.store.Summing(1, 0, 8))
     assert [store.summer.look(total, 0, 8), store.summer.look(total, 0, 9)] == ["here", "coming"]
-    store.summer.heard(messages.Summed(1, None))
+    store.summer.heard(messages.store.Summed(1, None))
     assert store.summer.look(total, 0, 9) == "here"
     store.summer.drop(total)
     assert store.summer.look(total, 0, 9) == "gone"
@@ -138,6 +138,6 @@ def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_t
     assert [message.number for message in store.sent] == [0, 1]
     assert store.summer.look(Sum(2), 0, 8) == "coming"
     store.summer.drop(Sum(2))
-    store.summer.heard(messages.Summed(0, None))
+    store.summer.heard(messages.store.Summed(0, None))
     assert [message.number for message in store.sent] == [0, 1, 3]
     assert [store.summer.look(Sum(number), 0, 8) for number in (2, 3)] == ["gone", "coming"]

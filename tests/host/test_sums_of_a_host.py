@@ -11,7 +11,7 @@ from paceline.core.choice import choose
 from paceline.core.items import Sum, Update
 from paceline.core.orders import Release
 from paceline.errors import PeerLost
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
@@ -22,7 +22,7 @@ from support.run_state import OFFER, Clockwork
 
 HEAD = Peer("node-0", 1)
 STORE = "the store"
-SUM = between.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
+SUM = host_messages.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
 
 
 class Host:
@@ -62,7 +62,7 @@ class Host:
     def forks(self) -> list[int]:
         """Workers that were told to fork the process."""
         calls = [call.args[:2] for call in self.workers.send.call_args_list]
-        return [worker for worker, message in calls if isinstance(message, messages.ForkStore)]
+        return [worker for worker, message in calls if isinstance(message, messages.worker.ForkStore)]
 
     def comes(self, *requests: int) -> None:
         """All that was asked for comes."""
@@ -73,11 +73,11 @@ class Host:
 
     def trains(self) -> None:
         """The process is there, so is what training begins with, and both workers have computed a step."""
-        self.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+        self.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
         self.comes(1, 2)
         for worker in (1, 2):
             self.branch.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
-            self.says(worker, messages.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+            self.says(worker, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
     def lost(self) -> list[str]:
         """Why the head was told that nothing is added up here any more."""
@@ -90,7 +90,7 @@ def test_the_process_is_forked_before_training_begins_and_makes_no_range() -> No
     (order,) = [call.args[1] for call in host.workers.send.call_args_list]
     assert (order.begin, order.end, order.steps) == (0, 0, False)
     assert host.carrier.pending() == []
-    host.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+    host.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
     host.comes(1, 2)
     host.begun.assert_called_once_with()
 
@@ -104,12 +104,12 @@ def test_a_sum_is_served_as_it_is_made() -> None:
     host.trains()
     host.branch.about_sum(SUM)
     assert host.branch.look(Sum(1), 0, 32) == "coming"
-    host.loop.hear(STORE, messages.Summing(1, 0, 32))
+    host.loop.hear(STORE, messages.store.Summing(1, 0, 32))
     assert [host.branch.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
-    host.loop.hear(STORE, messages.Summed(1, ("weight", 2)))
+    host.loop.hear(STORE, messages.store.Summed(1, ("weight", 2)))
     assert host.branch.look(Sum(1), 0, 64) == "here"
     host.news.not_finite.assert_called_once_with("weight", 2)
-    host.branch.about_sum(between.DropSum(1))
+    host.branch.about_sum(host_messages.DropSum(1))
     assert not host.branch.shelf.has(Sum(1))
     assert host.branch.shelf.has(Update(1, 0))
 
@@ -124,7 +124,7 @@ def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has()
     host.loop.hear(STORE, PeerLost("it has closed"))
     assert host.forks() == [1, 2]
     assert host.lost() == []
-    host.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+    host.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
     host.comes(1, 2)
     host.begun.assert_called_once_with()
 
@@ -136,7 +136,7 @@ NOBODY = "no process of its script is left there to start the process that adds 
     ("said", "why"),
     [
         ([PeerLost("it has closed")] * 2, NOBODY),
-        ([messages.StoreFailed("no memory")], "the process that adds up failed: no memory"),
+        ([messages.store.StoreFailed("no memory")], "the process that adds up failed: no memory"),
     ],
 )
 def test_without_the_process_training_begins_and_the_head_is_told(
@@ -155,9 +155,9 @@ def test_without_the_process_training_begins_and_the_head_is_told(
 def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does() -> None:
     host = Host()
     host.news.heard.reset_mock()
-    host.says(2, messages.StoreNotForked("another one's"))
-    host.news.heard.assert_called_once_with(2, messages.StoreNotForked("another one's"))
-    host.says(1, messages.StoreNotForked("no process"))
+    host.says(2, messages.worker.StoreNotForked("another one's"))
+    host.news.heard.assert_called_once_with(2, messages.worker.StoreNotForked("another one's"))
+    host.says(1, messages.worker.StoreNotForked("no process"))
     host.comes(1, 2)
     host.begun.assert_called_once_with()
     assert host.lost() == ["the process that adds up can't be started: no process"]
@@ -179,6 +179,6 @@ def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head
     assert host.branch.look(Sum(1), 0, 32) == "coming"
     host.branch.about_sum(msgspec.structs.replace(SUM, number=2))
     for number in (1, 2):
-        host.branch.about_sum(between.DropSum(number))
+        host.branch.about_sum(host_messages.DropSum(number))
         assert not host.branch.shelf.has(Sum(number))
     assert host.branch.look(Update(1, 0), 0, 64) == "here"

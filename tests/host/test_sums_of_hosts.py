@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.core.items import Sum, Update
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.shards.sums_of_hosts import SumsOfHosts
 from paceline.ipc import messages
 
@@ -36,7 +36,7 @@ def test_a_host_adds_up_updates_if_it_has_room_for_several_workers(workers: int)
 def test_another_host_is_told_what_adds_up_and_the_head_has_a_place_for_the_sum() -> None:
     head = Head()
     head.together.sum_up("b", Sum(4), TERMS)
-    assert head.told == [("b", between.SumUp(4, [(2, 5, 0.25), (3, 5, 0.75)], look=True))]
+    assert head.told == [("b", host_messages.SumUp(4, [(2, 5, 0.25), (3, 5, 0.75)], look=True))]
     head.summer.lay.assert_called_once_with(Sum(4), [Update(2, 5), Update(3, 5)])
     head.summer.sum_up.assert_not_called()
 
@@ -53,7 +53,7 @@ def test_a_void_sum_is_kept_nowhere() -> None:
     head.together.drop("b", Sum(4))
     head.others.void.assert_called_once_with(Sum(4))
     head.summer.drop.assert_called_once_with(Sum(4))
-    assert head.told == [("b", between.DropSum(4))]
+    assert head.told == [("b", host_messages.DropSum(4))]
 
 
 def test_a_host_that_has_lost_its_process_adds_up_no_more_and_that_is_told() -> None:

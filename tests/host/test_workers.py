@@ -63,7 +63,7 @@ class Company:
             worker=worker,
             process=process,
             watch=os.pidfd_open(process),
-            channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
+            channel=Channel(ours, messages.worker.FromWorker, f"worker {worker}"),
             printed=printed,
             turns=MessageValidation(stored=True),
         )
@@ -94,7 +94,7 @@ class Company:
 def become(bodies: tuple[Body, ...], worker: int, descriptors: list[int]) -> int:
     end, printed = descriptors
     os.dup2(printed, 1)
-    return bodies[worker](Channel(socket.socket(fileno=end), messages.ToWorker, "the coordinator"))
+    return bodies[worker](Channel(socket.socket(fileno=end), messages.worker.ToWorker, "the coordinator"))
 
 
 @pytest.fixture
@@ -133,19 +133,19 @@ def prints_and_ends(channel: Channel) -> int:
 
 def sends_rubbish_and_waits(channel: Channel) -> int:
     channel.end.send(b"\0rubbish")
-    channel.send(messages.ScriptEnded())
+    channel.send(messages.worker.ScriptEnded())
     return waits(channel)
 
 
 def answers(channel: Channel) -> int:
     order, _ = channel.receive()
-    assert isinstance(order, messages.Leased)
-    channel.send(messages.GivenBack([(order.epoch, order.index)]))
+    assert isinstance(order, messages.worker.Leased)
+    channel.send(messages.worker.GivenBack([(order.epoch, order.index)]))
     return 0
 
 
 def test_all_that_a_worker_had_said_is_heard_before_its_end(company: Callable[..., Company]) -> None:
-    said = [messages.Remarked(str(number)) for number in range(5)]
+    said = [messages.worker.Remarked(str(number)) for number in range(5)]
     made = company(says(*said, code=7))
     made.let_them_end()
     assert made.until_all_have_gone() == [*((0, message) for message in said), (0, "exit code 7")]
@@ -185,7 +185,7 @@ def prints_much(channel: Channel) -> int:
     """More than a pipe has room for, and than is read at once. It says so each time that a part is printed."""
     for number in range(8):
         os.write(1, bytes([number]) * MUCH)
-        channel.send(messages.Remarked(str(number)))
+        channel.send(messages.worker.Remarked(str(number)))
     return 0
 
 
@@ -258,31 +258,31 @@ def test_a_worker_s_end_leaves_no_descriptor_open(company: Callable[..., Company
 def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_heard(
     company: Callable[..., Company], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = company(sends_rubbish_and_waits, says(messages.ScriptEnded()))
+    made = company(sends_rubbish_and_waits, says(messages.worker.ScriptEnded()))
     heard = made.until_all_have_gone()
     assert [what for worker, what in heard if worker == 0] == ["killed by SIGKILL"]
-    assert [what for worker, what in heard if worker == 1] == [messages.ScriptEnded(), "exit code 0"]
+    assert [what for worker, what in heard if worker == 1] == [messages.worker.ScriptEnded(), "exit code 0"]
     assert capsys.readouterr().err.startswith("paceline: worker 0 is ended: it sent a message that can't be read (")
 
 
 def test_a_worker_is_told_what_it_is_sent(company: Callable[..., Company]) -> None:
     made = company(answers)
-    made.workers.send(0, messages.Leased(2, 5))
-    assert made.until_all_have_gone() == [(0, messages.GivenBack([(2, 5)])), (0, "exit code 0")]
+    made.workers.send(0, messages.worker.Leased(2, 5))
+    assert made.until_all_have_gone() == [(0, messages.worker.GivenBack([(2, 5)])), (0, "exit code 0")]
 
 
 def test_what_a_worker_is_told_that_has_gone_has_no_effect(company: Callable[..., Company]) -> None:
     """As when it dies while it was still to be told something: the coordinator hears of its end a moment later."""
     made = company(says())
     made.until_all_have_gone()
-    made.workers.send(0, messages.HandOver(1, 0))
+    made.workers.send(0, messages.worker.HandOver(1, 0))
     assert made.until_all_have_gone() == [(0, "exit code 0")]
 
 
 def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callable[..., Company]) -> None:
     """To stop, as a signal came while others were forked."""
-    made = company(answers, first=messages.Leased(2, 5))
-    assert made.until_all_have_gone() == [(0, messages.GivenBack([(2, 5)])), (0, "exit code 0")]
+    made = company(answers, first=messages.worker.Leased(2, 5))
+    assert made.until_all_have_gone() == [(0, messages.worker.GivenBack([(2, 5)])), (0, "exit code 0")]
 
 
 def test_an_end_that_is_ordered_is_told_as_any_other(company: Callable[..., Company]) -> None:
@@ -309,10 +309,10 @@ def test_a_process_that_has_ended_is_ended_no_more(
 def test_a_worker_can_be_started_while_others_are_listened_to(company: Callable[..., Company]) -> None:
     made = company(waits, answers, late=(1,))
     made.workers.start([1])
-    made.workers.send(1, messages.Leased(2, 5))
+    made.workers.send(1, messages.worker.Leased(2, 5))
     made.workers.end(0)
     heard = made.until_all_have_gone()
-    assert [what for worker, what in heard if worker == 1] == [messages.GivenBack([(2, 5)]), "exit code 0"]
+    assert [what for worker, what in heard if worker == 1] == [messages.worker.GivenBack([(2, 5)]), "exit code 0"]
     assert made.workers.numbers == [0, 1]
 
 

@@ -45,12 +45,12 @@ class Watch:
         self.clock = Clock(lambda: self.time)
 
 
-def step(number: int, waited: float = 0.0, pulled: float = 0.0, began: float = 0.0) -> messages.StepFinished:
+def step(number: int, waited: float = 0.0, pulled: float = 0.0, began: float = 0.0) -> messages.worker.StepFinished:
     """It began half a second after that, computed for one, pushed for a quarter, did other things for an eighth.
 
     `waited` and `pulled` are of the time before it.
     """
-    return messages.StepFinished(number, 0, None, [], None, 100.5 + began, 1.0, 0.25, 0.125, waited, pulled)
+    return messages.worker.StepFinished(number, 0, None, [], None, 100.5 + began, 1.0, 0.25, 0.125, waited, pulled)
 
 
 def accounts(measures: bool = True) -> tuple[StepTiming, Books, Watch]:
@@ -161,7 +161,7 @@ def test_no_time_that_a_worker_tells_is_longer_than_there_was_by_the_run_s_clock
     found, books, watch = accounts()
     one = Member(worker=0, ordered_at=1.0)
     watch.time = 103.0
-    found.step_finished(one, messages.StepFinished(0, 0, None, [], None, 1e9, 1e9, 0.0, 1e9, 1e9, 1e9))
+    found.step_finished(one, messages.worker.StepFinished(0, 0, None, [], None, 1e9, 1e9, 0.0, 1e9, 1e9, 1e9))
     one.released_at, watch.time = 4.0, 105.0
     found.left(one)
     ((_, _, times),) = books.times

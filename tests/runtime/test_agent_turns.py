@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.coordinator.agent import _Agent
-from paceline.host import between
+from paceline.host import messages as host_messages
 
 
 class Turns:
@@ -33,7 +33,7 @@ class Turns:
 @pytest.mark.parametrize("why", [None, "it lacks a version"])
 def test_a_worker_is_ended_though_training_has_yet_to_begin_there(why: str | None) -> None:
     host = Turns()
-    host.agent.delivered(between.EndWorker(2, why))
+    host.agent.delivered(host_messages.EndWorker(2, why))
     if why is None:
         host.workers.end.assert_called_once_with(2)
     else:
@@ -42,15 +42,15 @@ def test_a_worker_is_ended_though_training_has_yet_to_begin_there(why: str | Non
 
 def test_a_host_that_is_lost_and_a_stopped_store_are_seen_to_at_once() -> None:
     host = Turns()
-    host.agent.delivered(between.MissHost("c", "silent"))
+    host.agent.delivered(host_messages.HostLost("c", "silent"))
     host.branch.miss.assert_called_once_with("c", "silent")
-    host.agent.delivered(between.Wake())
+    host.agent.delivered(host_messages.Wake())
     host.branch.wake.assert_called_once_with()
 
 
 def test_what_else_the_head_orders_waits_in_order() -> None:
     host = Turns()
-    for order in (between.Made(1), between.Left(2, True), between.SeenOff(2)):
+    for order in (host_messages.VersionMade(1), host_messages.WorkerGone(2, True), host_messages.ForgetWorker(2)):
         host.agent.delivered(order)
     assert host.branch.mock_calls == []
     host.begins()
@@ -59,9 +59,9 @@ def test_what_else_the_head_orders_waits_in_order() -> None:
 
 def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_and_its_end_is_told() -> None:
     host = Turns()
-    host.agent.delivered(between.StartWorker(2))
-    host.agent.delivered(between.EndWorker(2, None))
-    host.link.send.assert_called_once_with(between.Gone(2, signal.SIGKILL))
+    host.agent.delivered(host_messages.StartWorker(2))
+    host.agent.delivered(host_messages.EndWorker(2, None))
+    host.link.send.assert_called_once_with(host_messages.WorkerEnded(2, signal.SIGKILL))
     host.workers.end.assert_not_called()
     host.begins()
     host.branch.returns.assert_called_once_with(2)
@@ -70,7 +70,7 @@ def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_and_its_en
 
 def test_a_worker_that_is_started_once_more_after_that_begins_once() -> None:
     host = Turns()
-    for order in (between.StartWorker(2), between.EndWorker(2, None), between.StartWorker(2)):
+    for order in (host_messages.StartWorker(2), host_messages.EndWorker(2, None), host_messages.StartWorker(2)):
         host.agent.delivered(order)
     host.begins()
     host.workers.start.assert_called_once_with([2])

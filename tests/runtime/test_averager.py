@@ -42,10 +42,10 @@ def test_the_averager_computes_with_one_thread_and_later_threads_of_the_script_w
         seen.append(torch.get_num_threads())
 
     ours, theirs = pair()
-    coordinator = Channel(ours, messages.FromAverager, "the averager")
+    coordinator = Channel(ours, messages.worker.FromAverager, "the averager")
     groups: Any = Groups(compute)
-    start_averager(Channel(theirs, messages.ToAverager, "the coordinator"), groups)
-    coordinator.send(messages.Average(0, [0], [0], 1, None, of=1, begin=0, end=64))
+    start_averager(Channel(theirs, messages.worker.ToAverager, "the coordinator"), groups)
+    coordinator.send(messages.worker.AverageShare(0, [0], [0], 1, None, of=1, begin=0, end=64))
     answer, _ = coordinator.receive()
     assert answer.group == 0
     later = threading.Thread(target=compute)

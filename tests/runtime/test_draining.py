@@ -18,7 +18,7 @@ from paceline.core.shards import Shard
 from paceline.ipc import messages
 
 SECONDS = 10.0
-STOP, EXIT = messages.Stop(at_once=True, interrupted=False), messages.Exit()
+STOP, EXIT = messages.worker.StopTraining(at_once=True, interrupted=False), messages.worker.Exit()
 
 
 class Run:

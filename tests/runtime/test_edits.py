@@ -40,7 +40,7 @@ class Case:
         )
 
     def wants(self, worker: int, number: int = 1, form: Any = PRUNED) -> None:
-        self.edits.wanted(self.members[worker], messages.EditWanted(number, *form, False))
+        self.edits.wanted(self.members[worker], messages.worker.EditWanted(number, *form, False))
 
     def steps(self, worker: int, step: int) -> None:
         self.edits.pushed(worker, step)
@@ -82,14 +82,14 @@ def test_versions_have_a_change_and_own_values_from_the_first_step_after_them(ca
     case.edits.told(1)
     case.edits.came(2, 1)
     case.edits.came(1, 4)
-    assert case.edits.known() == messages.Known()
+    assert case.edits.known() == messages.store.WorkersTold()
     case.steps(1, 5)
-    assert case.edits.known() == messages.Known(1, (1, 4))
+    assert case.edits.known() == messages.store.WorkersTold(1, (1, 4))
     case.edits.came(0, 1)
     case.edits.tell(WorkerLeft(worker=0, reason="finished", at=1.0))
-    assert case.edits.known() == messages.Known(1, (0, 1))
+    assert case.edits.known() == messages.store.WorkersTold(1, (0, 1))
     case.edits.tell(WorkerLeft(worker=0, reason="died", at=1.0))
-    assert case.edits.known() == messages.Known(1, (1, 4))
+    assert case.edits.known() == messages.store.WorkersTold(1, (1, 4))
 
 
 def test_a_replay_takes_the_values_that_the_recorded_run_took(case: Case, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Spare:
             lambda version, error: self.told.append((version, error)),
             lambda: self.told.append("lost"),
         )
-        self.process = Channel(self.evaluator.connect(), messages.ToEvaluator, "the coordinator")
+        self.process = Channel(self.evaluator.connect(), messages.worker.ToEvaluator, "the coordinator")
 
     def recorded(self, version: int) -> None:
         """This version is on disk."""
@@ -47,7 +47,7 @@ class Spare:
             found.append(order.version)
         return found
 
-    def says(self, message: messages.Evaluated | messages.EvaluationFailed) -> None:
+    def says(self, message: messages.worker.Evaluated | messages.worker.EvaluationFailed) -> None:
         self.process.send(message)
         self.loop.wait(0.0)
 
@@ -66,11 +66,11 @@ def test_versions_are_evaluated_one_at_a_time_in_the_order_in_which_they_are_rec
     for version in (2, 4, 9):
         spare.recorded(version)
     assert spare.asked() == [2]
-    spare.says(messages.Evaluated(2, {"loss": 0.5}))
+    spare.says(messages.worker.Evaluated(2, {"loss": 0.5}))
     assert spare.asked() == [4]
-    spare.says(messages.Evaluated(4, {}))
+    spare.says(messages.worker.Evaluated(4, {}))
     assert not spare.evaluator.idle
-    spare.says(messages.Evaluated(9, {"loss": 0.25}))
+    spare.says(messages.worker.Evaluated(9, {"loss": 0.25}))
     assert spare.told == [(2, {"loss": 0.5}), (4, {}), (9, {"loss": 0.25})]
     assert spare.evaluator.idle
 
@@ -78,7 +78,7 @@ def test_versions_are_evaluated_one_at_a_time_in_the_order_in_which_they_are_rec
 def test_what_evaluate_raises_is_told_and_nothing_more_is_evaluated(spare: Spare) -> None:
     spare.recorded(1)
     spare.recorded(2)
-    spare.says(messages.EvaluationFailed(1, "NameError: data"))
+    spare.says(messages.worker.EvaluationFailed(1, "NameError: data"))
     assert (spare.told, spare.asked(), spare.evaluator.idle) == ([(1, "NameError: data")], [1], True)
 
 
@@ -92,13 +92,14 @@ def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [messages.Evaluated(1, {}), messages.Evaluated(3, {}), messages.EvaluationFailed(3, "")]
+    "message",
+    [messages.worker.Evaluated(1, {}), messages.worker.Evaluated(3, {}), messages.worker.EvaluationFailed(3, "")],
 )
 def test_an_evaluator_that_answers_what_it_was_not_asked_is_let_go(
-    message: messages.Evaluated | messages.EvaluationFailed, spare: Spare
+    message: messages.worker.Evaluated | messages.worker.EvaluationFailed, spare: Spare
 ) -> None:
     spare.recorded(1)
-    spare.says(messages.Evaluated(1, {}))
+    spare.says(messages.worker.Evaluated(1, {}))
     spare.says(message)
     assert (spare.told, spare.evaluator.idle) == ([(1, {}), "lost"], True)
 

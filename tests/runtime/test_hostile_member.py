@@ -24,12 +24,12 @@ from support.suites import each
 LIES = """
 import math
 from msgspec import structs
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.ipc import messages
 from paceline.coordinator.agent import _Agent
 
 def heard(self, worker, message, real=_Agent.heard):
-    done = isinstance(message, messages.StepFinished)
+    done = isinstance(message, messages.worker.StepFinished)
     for one in LIE(worker, message) if done and message.step == 2 else (message,):
         real(self, worker, one)
 
@@ -47,12 +47,12 @@ SAYS = {
         "has sent what can't be read: Expected `float` >= 0",
     ),
     "a name that no table has": (
-        "(messages.Logged(2, 0, {'\\x1b[2J': 1.0}),)",
+        "(messages.worker.ScalarsLogged(2, 0, {'\\x1b[2J': 1.0}),)",
         "which is no name",
     ),
     "words and times beyond measure": (
-        "(*(messages.Remarked('\\x1b[2J' + 'x' * 9000) for _ in range(100)),"
-        "messages.Logged(2, 0, {'x': math.inf, 'y': math.nan}),"
+        "(*(messages.worker.Remarked('\\x1b[2J' + 'x' * 9000) for _ in range(100)),"
+        "messages.worker.ScalarsLogged(2, 0, {'x': math.inf, 'y': math.nan}),"
         "structs.replace(message, compute=1e8, push=0.0, other=1e9, waited=1e9, began=-1e9))",
         None,
     ),

@@ -44,9 +44,9 @@ def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothin
         pytest.param(one, marks=[] if one[:2] == ("store", "commit") else [pytest.mark.long])
         for one in (
             ("worker 1", "begin", 1, "stop itself", 0.1),
-            ("node-1", "Open", 1, "cut control", 0.0),
+            ("node-1", "BeginScripts", 1, "cut control", 0.0),
             ("node-1", "fetch", 1, "cut data", 0.0),
-            ("head", "Heard", 1, "cut control", 0.0),
+            ("head", "WorkerSaid", 1, "cut control", 0.0),
             ("worker 0", "fork", 1, "kill itself", 0.0),
             ("worker 1", "fork", 1, "kill itself", 0.0),
             ("worker 1", "fork", 1, "stop itself", 0.4),

@@ -16,7 +16,7 @@ from paceline.cli import main
 from paceline.core.facts import TrainingBegan
 from paceline.errors import RunFailed
 from paceline.files import traced, unforeseen
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.ipc import messages
 from paceline.ipc.processes import fork_child
 from paceline.records.ledger import Ledger
@@ -124,7 +124,7 @@ def test_of_what_the_head_does_with_a_host_s_message(folder: Path) -> None:
     several, why = Several(), list[str]()
     several.hosts.amiss = lambda host, said: why.append(said)
     several.news.gone.side_effect = boom
-    several.say(between.Gone(2, 0))
+    several.say(host_messages.WorkerEnded(2, 0))
     named(why[0])
 
 
@@ -150,15 +150,15 @@ def test_of_the_process_that_makes_versions_and_of_its_thread_that_writes(
     from host.test_arithmetic_process import Process
 
     orders: dict[str, tuple[object, str, messages.Message]] = {
-        "commit": (store_process.Store, "commit", messages.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
+        "commit": (store_process.Store, "commit", messages.store.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
         "write": (
             store_process.NamedVersion,
             "record",
-            messages.Record(0, 0, str(folder / "v"), [], "mean", False, messages.UNTOLD),
+            messages.store.Record(0, 0, str(folder / "v"), [], "mean", False, messages.store.UNTOLD),
         ),
-        "keep": (store_process.Store, "keep", messages.KeepState(0, str(folder / "s"))),
-        "seal": (store_process, "_seal", messages.Seal(str(folder), b"", [])),
-        "share": (store_process, "pack_share", messages.SendShare(0)),
+        "keep": (store_process.Store, "keep", messages.store.KeepState(0, str(folder / "s"))),
+        "seal": (store_process, "_seal", messages.store.Seal(str(folder), b"", [])),
+        "share": (store_process, "pack_share", messages.store.SendShare(0)),
     }
     where, name, order = orders[does]
     monkeypatch.setattr(where, name, boom)

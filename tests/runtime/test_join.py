@@ -23,7 +23,7 @@ from paceline.cli.hosts import named
 from paceline.cli.main import parser
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.machine import machine
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -593,7 +593,8 @@ def test_a_host_with_another_torch_is_refused_before_it_is_sent_the_folder(
             "which Paceline does not send",
         ),
         (
-            "from paceline.job import received_folder as r; import paceline.host.between as b; take = r.Received.take; "
+            "from paceline.job import received_folder as r; from paceline.host import messages as b; "
+            "take = r.Received.take; "
             "r.Received.take = lambda self, part: take(self, b.FolderPart(part.at, part.data[::-1]))",
             "the folder that the head sent is not the one that it announced",
         ),
@@ -862,7 +863,7 @@ class Hostile:
     def __init__(self, head: Head, says: Mapping[type[object], Sequence[messages.Message]], name: str = "evil") -> None:
         host, _, port = head.address.rpartition(":")
         self.loop, self.says, self.over, self.prepared = Loop(), says, "", False
-        self.end = HostEnd(name, secrets.token_bytes(16), between.FromHead)
+        self.end = HostEnd(name, secrets.token_bytes(16), host_messages.FromHead)
         self.address, self.keys = (host, int(port)), Keys.encrypted(read(Path(os.environ["PACELINE_TOKEN_FILE"])))
         self.link = HostLink(self.end, self.address, self.keys, self.loop, self)
 
@@ -872,10 +873,10 @@ class Hostile:
     def show(self, line: str) -> None: ...
 
     def delivered(self, message: object) -> None:
-        if isinstance(message, between.Prepare):
+        if isinstance(message, host_messages.Prepare):
             self.prepared = True
             dial(self.address, self.keys, data_connection.PURPOSE, self.loop, opened=self._for_data, failed=Mock())
-        if isinstance(message, between.Introduce):
+        if isinstance(message, host_messages.Introduce):
             self.link.goes_by(message.host_timeout)
         for one in self.says.get(type(message), ()):
             self.link.send(one)
@@ -901,23 +902,25 @@ class Hostile:
 def test_a_host_that_says_what_can_not_be_takes_no_part_and_the_head_waits_on(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp")
     for one, why in (
-        (between.Begun(), "a Begun, before the run has begun for it"),
-        (between.Gone(0, 0), "a Gone, before the run has begun for it"),
-        (between.Printed(0, b"evil"), "a Printed, before the run has begun for it"),
+        (host_messages.Begun(), "a Begun, before the run has begun for it"),
+        (host_messages.WorkerEnded(0, 0), "a Gone, before the run has begun for it"),
+        (host_messages.Printed(0, b"evil"), "a Printed, before the run has begun for it"),
     ):
-        assert Hostile(head, {between.Introduce: [one]}).why_over().endswith(f"it has said what can't be: {why}")
+        assert Hostile(head, {host_messages.Introduce: [one]}).why_over().endswith(f"it has said what can't be: {why}")
         assert f"evil takes no part: it has said what can't be: {why}" in said(head.process, "host evil .*\n")
     assert ended(joined(launch, head, "b")).code == 0
     head.ended().completed()
 
 
-@pytest.mark.parametrize("lie", [between.Gone(0, 0), between.Printed(0, b"evil"), between.AwaitsPlace(99)])
+@pytest.mark.parametrize(
+    "lie", [host_messages.WorkerEnded(0, 0), host_messages.Printed(0, b"evil"), host_messages.AwaitsPlace(99)]
+)
 def test_a_host_that_speaks_for_the_workers_of_others_is_lost_and_they_go_on(
-    lie: between.Gone | between.Printed | between.AwaitsPlace, launch: Launch
+    lie: host_messages.WorkerEnded | host_messages.Printed | host_messages.AwaitsPlace, launch: Launch
 ) -> None:
     head = begun(launch, script(), "-p", "asp", "--on-loss", "continue")
     why = f"it has said what can't be: worker {lie.worker} is none of its own"
-    says = {between.Introduce: [between.Here(1, machine())], between.Prepare: [lie]}
+    says = {host_messages.Introduce: [host_messages.HostOffer(1, machine())], host_messages.Prepare: [lie]}
     assert Hostile(head, says).why_over().endswith(why)
     run = head.ended().completed()
     assert f"host evil is lost: {why}" in run.err
@@ -943,7 +946,7 @@ def test_a_head_that_is_told_to_end_waits_for_a_silent_host_as_long_as_for_a_los
 ) -> None:
     for timeout, signals in (("1", 1), ("600", 2)):
         head = begun(launch, script(), "-p", "asp", "--host-timeout", timeout)
-        evil = Hostile(head, {between.Introduce: [between.Here(1, machine())]})
+        evil = Hostile(head, {host_messages.Introduce: [host_messages.HostOffer(1, machine())]})
         while not evil.prepared:
             evil.loop.wait(0.1)
         os.kill(head.process.pid, signal.SIGTERM)
@@ -967,8 +970,8 @@ def test_what_a_host_says_of_itself_is_one_line_that_a_terminal_can_show(launch:
     head = begun(launch, script(), "-p", "asp")
     name = "\x1b[2J" + 100 * "x"
     assert Hostile(head, {}, name).why_over().startswith("its name is '\\x1b[2Jxxx")
-    says = [between.Said("red\x1b[31m\nline"), between.Leaves("so\n\x1b[2J")]
-    assert Hostile(head, {between.Introduce: says}).why_over()
+    says = [host_messages.HostRemarked("red\x1b[31m\nline"), host_messages.Leaves("so\n\x1b[2J")]
+    assert Hostile(head, {host_messages.Introduce: says}).why_over()
     said(head.process, r"paceline: red\\x1b\[31m\\nline\npaceline: host evil takes no part: so\\n\\x1b\[2J\n")
     os.kill(head.process.pid, signal.SIGINT)
     head.ended()

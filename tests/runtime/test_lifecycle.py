@@ -18,7 +18,7 @@ from paceline.ipc.processes import NoProcess
 from paceline.scenario.scenario import Kill, Scenario
 from support.run_state import OFFER, Stage
 
-READY = messages.StoreReady(99, "digest")
+READY = messages.store.StoreReady(99, "digest")
 KILLED, FAILED = int(signal.SIGKILL), 1 << 8
 """Statuses, as waitpid returns them."""
 
@@ -56,7 +56,7 @@ def come_back(stage: Stage) -> None:
 def finish(stage: Stage, step: int) -> None:
     """Worker 0 has computed that step, and its update has not arrived."""
     stage.coordinator.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-    stage.crew.hear(0, messages.StepFinished(step, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    stage.crew.hear(0, messages.worker.StepFinished(step, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     record(stage)
 
 
@@ -90,7 +90,7 @@ def test_a_worker_that_differs_from_the_lowest_ends_the_run(tmp_path: Path) -> N
     stage.crew.hear(1, msgspec.structs.replace(OFFER, loads=True))
     assert stage.run_state.ending.usage_error is not None
     assert stage.run_state.ending.usage_error.startswith("worker 1 differs from worker 0: one of them has a loader")
-    assert stage.crew.take()[-2:] == [(0, "Stop"), (1, "Stop")]
+    assert stage.crew.take()[-2:] == [(0, "StopTraining"), (1, "StopTraining")]
 
 
 def test_if_the_worker_that_forks_the_store_dies_another_one_does(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_while_a_worker_sets_up_the_store_no_other_is_told_to(tmp_path: Path) ->
 def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path, workers=2)
     stage.coordinator.open()
-    stage.crew.hear(0, messages.ScriptEnded())
+    stage.crew.hear(0, messages.worker.ScriptEnded())
     assert stage.run_state.ending.error is not None
     assert stage.run_state.ending.error.startswith("train.py ended without calling paceline.prepare()")
 
@@ -174,7 +174,7 @@ def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path
 def test_a_store_that_is_there_after_the_scripts_of_a_stopped_run_have_ended_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
     stage.run_state.limits.stop()
-    stage.crew.hear(0, messages.ScriptEnded())
+    stage.crew.hear(0, messages.worker.ScriptEnded())
     assert not stage.coordinator.ended(), "its process runs"
     stage.loop.hear("the store", READY)
     assert list(stage.run_state.happened) == []
@@ -210,8 +210,8 @@ def test_a_worker_that_declines_its_step_waits_for_no_other(tmp_path: Path) -> N
     stage.coordinator.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     assert stage.crew.take() == [(0, "Compute")]
     stage.loop.pass_time(2.0)
-    stage.crew.hear(0, messages.Declined())
-    stage.crew.hear(0, messages.Declined())
+    stage.crew.hear(0, messages.worker.Declined())
+    stage.crew.hear(0, messages.worker.Declined())
     assert list(stage.run_state.happened) == [StepDeclined(worker=0, step=0, at=2.0)]
 
 
@@ -219,7 +219,7 @@ def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Pa
     stage = training(Stage(tmp_path))
     member = stage.run_state.members[0]
     finish(stage, 4)
-    stage.crew.hear(0, messages.ScriptEnded())
+    stage.crew.hear(0, messages.worker.ScriptEnded())
     assert (member.stage, member.waits) == ("training", "the last update is on its way")
     stage.run_state.leaving.go_on()
     assert stage.run_state.leaving.awaits(member)
@@ -281,7 +281,7 @@ def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
     stage.loop.ends[99]()
     assert stage.run_state.ending.error == "the parameter store's process died; the files in versions/ are whole"
-    assert stage.crew.take() == [(0, "Stop")]
+    assert stage.crew.take() == [(0, "StopTraining")]
 
 
 # --- closing
@@ -289,22 +289,22 @@ def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
 
 def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_disk(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path, workers=2))
-    stage.crew.hear(0, messages.ScriptEnded())
+    stage.crew.hear(0, messages.worker.ScriptEnded())
     assert not stage.coordinator.ended()
     assert isinstance(stage.coordinator.phase, Training), "the other one trains"
-    stage.crew.hear(1, messages.FinishWanted())
+    stage.crew.hear(1, messages.worker.FinishWanted())
     stage.run_state.happened.clear()
     assert not stage.coordinator.ended()
     assert isinstance(stage.coordinator.phase, Closing)
     assert stage.crew.take() == [], "the last version is being written"
     record = stage.loop.lines["the store"].sent[-1]
-    assert isinstance(record, messages.Record)
+    assert isinstance(record, messages.store.Record)
     Path(record.file).write_bytes(b"version 0")
-    stage.loop.hear("the store", messages.Recorded(0, "sha"))
+    stage.loop.hear("the store", messages.store.VersionRecorded(0, "sha"))
     assert not stage.coordinator.ended()
     assert stage.crew.take() == [(1, "FinalRecorded")]
     assert stage.crew.handed == [(1, "version 0")]
-    stage.crew.hear(1, messages.ScriptEnded())
+    stage.crew.hear(1, messages.worker.ScriptEnded())
     assert not stage.coordinator.ended()
     assert stage.crew.take() == [(0, "Exit"), (1, "Exit")]
     for worker in range(2):
@@ -332,7 +332,7 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     stage.crew.hear(1, OFFER)
     record(stage)
     stage.run_state.limits.stop()
-    stage.crew.hear(1, messages.Joins())
+    stage.crew.hear(1, messages.worker.Joins())
     assert [type(fact) for fact in stage.run_state.happened] == [WorkerLeft]
     assert not stage.run_state.membership.any_trains
 
@@ -364,7 +364,7 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
     stage.loop.pass_time(1.0)
     stage.crew.hear(1, OFFER)
     record(stage)
-    stage.crew.hear(1, messages.Joins())
+    stage.crew.hear(1, messages.worker.Joins())
     stage.run_state.limits.stop()
     joined = stage.run_state.happened.popleft()
     assert isinstance(joined, WorkerJoined)
@@ -379,7 +379,7 @@ def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path
     """In a replay. The recorded one died between its last step and its end, and what its replica had was lost."""
     stage = training(Stage(tmp_path, workers=2, restart=1, terms={"stays": lambda worker: worker == 0}))
     for worker in range(2):
-        stage.crew.hear(worker, messages.ScriptEnded())
+        stage.crew.hear(worker, messages.worker.ScriptEnded())
     stage.run_state.leaving.go_on()
     assert [fact.worker for fact in stage.run_state.happened if isinstance(fact, WorkerLeft)] == [1]
     stage.crew.gone(0, KILLED)
@@ -395,7 +395,7 @@ def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     stage.loop.pass_time(1.0)
     stage.crew.gone(1, KILLED)
     for worker in (0, 2):
-        stage.crew.hear(worker, messages.FinishWanted())
+        stage.crew.hear(worker, messages.worker.FinishWanted())
     record(stage)
     assert not stage.coordinator.ended()
     assert isinstance(stage.coordinator.phase, Closing)
@@ -413,9 +413,9 @@ def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
     stage.run_state.happened.clear()
     assert not stage.coordinator.ended(), "its last version is being written"
     record = stage.loop.lines["the store"].sent[-1]
-    assert isinstance(record, messages.Record)
+    assert isinstance(record, messages.store.Record)
     Path(record.file).write_bytes(b"")
-    stage.loop.hear("the store", messages.Recorded(0, "sha"))
+    stage.loop.hear("the store", messages.store.VersionRecorded(0, "sha"))
     assert stage.coordinator.ended()
     assert stage.run_state.ending.error == "all workers died"
 
@@ -447,7 +447,7 @@ def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tm
     come_back(stage)
     assert stage.crew.started == [1]
     stage.crew.hear(1, OFFER)
-    stage.crew.hear(1, messages.Joins())
+    stage.crew.hear(1, messages.worker.Joins())
     stage.crew.gone(1, KILLED)
     stage.crew.take()
     stage.loop.pass_time(0.1)
@@ -467,7 +467,7 @@ def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_
     told(stage)
     come_back(stage)
     stage.crew.hear(1, OFFER)
-    stage.crew.hear(1, messages.Joins())
+    stage.crew.hear(1, messages.worker.Joins())
     told(stage)
     stage.crew.take()
     member = stage.run_state.members[1]

@@ -49,7 +49,7 @@ def test_workers_that_prepare_different_numbers_of_plateaus_do_not_fit_together(
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c"}
 
 
-def brought(data: int | None = 96, **code: str) -> messages.Offered:
+def brought(data: int | None = 96, **code: str) -> messages.worker.Offered:
     """What a worker brings that has imported these modules."""
     return msgspec.structs.replace(OFFER, data=data, code={f"{name}.py": digest for name, digest in code.items()})
 
@@ -80,7 +80,7 @@ def brought(data: int | None = 96, **code: str) -> messages.Offered:
         ([brought(data=None), brought(), brought(data=None), brought()], ""),
     ],
 )
-def test_files_and_data_that_two_hosts_both_have_are_the_same(offers: list[messages.Offered], line: str) -> None:
+def test_files_and_data_that_two_hosts_both_have_are_the_same(offers: list[messages.worker.Offered], line: str) -> None:
     assert unequal_hosts(dict(enumerate(offers)), HOSTS) == line
 
 
@@ -89,7 +89,7 @@ def test_workers_of_one_host_may_have_different_files_and_data() -> None:
     assert unequal_hosts(offers, {}) == ""
 
 
-def on(device: str, *, deterministic: bool = True) -> messages.Offered:
+def on(device: str, *, deterministic: bool = True) -> messages.worker.Offered:
     return msgspec.structs.replace(OFFER, device=device, deterministic=deterministic)
 
 
@@ -118,7 +118,7 @@ def on(device: str, *, deterministic: bool = True) -> messages.Offered:
     ],
 )
 def test_a_replay_says_which_workers_bits_it_can_t_promise(
-    offers: list[messages.Offered], before: dict[int, str], lines: list[str]
+    offers: list[messages.worker.Offered], before: dict[int, str], lines: list[str]
 ) -> None:
     assert sorted(unpromised(dict(enumerate(offers)), before)) == sorted(lines)
 

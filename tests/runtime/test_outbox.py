@@ -24,8 +24,8 @@ class Ends:
     def __init__(self) -> None:
         ours, theirs = pair()
         self.loop = Loop()
-        self.here = Channel(ours, messages.FromStore, "the store")
-        self.there = Channel(theirs, messages.ToStore, "the coordinator")
+        self.here = Channel(ours, messages.store.FromStore, "the store")
+        self.there = Channel(theirs, messages.store.ToStore, "the coordinator")
         self.heard: list[int] = []
         self.overflows = 0
         self.loop.watch(self.here, lambda: self.heard.append(self.here.receive()[0].process))
@@ -58,15 +58,15 @@ def ends() -> Iterator[Ends]:
 
 def test_what_the_other_end_says_is_heard_while_it_does_not_read(ends: Ends) -> None:
     for number in range(1000):
-        ends.outbox.send(messages.SendState(number))
-    ends.there.send(messages.StoreReady(7, ""))
+        ends.outbox.send(messages.store.SendState(number))
+    ends.there.send(messages.store.StoreReady(7, ""))
     ends.loop.wait(0.0)
     assert ends.heard == [7]
 
 
 def test_a_loop_does_not_wake_for_room_that_nobody_awaits(ends: Ends) -> None:
     for number in range(1000):
-        ends.outbox.send(messages.SendState(number))
+        ends.outbox.send(messages.store.SendState(number))
     assert ends.received(1000) == list(range(1000))
     calls = []
     ends.loop.after(0.01, lambda: calls.append("timer"))
@@ -78,12 +78,12 @@ def test_nothing_is_kept_for_a_process_whose_end_was_heard(ends: Ends) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for number in range(1000):
         passed = os.memfd_create("passed")
-        ends.outbox.send(messages.SendState(number), (passed,) if number > 900 else ())
+        ends.outbox.send(messages.store.SendState(number), (passed,) if number > 900 else ())
         os.close(passed)
     ends.there.close()
     ends.loop.unwatch(ends.here)
     ends.outbox.forget()
-    assert not ends.outbox.send(messages.SendState(0))
+    assert not ends.outbox.send(messages.store.SendState(0))
     assert not ends.overflows
     assert len(os.listdir("/proc/self/fd")) == len(before) - 1
 
@@ -93,7 +93,7 @@ if step == 2 and me == 1:
     from paceline.ipc import messages
     channel = optimizer.paceline_session.link._channel
     for _ in range({count}):
-        channel.send(messages.SnapshotWanted(hold=False))
+        channel.send(messages.worker.SnapshotWanted(hold=False))
     {then}
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
-from paceline.host.between import FromHead, Prepare
+from paceline.host.messages import FromHead, Prepare
 from paceline.job.settings import Settings
 from paceline.job.settings_codec import MOST_SOURCE, OF_THE_HEAD, check_source, packed, unpacked
 from paceline.net.numbered import Line

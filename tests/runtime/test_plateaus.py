@@ -49,10 +49,10 @@ def told(plateaus: Plateaus, worker: int) -> list[float]:
 def test_the_lowest_worker_decides_until_it_leaves_and_then_the_next() -> None:
     plateaus = book(0, 1, 2)
     assert plateaus.news(1) is None
-    assert plateaus.news(0) == messages.Plateaus(True, [])
+    assert plateaus.news(0) == messages.worker.PlateauMetrics(True, [])
     plateaus.tell(left(0))
     assert plateaus.news(2) is None
-    assert plateaus.news(1) == messages.Plateaus(True, [])
+    assert plateaus.news(1) == messages.worker.PlateauMetrics(True, [])
     plateaus.tell(joined(0))
     assert plateaus.news(0) is None
     plateaus.heard(0, 0, 1.0)
@@ -162,7 +162,7 @@ class Script:
 
     def remark_once(self, key: str, line: str) -> None: ...
 
-    def hears(self, news: messages.Plateaus | None) -> None:
+    def hears(self, news: messages.worker.PlateauMetrics | None) -> None:
         if news is not None:
             self.flag = news.decides
             for scheduler, number, metric in news.metrics:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.host.between import Folder, FolderPart
+from paceline.host.messages import Folder, FolderPart
 from paceline.job import received_folder
 from paceline.job.received_folder import WINDOW, Received
 from paceline.job.sent_folder import PART, Sent, to_send

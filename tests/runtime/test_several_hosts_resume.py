@@ -187,7 +187,7 @@ from paceline.ipc import messages
 from paceline.host.branch import Branch
 say = Branch.say
 def dies(self, worker, message, attached):
-    if isinstance(message, messages.Keep):
+    if isinstance(message, messages.worker.Keep):
         os.kill(os.getpid(), signal.SIGKILL)
     say(self, worker, message, attached)
 Branch.say = dies

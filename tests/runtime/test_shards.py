@@ -282,7 +282,7 @@ worker.fork_store = fork_store
 from paceline.coordinator import host_registry as others
 def delivered(self, host, incarnation, message, real=others.HostRegistry.delivered):
     real(self, host, incarnation, message)
-    if type(message).__name__ == "Gone":
+    if type(message).__name__ == "WorkerEnded":
         (FOLDER / "gone").touch()
 others.HostRegistry.delivered = delivered
 def ended(self, host, incarnation, why, real=others.HostRegistry.ended):

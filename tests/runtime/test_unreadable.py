@@ -42,12 +42,12 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
 
 
 OUT_OF_TURN = {
-    1: ("messages.Adopted()", "it sent Adopted out of turn"),
-    2: ("messages.Evaluated(1, {})", "it sent Evaluated out of turn"),
-    3: ('messages.OrderDrawn(5, 3, "", [[0]], True, 1)', "it sent OrderDrawn out of turn"),
-    4: ("messages.Stepped(7, None)", "it sent Stepped out of turn"),
-    5: ('messages.LeaseWanted(0, -3, "")', "it sent a message that can't be read (Expected `int` >= 1"),
-    6: ("messages.StoreNotForked('')", "it sent StoreNotForked out of turn"),
+    1: ("messages.worker.AdoptionWritten()", "it sent AdoptionWritten out of turn"),
+    2: ("messages.worker.Evaluated(1, {})", "it sent Evaluated out of turn"),
+    3: ('messages.worker.OrderDrawn(5, 3, "", [[0]], True, 1)', "it sent OrderDrawn out of turn"),
+    4: ("messages.worker.Stepped(7, None)", "it sent Stepped out of turn"),
+    5: ('messages.worker.LeaseWanted(0, -3, "")', "it sent a message that can't be read (Expected `int` >= 1"),
+    6: ("messages.worker.StoreNotForked('')", "it sent StoreNotForked out of turn"),
 }
 """By worker: what it says in its second step, and how the run's end of it is told."""
 
@@ -93,7 +93,7 @@ def test_a_worker_with_a_replica_that_speaks_out_of_turn_is_ended_and_the_others
         """
         if step == 2 and me in (1, 2):
             from paceline.ipc import messages
-            strange = {1: messages.Stepped(99, None), 2: messages.SnapshotWanted(hold=True)}
+            strange = {1: messages.worker.Stepped(99, None), 2: messages.worker.SnapshotWanted(hold=True)}
             optimizer.paceline_session.link._channel.send(strange[me])
             signal.pause()
         """
@@ -109,7 +109,7 @@ def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: 
         """
         if step == 2 and me == 1:
             from paceline.ipc import messages
-            optimizer.paceline_session.link._channel.send(messages.Logged(2, 1, {}), (0, 1))
+            optimizer.paceline_session.link._channel.send(messages.worker.ScalarsLogged(2, 1, {}), (0, 1))
             signal.pause()
         """
     )

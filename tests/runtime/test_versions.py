@@ -47,11 +47,11 @@ def test_the_last_version_of_a_store_has_what_workers_told_after_their_last_step
     versions = StoredVersions(host, applied, range(2), recordings)
     for version in (1, 2, 3):
         applied.samples += 8
-        versions.known = lambda: messages.Known(own=(0, version))  # noqa: B023
+        versions.known = lambda: messages.store.WorkersTold(own=(0, version))  # noqa: B023
         versions.ordered(version)
         versions.made(version, 1.0)
     assert written == [(1, (0, 1)), (2, (0, 2))]
-    versions.known = lambda: messages.Known(own=(0, 4))
+    versions.known = lambda: messages.store.WorkersTold(own=(0, 4))
     assert versions.record_last()
     assert written[2:] == [(3, (0, 4))]
 
@@ -70,10 +70,10 @@ def test_the_last_mean_has_what_workers_told_after_their_last_step(tmp_path: Pat
     means = Means(host, applied, False, recordings, journal, lambda: 1.0)
     offer: Any = SimpleNamespace(buffers=None, loads=True)
     means.begin(offer, range(2))
-    means.known = lambda: messages.Known(own=(0, 1))
+    means.known = lambda: messages.store.WorkersTold(own=(0, 1))
     means.ordered(1)
     means.written(1, "", 0.5)
-    means.known = lambda: messages.Known(own=(0, 2))
+    means.known = lambda: messages.store.WorkersTold(own=(0, 2))
     assert means.record_last()
     means.written(2, "", 0.5)
     assert not means.record_last()

@@ -17,7 +17,7 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
-from paceline.ipc.messages import Keep
+from paceline.ipc.messages.worker import Keep
 from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.scenario.scenario import Scenario
@@ -47,15 +47,15 @@ def ends() -> Any:
     """A worker's link, and the coordinator's end of its channel."""
     ours, theirs = pair()
     settings = Settings(**SETTINGS, choice=choose("asp", registry()), scenario=Scenario())
-    coordinator = Channel(ours, messages.FromWorker, "worker 1")
-    yield WorkerLink(1, settings, Channel(theirs, messages.ToWorker, "the coordinator"), launcher=0), coordinator
+    coordinator = Channel(ours, messages.worker.FromWorker, "worker 1")
+    yield WorkerLink(1, settings, Channel(theirs, messages.worker.ToWorker, "the coordinator"), launcher=0), coordinator
     coordinator.close()
 
 
 def send_final(coordinator: Channel) -> None:
     """The last version is recorded: here it is."""
     file = attachment(b"final")
-    coordinator.send(messages.FinalRecorded(), (file,))
+    coordinator.send(messages.worker.FinalRecorded(), (file,))
     os.close(file)
 
 
@@ -69,21 +69,21 @@ def test_what_a_script_brings_says_whether_it_computes_on_a_gpu(ends: Any, devic
         epochs=None, buffers=None, shards=None, evaluate=None, keeps=False, metrics=None, measure=None,
         device=device,
     )  # fmt: skip
-    coordinator.send(messages.Exit())
+    coordinator.send(messages.worker.Exit())
     with pytest.raises(SystemExit):
         link.start(offer)
     offered, _ = coordinator.receive()
-    assert isinstance(offered, messages.Offered)
+    assert isinstance(offered, messages.worker.Offered)
     assert offered.device == device
 
 
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     """Each would be answered, nobody would read the answers, and `finish` would miss its own in a full channel."""
     link, coordinator = ends
-    coordinator.send(messages.Stop(at_once=False))
+    coordinator.send(messages.worker.StopTraining(at_once=False))
     orders = Orders([[4, 5], [6]], seed=0)
     assert link.lease(0, orders) == Lease()
-    assert coordinator.receive()[0] == messages.LeaseWanted(0, *orders.known(0))
+    assert coordinator.receive()[0] == messages.worker.LeaseWanted(0, *orders.known(0))
     assert link.lease(1, orders) == Lease()
     assert not coordinator.ready()
 
@@ -91,8 +91,8 @@ def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
 def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     """The answers to what it had asked for before are passed over."""
     link, coordinator = ends
-    coordinator.send(messages.Stop(at_once=False))
-    coordinator.send(messages.EpochOver())
+    coordinator.send(messages.worker.StopTraining(at_once=False))
+    coordinator.send(messages.worker.EpochOver())
     send_final(coordinator)
     assert link.lease(0, Orders([[4, 5], [6]], seed=0)) == Lease()
     assert attached(link.finish()) == b"final"
@@ -101,13 +101,13 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
 def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> None:
     link, coordinator = ends
     orders = Orders([[4, 5], [6]], seed=0)
-    coordinator.send(messages.OrderWanted(3, 0))
-    coordinator.send(messages.Leased(3, 1))
+    coordinator.send(messages.worker.OrderWanted(3, 0))
+    coordinator.send(messages.worker.Leased(3, 1))
     assert link.lease(3, orders) == Lease(batch=Batch(3, 1))
     digest = order_digest([[4, 5], [6]])
     told = [coordinator.receive()[0] for _ in range(3)]
-    wanted = messages.LeaseWanted(3, 1, digest)
-    assert told == [wanted, messages.OrderDrawn(3, 0, digest, [[4, 5], [6]], True, 3), wanted]
+    wanted = messages.worker.LeaseWanted(3, 1, digest)
+    assert told == [wanted, messages.worker.OrderDrawn(3, 0, digest, [[4, 5], [6]], True, 3), wanted]
 
 
 def test_a_process_that_the_script_forks_says_nothing_in_the_workers_name(ends: Any) -> None:
@@ -124,14 +124,14 @@ def test_a_process_that_the_script_forks_says_nothing_in_the_workers_name(ends: 
 
 def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(ends: Any) -> None:
     link, coordinator = ends
-    coordinator.send(messages.Compute(0, 0, 0, 0, []))
+    coordinator.send(messages.worker.Compute(0, 0, 0, 0, []))
     with pytest.raises(RunFailed, match="worker 1 was sent Compute out of turn"):
         link.lease(0, Orders([[4, 5], [6]], seed=0))
 
 
 def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
     link, coordinator = ends
-    coordinator.send(messages.Stop(at_once=True))
+    coordinator.send(messages.worker.StopTraining(at_once=True))
     with pytest.raises(SystemExit) as end:
         link.released()
     assert end.value.code == 0
@@ -143,13 +143,13 @@ def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
     orders = Orders([[4, 5], [6]], seed=0)
     with ThreadPoolExecutor(1) as other:
         batch = other.submit(link.lease, 3, orders)
-        assert coordinator.receive()[0] == messages.LeaseWanted(
+        assert coordinator.receive()[0] == messages.worker.LeaseWanted(
             3, 1, order_digest([[4, 5], [6]])
         )  # the other receives, from now on
         link.pushed(FINISHED)
-        coordinator.send(messages.Compute(7, 1, 2, 0, []))
+        coordinator.send(messages.worker.Compute(7, 1, 2, 0, []))
         assert link.released().step == 7
-        coordinator.send(messages.Leased(3, 1))
+        coordinator.send(messages.worker.Leased(3, 1))
         assert batch.result(60) == Lease(batch=Batch(3, 1))
 
 
@@ -158,8 +158,8 @@ def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends
     orders = Orders([[4, 5], [6]], seed=0)
     with ThreadPoolExecutor(1) as other:
         batch = other.submit(link.lease, 3, orders)
-        assert coordinator.receive()[0] == messages.LeaseWanted(3, 1, order_digest([[4, 5], [6]]))
-        coordinator.send(messages.Stop(at_once=True))
+        assert coordinator.receive()[0] == messages.worker.LeaseWanted(3, 1, order_digest([[4, 5], [6]]))
+        coordinator.send(messages.worker.StopTraining(at_once=True))
         assert batch.result(60) == Lease()
         with pytest.raises(SystemExit):
             link.pause(60.0)
@@ -176,15 +176,19 @@ def kept_by(coordinator: Any) -> tuple[Any, bytes]:
 def test_an_order_to_keep_comes_in_its_turn_before_the_step_that_follows_it(ends: Any) -> None:
     link, coordinator = ends
     link.pushed(FINISHED)
-    for message in (messages.Step(6, 0, 0, None), messages.Keep(40, 6, 1), messages.Compute(7, 1, 2, 0, [])):
+    for message in (
+        messages.worker.MakeStep(6, 0, 0, None),
+        messages.worker.Keep(40, 6, 1),
+        messages.worker.Compute(7, 1, 2, 0, []),
+    ):
         coordinator.send(message)
-    assert [type(link.released()).__name__ for _ in range(3)] == ["Step", "Keep", "Compute"]
+    assert [type(link.released()).__name__ for _ in range(3)] == ["MakeStep", "Keep", "Compute"]
 
 
 def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) -> None:
     link, coordinator = ends
-    coordinator.send(messages.Keep(40, 5, 1))
-    coordinator.send(messages.Leased(3, 1))
+    coordinator.send(messages.worker.Keep(40, 5, 1))
+    coordinator.send(messages.worker.Leased(3, 1))
     assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease(batch=Batch(3, 1))
     assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
     assert link.heard_to_keep() == []
@@ -193,7 +197,7 @@ def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) 
 def test_an_order_to_keep_that_has_come_by_now_is_heard_without_waiting(ends: Any) -> None:
     link, coordinator = ends
     assert link.heard_to_keep() == []
-    coordinator.send(messages.Keep(40, 5, 1))
+    coordinator.send(messages.worker.Keep(40, 5, 1))
     assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
 
 
@@ -201,16 +205,16 @@ def test_what_is_kept_comes_along_and_why_it_can_t_be_is_said(ends: Any) -> None
     link, coordinator = ends
     link.kept(Keep(snapshot=40, step=5, epoch=1), 6, 2, b"packed")
     link.kept(Keep(snapshot=50, step=7, epoch=2), 7, 2, ConfigError("a function"))
-    assert kept_by(coordinator) == (messages.Kept(40, 6, 2, None), b"packed")
-    assert kept_by(coordinator) == (messages.Kept(50, 7, 2, "a function"), b"")
+    assert kept_by(coordinator) == (messages.worker.Kept(40, 6, 2, None), b"packed")
+    assert kept_by(coordinator) == (messages.worker.Kept(50, 7, 2, "a function"), b"")
 
 
 @pytest.mark.parametrize("how", ["at once", "interrupted"])
 def test_a_stopped_worker_leaves_its_script_once_it_has_kept_what_was_ordered_before(ends: Any, how: str) -> None:
     link, coordinator = ends
     link.pushed(FINISHED)
-    coordinator.send(messages.Keep(40, 6, 1))
-    coordinator.send(messages.Stop(at_once=how == "at once", interrupted=how == "interrupted"))
+    coordinator.send(messages.worker.Keep(40, 6, 1))
+    coordinator.send(messages.worker.StopTraining(at_once=how == "at once", interrupted=how == "interrupted"))
     order = link.released()
     assert order == Keep(snapshot=40, step=6, epoch=1)
     assert link.released() is None
@@ -223,8 +227,8 @@ def test_a_stopped_worker_leaves_its_script_once_it_has_kept_what_was_ordered_be
 def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(ends: Any) -> None:
     link, coordinator = ends
     link.pushed(FINISHED)
-    coordinator.send(messages.Keep(40, 6, 1))
-    coordinator.send(messages.Stop(at_once=False))
+    coordinator.send(messages.worker.Keep(40, 6, 1))
+    coordinator.send(messages.worker.StopTraining(at_once=False))
     assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease()
     assert link.released() == Keep(snapshot=40, step=6, epoch=1)
     assert link.released() is None
@@ -234,11 +238,11 @@ def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any
     link, coordinator = ends
     orders: list[Keep] = []
     monkeypatch.setattr(prepare, "keep", orders.extend)
-    coordinator.send(messages.Keep(40, 6, 1))
+    coordinator.send(messages.worker.Keep(40, 6, 1))
     send_final(coordinator)
     assert attached(link.finish()) == b"final"
     assert orders == [Keep(snapshot=40, step=6, epoch=1)]
-    coordinator.send(messages.Keep(50, 6, 1))
-    coordinator.send(messages.Exit())
+    coordinator.send(messages.worker.Keep(50, 6, 1))
+    coordinator.send(messages.worker.Exit())
     link.serve_until_exit()
     assert orders[1:] == [Keep(snapshot=50, step=6, epoch=1)]

@@ -14,12 +14,12 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
-from paceline.host.between import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.branch import BEGINNING
 from paceline.host.host import LocalHost
 from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
 from paceline.host.message_validation import MessageValidation
+from paceline.host.messages import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -151,9 +151,9 @@ class Company:
         """The arithmetic process says this, or receiving from it raises this. `packed` comes along."""
         self.loop.hear(STORE, message, packed)
 
-    def commits(self) -> list[messages.Commit]:
+    def commits(self) -> list[messages.store.Commit]:
         """Versions that the arithmetic process was told to make."""
-        return [message for message in self.store.sent if isinstance(message, messages.Commit)]
+        return [message for message in self.store.sent if isinstance(message, messages.store.Commit)]
 
     def carry_out(self, order: Order) -> None:
         """The host is to do that, at this moment."""
@@ -161,16 +161,16 @@ class Company:
 
     def computed(self, worker: int, step: int, scalars: list[dict[str, Any]] | None = None) -> None:
         """The worker has computed that step."""
-        self.crew.hear(worker, messages.StepFinished(step, 0, None, [], scalars, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+        self.crew.hear(worker, messages.worker.StepFinished(step, 0, None, [], scalars, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
     def stepped(self, worker: int, step: int) -> None:
         """The worker's replica has made that step."""
-        self.crew.hear(worker, messages.Stepped(step, None))
+        self.crew.hear(worker, messages.worker.Stepped(step, None))
 
     def make(self) -> int:
         """The version that was told last is made."""
         version = self.commits()[-1].version
-        self.said_by_store(messages.Committed(version, 0.0, 0, None))
+        self.said_by_store(messages.store.Committed(version, 0.0, 0, None))
         return version
 
     def apply(self, version: int, *contributions: tuple[int, int]) -> None:
@@ -246,14 +246,14 @@ def idle_company(
     return made
 
 
-def company(workers: int = 3, protocol: str = "asp", offer: messages.Offered = OFFER, **given: Any) -> Company:
+def company(workers: int = 3, protocol: str = "asp", offer: messages.worker.Offered = OFFER, **given: Any) -> Company:
     """A company that trains by that protocol. Each of its workers offers that."""
     made = idle_company(workers, protocol, **given)
     made.host.open()
     for worker in range(workers):
         made.crew.hear(worker, offer)
     made.host.prepare(0)
-    made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+    made.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
     made.host.begin(range(workers))
     made.crew.told.clear()
     made.news.calls.clear()
@@ -479,11 +479,11 @@ def elsewhere(
     for worker in range(workers if trains else 0):
         crew.hear(worker, OFFER)
     several.prepare(forker)
-    made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+    made.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
     store = loop.lines[STORE]
     several.begin(range(workers) if trains else [forker])
     if (adds_up := loop.lines[STORE]) is not store:
-        made.said_by_store(messages.StoreReady(PROCESS + 1, "beginning"))
+        made.said_by_store(messages.store.StoreReady(PROCESS + 1, "beginning"))
         loop.lines[ADDER], loop.lines[STORE] = adds_up, store
     crew.told.clear()
     news.calls.clear()
@@ -502,7 +502,7 @@ class Averagers:
 
     def asked(self, worker: int) -> bool:
         """Whether the worker's thread has a share to make."""
-        return any(isinstance(message, messages.Average) for message in self.told(worker))
+        return any(isinstance(message, messages.worker.AverageShare) for message in self.told(worker))
 
     def told(self, worker: int) -> list[messages.Message]:
         """What the worker's thread was told and has not done."""
@@ -511,8 +511,8 @@ class Averagers:
     def average(self, worker: int) -> int:
         """It makes the share that it was told to make. Return the place that the average is made in."""
         order = self.told(worker).pop(0)
-        assert isinstance(order, messages.Average)
-        self.says(worker, messages.Averaged(order.group))
+        assert isinstance(order, messages.worker.AverageShare)
+        self.says(worker, messages.worker.ShareAveraged(order.group))
         return order.target
 
     def says(self, worker: int, message: messages.Message | Exception) -> None:

@@ -281,16 +281,25 @@ DRAINS = ("drain", "drain", "drain", "drain", "drain", "drain and drain")
 IN_STORE = ("kill itself", "stop itself", "kill launcher", "interrupt", "terminate")
 
 SCRIPTS = {"begin": 1, "prepare": 1, "batch": 12, "step": 12, "stepped": 12, "epoch": 2, "evaluate": 2, "end": 1}
-AGENTS = {"Open": 1, "Train": 1, "CarryOut": 60, "Made": 30, "Say": 20, "Left": 2, "SeenOff": 2, "Close": 1}
-HEADS = {"Heard": 100, "Begun": 2, "Taken": 30, "Fetched": 30, "Gone": 2}
+AGENTS = {
+    "BeginScripts": 1,
+    "Train": 1,
+    "CarryOut": 60,
+    "VersionMade": 30,
+    "TellWorker": 20,
+    "WorkerGone": 2,
+    "ForgetWorker": 2,
+    "EndRun": 1,
+}
+HEADS = {"WorkerSaid": 100, "Begun": 2, "Taken": 30, "Fetched": 30, "WorkerEnded": 2}
 FETCHES = {"fetch": 20}
 COMMITS = {"commit": 24}
 SHARES = {"commit": 24, "share": 3}
-RANGES = {"Bring": 20, "MakeRange": 24, "Free": 20, "SendShare": 3, "Adopted": 1}
-MAKERS = {"Stored": 30, "RangeMade": 24, "Share": 3}
+RANGES = {"Bring": 20, "MakeRange": 24, "FreeVersion": 20, "PackState": 3, "Adopted": 1}
+MAKERS = {"Stored": 30, "RangeMade": 24, "StatePacked": 3}
 AVERAGERS = {"step": 12, "stepped": 12, "average": 20, "end": 1}
-REPLICAS = {"Average": 30, "EndAverage": 30, "Emptied": 40, "Lend": 8, "TakeBack": 8, "Borrow": 1, "MissHost": 1}
-GROUPS = {"Averaged": 30, "GivenUp": 1, "Borrowed": 1, "Reaches": 2}
+REPLICAS = {"AverageGroup": 30, "EndAverage": 30, "Emptied": 40, "Lend": 8, "TakeBack": 8, "CopyItem": 1, "HostLost": 1}
+GROUPS = {"Averaged": 30, "GivenUp": 1, "ItemCopied": 1, "Reaches": 2}
 """By process: where something befalls it, and about how often it comes there."""
 
 Fault = tuple[str, str, int, str, float]

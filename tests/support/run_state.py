@@ -39,7 +39,7 @@ class Line:
         assert not self.closed
         if not self.full:
             self.sent.append(message)
-            if isinstance(message, messages.KeepWorker | messages.Adopt):
+            if isinstance(message, messages.store.KeepWorker | messages.store.InstallAdopted):
                 self.packed += [os.pread(descriptor, 100, 0).decode() for descriptor in descriptors]
         return not self.full
 
@@ -111,7 +111,9 @@ class Clockwork:
         self.time = until
 
 
-FILES = messages.TakeUp | messages.OptimizerState | messages.FinalRecorded | messages.Evaluate
+FILES = (
+    messages.worker.TakeUp | messages.worker.OptimizerState | messages.worker.FinalRecorded | messages.worker.Evaluate
+)
 """What workers are told that the file of something packed or recorded may come along with."""
 
 
@@ -211,7 +213,7 @@ SETTINGS = Settings(
     quiet=True,
 )
 
-OFFER = messages.Offered(
+OFFER = messages.worker.Offered(
     forms=["float32 (2,)"],
     fixed_bytes=4096,
     slot_bytes=4096,

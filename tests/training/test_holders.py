@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.ipc.memory import Mapping, Region
-from paceline.ipc.messages import Step
+from paceline.ipc.messages.worker import MakeStep
 from paceline.protocols import registry
 from paceline.training import accelerator
 from paceline.training.copier import UNLOCKED, Copier
@@ -493,7 +493,7 @@ def test_an_area_is_left_to_a_script_that_holds_a_gradient_and_to_no_other_howev
 def test_a_replica_steps_with_the_script_s_gradients_from_place_to_place_or_in_one(case: Case, target: int) -> None:
     case.compute()
     case.holder.step()
-    assert case.holder.step_replica(Step(step=1, source=FIRST, target=target, gradients=None)) is None
+    assert case.holder.step_replica(MakeStep(step=1, source=FIRST, target=target, gradients=None)) is None
     after = [3.0 - RATE * SCALE, 3.0 - 2 * RATE * SCALE, 3.0]
     assert [view[0].item() for view in case.at(target)] == after
     assert case.places.push_area(target).buffers["seen"].item() == 1.0
@@ -509,7 +509,7 @@ def test_a_replica_steps_with_a_mean_and_the_script_keeps_its_own_gradients(case
         mean.present[number] = number != 1
     case.compute()
     case.holder.step()
-    assert case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=OTHER)) is None
+    assert case.holder.step_replica(MakeStep(step=1, source=FIRST, target=SECOND, gradients=OTHER)) is None
     moved = 3.0 - 8.0 * RATE * SCALE
     assert [view[0].item() for view in case.at(SECOND)] == [moved, 3.0, moved]
     assert [case.model.small.grad[0].item(), case.model.unused.grad] == [1.0, None]  # type: ignore[index]
@@ -525,10 +525,10 @@ def test_a_step_without_any_gradient_pushes_nothing(case: Case) -> None:
 def test_a_parameter_that_is_not_finite_after_a_step_is_named(case: Case) -> None:
     case.at(FIRST)[2].fill_(float("inf"))  # without a gradient: a mask, say
     case.compute()
-    assert case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=None)) is None
+    assert case.holder.step_replica(MakeStep(step=1, source=FIRST, target=SECOND, gradients=None)) is None
     case.optimizer.zero_grad()
     case.compute(factor=float("nan"))
-    assert case.holder.step_replica(Step(step=2, source=SECOND, target=SECOND, gradients=None)) == "small"
+    assert case.holder.step_replica(MakeStep(step=2, source=SECOND, target=SECOND, gradients=None)) == "small"
 
 
 # --- other versions, and the end
@@ -586,7 +586,7 @@ def test_a_step_that_fails_leaves_the_script_its_gradients_and_its_parameters_in
     places = [parameter.data_ptr() for parameter in case.model.parameters()]
     with failing(case):
         if case.replica:
-            case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=OTHER))
+            case.holder.step_replica(MakeStep(step=1, source=FIRST, target=SECOND, gradients=OTHER))
         else:
             case.holder.step()
     assert [parameter.data_ptr() for parameter in case.model.parameters()] == places
@@ -628,7 +628,7 @@ def test_a_sparse_gradient_is_refused_by_name(case: Case) -> None:
 def test_who_owns_no_replica_steps_none(case: Case) -> None:
     case.compute()
     with pytest.raises(RunFailed, match="worker 0 was told to step a replica, and owns none"):
-        case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=None))
+        case.holder.step_replica(MakeStep(step=1, source=FIRST, target=SECOND, gradients=None))
     assert case.shown() == [[3.0], [3.0], [3.0]]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.store.gradient_reader import GradientReader, Range
-from paceline.store.store import Committed, Store
+from paceline.store.store import CommitResult, Store
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
 
@@ -47,7 +47,7 @@ def test_a_commit_steps_with_what_was_restored(store: Store, contributions: list
 @pytest.mark.parametrize("contributions", [[(1, 1.0)], [(0, 0.5), (1, 0.5)]])
 def test_a_worker_is_named_for_a_nan_that_was_restored(store: Store, contributions: list[tuple[int, float]]) -> None:
     store.pushes[1].gradients[1][0] = NAN
-    made: Committed = store.commit(0, 1, contributions)
+    made: CommitResult = store.commit(0, 1, contributions)
     assert made.not_finite is not None
     assert (made.not_finite.parameter, made.not_finite.worker) == ("bias", 1)
 

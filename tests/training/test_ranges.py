@@ -18,7 +18,7 @@ from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, NotFinite, cuts_of
 from paceline.store.gradient_reader import GradientReader
 from paceline.store.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
-from paceline.store.store import Committed, Scalars, Store, scalars_of
+from paceline.store.store import CommitResult, Scalars, Store, scalars_of
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
 from support.suites import each
@@ -134,7 +134,7 @@ def told(name: str, step: int) -> Scalars:
     return [{**group, "lr": group["lr"] * 0.9 ** (step % 6 // 2)} for group in scalars]
 
 
-def make(name: str, stores: Sequence[Store], step: int, threads: int = 2) -> Committed:
+def make(name: str, stores: Sequence[Store], step: int, threads: int = 2) -> CommitResult:
     """Have these stores, which share their places, make the next version. Return what they say of it together."""
     push(stores[0], step)
     pushed = [(0, 0.25), (1, 0.75)] if step % 3 else [(step % 2, 1.0)]
@@ -143,7 +143,7 @@ def make(name: str, stores: Sequence[Store], step: int, threads: int = 2) -> Com
         store.set_scalars(told(name, step))
         made.append(store.commit(step % SLOTS, (step + 1) % SLOTS, pushed, threads=threads))
     first = next((one.not_finite for one in made if one.not_finite is not None), None)
-    return Committed(first, sum(one.checksum for one in made) % (1 << 64))
+    return CommitResult(first, sum(one.checksum for one in made) % (1 << 64))
 
 
 def version(store: Store, slot: int) -> bytes:
@@ -226,7 +226,7 @@ def test_a_store_without_a_range_changes_nothing_and_has_the_buffers() -> None:
     one, none = store_of("SGD"), store_of("SGD", within=(0, 0))
     make("SGD", [one], 0)
     before = version(none, 1)
-    assert make("SGD", [none], 0) == Committed(None, 0)
+    assert make("SGD", [none], 0) == CommitResult(None, 0)
     assert version(none, 1) == before
     assert none.buffers.keys() == one.buffers.keys()
 

@@ -20,7 +20,7 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.memory import Region
-from paceline.ipc.messages import Compute, Keep, Step
+from paceline.ipc.messages.worker import Compute, Keep, MakeStep
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
@@ -119,7 +119,7 @@ class OneWorker:
             self.store.set_scalars(finished.scalars)
         self.version += 1
         if self.kind == "replica":
-            self.orders.append(Step(step=self.step, source=self.place, target=self.place, gradients=None))
+            self.orders.append(MakeStep(step=self.step, source=self.place, target=self.place, gradients=None))
         else:
             source, self.place = self.place, (self.place + 1) % 3
             self.store.commit(source, self.place, [(0, 1.0)])

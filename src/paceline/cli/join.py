@@ -14,7 +14,7 @@ from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.host import hash_seed
-from paceline.host.between import Close
+from paceline.host.messages import EndRun
 from paceline.host.processor import cap
 from paceline.launch import tied
 from paceline.net.token import Token
@@ -89,7 +89,7 @@ def call(options: argparse.Namespace) -> int:
     return code_of(end, say)
 
 
-def code_of(end: Close, say: Callable[[str], None] | None = None) -> int:
+def code_of(end: EndRun, say: Callable[[str], None] | None = None) -> int:
     """Say how this host's part in the run has ended, and return the exit code. `say` says what the head says, too."""
     say = say or _say
     why = f": {end.error}" if end.error else ""

@@ -147,4 +147,4 @@ class Adopting:
             if not self.book.agrees(worker):
                 self._refuse(self.book.disagreement(worker))
                 return
-            self._send(self._members[worker], messages.AdoptedAlready())
+            self._send(self._members[worker], messages.worker.AdoptedAlready())

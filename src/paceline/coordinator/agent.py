@@ -33,7 +33,8 @@ from paceline.core.items import Sum, Update
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.files import unforeseen
-from paceline.host import between, devices
+from paceline.host import devices
+from paceline.host import messages as host_messages
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.branch import Branch
 from paceline.host.log_forwarding import LogForwarding
@@ -89,7 +90,7 @@ def agent(
     comes_again: bool = True,
     may_drain: Callable[[], bool] = lambda: True,
     named: bool = True,
-) -> between.Close:
+) -> host_messages.EndRun:
     """Take part as this host, with so many workers, until the run is over for it. Return how that came.
 
     `address`: where the head listens. `interrupts`: signals that have the host leave. `forks_mover`: whether a process
@@ -161,12 +162,12 @@ def agent(
                 here = take_part(called, LET_IN if anew else here.patience, here.end.run)
             assert here.over is not None
             if here.over.outcome == "refused" and took_part:  # it had to come again, and may not
-                return between.Close("lost", here.over.error)
+                return host_messages.EndRun("lost", here.over.error)
             return here.over
         except Exception as error:
             why = unforeseen(error, f"host-{name}")
             sys.stderr.write(f"paceline: host {name}: {why}\n")
-            return between.Close("failed", why)
+            return host_messages.EndRun("failed", why)
         finally:
             adopt_orphans(False)
             opened.close()
@@ -196,7 +197,7 @@ def scratch(host: str, say: Callable[[str], None]) -> Iterator[Path]:
 class _Agent:
     """What the head says goes to the branch, and what the branch tells goes to the head."""
 
-    _asked: between.Introduce
+    _asked: host_messages.Introduce
     """What the head has asked for first."""
     _workers: Workers
     """From here on: what there is once the head has told the run."""
@@ -222,7 +223,7 @@ class _Agent:
         run: bytes = b"",
     ) -> None:
         """`patience`: seconds that the head has to let this incarnation in. `named`, `run`: see `Hello`."""
-        self.over: between.Close | None = None
+        self.over: host_messages.EndRun | None = None
         """Why this incarnation takes no part any more; None: it does."""
         self.may_come_again = False
         """Whether the host may come as another incarnation, once this one is over."""
@@ -254,7 +255,7 @@ class _Agent:
         """When the run began, by the loop's clock."""
         self._let_in = False
         self._incarnation = 0
-        self.end = HostEnd(name, secrets.token_bytes(16), between.FromHead, named=named, run=run)
+        self.end = HostEnd(name, secrets.token_bytes(16), host_messages.FromHead, named=named, run=run)
         self._fence = Fence()
         self._alarm = Alarm(loop, self._judge)
         self._link = HostLink(self.end, address, keys, loop, self)
@@ -262,11 +263,11 @@ class _Agent:
         self._output.send = self._link.send
         loop.after(patience, partial(self._not_let_in, patience))
 
-    def leave(self, why: str, outcome: between.End = "lost") -> None:
+    def leave(self, why: str, outcome: host_messages.End = "lost") -> None:
         """Take no part any more, of one's own accord."""
         if self.over is None:
-            self._link.send(between.Leaves(why))
-            self.over, self.may_come_again = between.Close(outcome, why), False
+            self._link.send(host_messages.Leaves(why))
+            self.over, self.may_come_again = host_messages.EndRun(outcome, why), False
 
     def drain(self) -> None:
         """Leave in good order: the head has the workers finish their steps, and says when nothing is needed from here.
@@ -277,7 +278,7 @@ class _Agent:
             self.leave(INTERRUPTED, "interrupted")
             return
         self._drains, self.may_come_again = True, False
-        self._link.send(between.Drains())
+        self._link.send(host_messages.Drains())
         before = "the workers here finish their steps" if self._brings else "what it makes of versions moves"
         self._say(f"asked to leave: {before} (asked once more, this host leaves at once)")
 
@@ -315,40 +316,42 @@ class _Agent:
         if self.over is not None:
             return
         match message:
-            case between.Introduce():
+            case host_messages.Introduce():
                 self._introduce(message)
-            case between.FolderPart():
+            case host_messages.FolderPart():
                 self._arrives(partial(self._received.take, message))
-            case between.Prepare(settings=settings, workers=workers):
+            case host_messages.Prepare(settings=settings, workers=workers):
                 self._prepare(unpacked(settings), workers)
-            case between.Open():
+            case host_messages.BeginScripts():
                 self._branch.open()
-            case between.StandIn():
+            case host_messages.StandIn():
                 self._begin_stand_in()
-            case between.Train(workers=workers, version=version, at=at, shards=shards, state=state, sums=sums):
+            case host_messages.Train(workers=workers, version=version, at=at, shards=shards, state=state, sums=sums):
                 self._begun = self._loop.now() - at
                 self._meet(message.neighbours)
-                self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state, sums=sums)
-            case between.Meet(neighbour=neighbour):
+                self._branch.begin(
+                    workers, version, lambda: self._link.send(host_messages.Begun()), shards, state, sums=sums
+                )
+            case host_messages.ExpectHost(neighbour=neighbour):
                 self._mover.expect(self._carrier.meet(neighbour.host, neighbour.incarnation))
-            case between.MissHost(host=host, why=why):
+            case host_messages.HostLost(host=host, why=why):
                 self._branch.miss(host, why)
-            case between.Has(attached=name):
+            case host_messages.AttachmentFetched(attached=name):
                 self._branch.drop(name)
-            case between.StartWorker(worker=worker):
+            case host_messages.StartWorker(worker=worker):
                 self._to_start.add(worker)
                 self._branch.in_turn(partial(self._start, worker))
-            case between.EndWorker(worker=worker, why=why):
+            case host_messages.EndWorker(worker=worker, why=why):
                 self._end(worker, why)
-            case between.Wake():
+            case host_messages.Wake():
                 self._mover.wake()
                 self._branch.wake()
-            case between.Kept():
+            case host_messages.OutputWritten():
                 self._output.kept()
                 self._workers.read_on()
                 if self._stand_in is not None:
                     self._stand_in.workers.read_on()
-            case between.Close(outcome=outcome):
+            case host_messages.EndRun(outcome=outcome):
                 self.over, self.may_come_again = message, outcome == "again"
             case _:
                 self._branch.in_turn(partial(self._obey, message))
@@ -356,35 +359,35 @@ class _Agent:
     def _obey(self, message: Any) -> None:
         """Have the branch do this, whose turn has come."""
         match message:
-            case _ if isinstance(message, between.OfRange):
+            case _ if isinstance(message, host_messages.OfRange):
                 self._branch.about_range(message)
-            case _ if isinstance(message, between.OfSums):
+            case _ if isinstance(message, host_messages.OfSums):
                 self._branch.about_sum(message)
-            case _ if isinstance(message, between.OfReplicas):
+            case _ if isinstance(message, host_messages.OfReplicas):
                 self._branch.about_replicas(message)
-            case between.Shards(shards=shards, left=left):
+            case host_messages.Shards(shards=shards, left=left):
                 self._branch.recut(shards, left)
-            case between.CarryOut():
+            case host_messages.CarryOut():
                 self._branch.carry_out(message.order)
-            case between.Made(version=version):
+            case host_messages.VersionMade(version=version):
                 self._branch.made(version)
-            case between.Let(worker=worker, version=version):
+            case host_messages.Let(worker=worker, version=version):
                 self._branch.let(worker, version)
-            case between.Look(worker=worker, version=version, hold=hold):
+            case host_messages.Look(worker=worker, version=version, hold=hold):
                 self._branch.show(worker, version, hold)
-            case between.Say(worker=worker, message=said, attached=attached):
+            case host_messages.TellWorker(worker=worker, message=said, attached=attached):
                 self._branch.say(worker, said, attached)
-            case between.Adopt(worker=worker):
+            case host_messages.Adopt(worker=worker):
                 self._branch.adopt(worker)
-            case between.Adopted(worker=worker, state=state, place=place):
+            case host_messages.Adopted(worker=worker, state=state, place=place):
                 self._branch.adopted(worker, state, place)
-            case between.Admit(worker=worker, epoch=epoch, at=at, place=place):
+            case host_messages.AdmitWorker(worker=worker, epoch=epoch, at=at, place=place):
                 self._branch.admit(worker, epoch, at, place)
-            case between.Join(worker=worker):
+            case host_messages.JoinWorker(worker=worker):
                 self._branch.join(worker)
-            case between.Left(worker=worker, died=died):
+            case host_messages.WorkerGone(worker=worker, died=died):
                 self._branch.left(worker, died)
-            case between.SeenOff(worker=worker):
+            case host_messages.ForgetWorker(worker=worker):
                 self._branch.gone(worker)
 
     def connected(self, incarnation: int) -> None:
@@ -405,13 +408,13 @@ class _Agent:
 
     def ended(self, why: str) -> None:
         """See `HostNews`."""
-        self.over = self.over or between.Close("lost" if self.takes_part else "refused", why)
+        self.over = self.over or host_messages.EndRun("lost" if self.takes_part else "refused", why)
 
     def show(self, line: str) -> None:
         """See `HostNews`."""
         _show(line)
 
-    def _introduce(self, asked: between.Introduce) -> None:
+    def _introduce(self, asked: host_messages.Introduce) -> None:
         """Say what this host has, if it fits and has the script. It may get that from the head before."""
         self._fence.timeout = asked.host_timeout
         self._judge_later()
@@ -425,7 +428,7 @@ class _Agent:
             self._here(directory)
         else:
             self._say(f"receiving the script's folder, of {folder.size:,} bytes")
-            self._arrives(lambda: self._received.expect(folder, lambda at: self._link.send(between.SendPart(at))))
+            self._arrives(lambda: self._received.expect(folder, lambda at: self._link.send(host_messages.SendPart(at))))
 
     def _arrives(self, some: Callable[[], Path | None]) -> None:
         """See to some of the head's folder. Go on once it is whole."""
@@ -451,7 +454,7 @@ class _Agent:
                 self.leave(f"it can't listen to other hosts: {error.strerror}", "refused")
                 return
             address = self._listener.getsockname()[:2]
-        self._link.send(between.Here(self._brings, machine(), address))
+        self._link.send(host_messages.HostOffer(self._brings, machine(), address))
 
     def _prepare(self, settings: Settings, workers: Sequence[int]) -> None:
         """Take part, and begin these workers."""
@@ -474,7 +477,7 @@ class _Agent:
         if (number := settings.stand_ins.get(self._name)) is not None:
             company = self._company(own, self._output)
             self._stand_in = BootstrapProcess(
-                number, company, came=lambda offer: self._link.send(between.StandsIn(offer)), failed=self.leave
+                number, company, came=lambda offer: self._link.send(host_messages.StandsIn(offer)), failed=self.leave
             )
         linked = settings.scenario.links_hosts
         try:
@@ -500,7 +503,7 @@ class _Agent:
         self._carrier.begins(0, self._branch)
         self.takes_part = True
 
-    def _meet(self, neighbours: Sequence[between.Neighbour]) -> None:
+    def _meet(self, neighbours: Sequence[host_messages.Neighbour]) -> None:
         """Be connected with the hosts with which ranges are exchanged, each of which listens to those after it."""
         if self._listener is None:
             return
@@ -510,7 +513,7 @@ class _Agent:
         self._door = HostListener(self._listener, self._loop, self._keys, self._say)
         timeout, dials = self._fence.timeout, True
         self._mover.listen(self._door, self._hello, timeout)
-        self._carrier.reached = lambda host, reached: self._link.send(between.Reaches(host, reached))
+        self._carrier.reached = lambda host, reached: self._link.send(host_messages.Reaches(host, reached))
         for one in neighbours:
             if one.host == self._name:
                 dials = False
@@ -523,7 +526,9 @@ class _Agent:
 
     def _not_let_in(self, tried: float) -> None:
         if not self._let_in:
-            self.over = self.over or between.Close("refused", f"the head does not answer (tried for {tried:.0f} s)")
+            self.over = self.over or host_messages.EndRun(
+                "refused", f"the head does not answer (tried for {tried:.0f} s)"
+            )
 
     def _begin_stand_in(self) -> None:
         assert self._stand_in is not None
@@ -566,84 +571,84 @@ class _Agent:
 
     def heard(self, worker: int, message: messages.Message) -> None:
         """See `WorkersNews`."""
-        self._link.send(between.Heard(worker, cast(messages.FromWorker, message)))
+        self._link.send(host_messages.WorkerSaid(worker, cast(messages.worker.FromWorker, message)))
 
-    def heard_with(self, worker: int, message: messages.Message | None, attached: between.Attached) -> None:
+    def heard_with(self, worker: int, message: messages.Message | None, attached: host_messages.Attached) -> None:
         """See `BranchNews`."""
-        self._link.send(between.Heard(worker, cast(messages.FromWorker | None, message), attached))
+        self._link.send(host_messages.WorkerSaid(worker, cast(messages.worker.FromWorker | None, message), attached))
 
     def gone(self, worker: int, status: int) -> None:
         """See `WorkersNews`."""
-        self._link.send(between.Gone(worker, status))
+        self._link.send(host_messages.WorkerEnded(worker, status))
 
     def happened(self, fact: Fact) -> None:
         """See `WorkersNews`."""
         assert isinstance(fact, ParametersTaken)
-        self._link.send(between.Taken(fact.worker, fact.version))
+        self._link.send(host_messages.Taken(fact.worker, fact.version))
 
     def awaits_version(self, worker: int, version: int) -> None:
         """See `WorkersNews`. The head knows by itself: it has ordered both."""
 
     def awaits_place(self, worker: int) -> None:
         """See `WorkersNews`."""
-        self._link.send(between.AwaitsPlace(worker))
+        self._link.send(host_messages.AwaitsPlace(worker))
 
     def computes(self, worker: int, at: float, *, took: bool) -> None:
         """See `WorkersNews`."""
         if not took:
-            self._link.send(between.Computes(worker))
+            self._link.send(host_messages.Computes(worker))
 
     def not_finite(self, parameter: str, worker: int) -> None:
         """See `SumsNews`."""
-        self._link.send(between.NotFinite(parameter, worker))
+        self._link.send(host_messages.SumNotFinite(parameter, worker))
 
     def sums_lost(self, why: str) -> None:
         """See `SumsNews`."""
-        self._link.send(between.SumsLost(why))
+        self._link.send(host_messages.SumsLost(why))
 
     def averaged(self, group: int) -> None:
         """See `AveragingNews`."""
-        self._link.send(between.Averaged(group))
+        self._link.send(host_messages.Averaged(group))
 
     def given_up(self, group: int) -> None:
         """See `AveragingNews`."""
-        self._link.send(between.GivenUp(group))
+        self._link.send(host_messages.GivenUp(group))
 
     def borrowed(self, number: int) -> None:
         """See `ReplicasNews`."""
-        self._link.send(between.Borrowed(number))
+        self._link.send(host_messages.ItemCopied(number))
 
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
-        self._link.send(between.Stored(fields_of(item)))
+        self._link.send(host_messages.Stored(fields_of(item)))
 
-    def norms_taken(self, norms: messages.Norms) -> None:
+    def norms_taken(self, norms: messages.store.Norms) -> None:
         """See `host.branch.BranchNews`."""
-        self._link.send(between.RangeNorms(norms))
+        self._link.send(host_messages.RangeNorms(norms))
 
-    def range_made(self, made: messages.Committed) -> None:
+    def range_made(self, made: messages.store.Committed) -> None:
         """See `RangesNews`."""
-        self._link.send(between.RangeMade(made))
+        self._link.send(host_messages.RangeMade(made))
 
     def range_taken(self) -> None:
         """See `RangesNews`."""
-        self._link.send(between.RangeTaken())
+        self._link.send(host_messages.RangeTaken())
 
-    def share(self, number: int, error: str | None, attached: between.Attached | None) -> None:
+    def share(self, number: int, error: str | None, attached: host_messages.Attached | None) -> None:
         """See `BranchNews`."""
-        self._link.send(between.Share(number, error, attached))
+        self._link.send(host_messages.StatePacked(number, error, attached))
 
     def shard_lost(self, why: str) -> None:
         """See `RangesNews`."""
-        self._link.send(between.ShardLost(why))
+        self._link.send(host_messages.ShardLost(why))
 
     def has(self, attached: str) -> None:
         """See `BranchNews`."""
-        self._link.send(between.Has(attached))
+        self._link.send(host_messages.AttachmentFetched(attached))
 
     def lacks(self, worker: int, why: str) -> None:
         """See `BranchNews`."""
-        self._link.send(between.Lacks(worker, why))
+        self._link.send(host_messages.Lacks(worker, why))
 
     def begins_never(self, why: str) -> None:
         """See `BranchNews`."""
@@ -651,10 +656,10 @@ class _Agent:
 
     def fetched(self, fetch: Fetch) -> None:
         """See `BranchNews`."""
-        self._link.send(between.Fetched.of(fetch))
+        self._link.send(host_messages.Fetched.of(fetch))
         if self._loop.now() >= self._told_at + TELLS and (seconds := self._mover.cpu_seconds()) is not None:
             self._told_at = self._loop.now()
-            self._link.send(between.Moved(seconds - self._moved_before))
+            self._link.send(host_messages.CpuUsed(seconds - self._moved_before))
 
     def _now(self) -> float:
         return self._loop.now() - self._begun

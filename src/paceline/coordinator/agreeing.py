@@ -47,7 +47,7 @@ class Agreeing:
         self._refuse = refuse
         self._say = say
         self._book = Agreements()
-        self._waiting: dict[int, messages.Agrees] = {}
+        self._waiting: dict[int, messages.worker.Agrees] = {}
         """By worker: the call that it waits in."""
         self._pausing: dict[int, bool] = {}
         """Workers that were told to pause, and whether they have declined their step."""
@@ -62,7 +62,7 @@ class Agreeing:
         """The worker's script begins in that epoch, while others train."""
         self._book.joins(worker, epoch)
 
-    def wants(self, member: Member, wanted: messages.Agrees) -> None:
+    def wants(self, member: Member, wanted: messages.worker.Agrees) -> None:
         """The worker's script has called `agree`."""
         worker = member.worker
         if not (member.trains or member.stage == "offered"):
@@ -125,7 +125,7 @@ class Agreeing:
         """The worker is to get another replica. One that goes on is told to wait for it, which a joiner does anyway."""
         if worker in self._going_on:
             self._going_on.discard(worker)
-            self._send(self._members[worker], messages.Behind())
+            self._send(self._members[worker], messages.worker.Behind())
 
     def released(self, worker: int) -> None:
         """The worker is released."""
@@ -148,13 +148,13 @@ class Agreeing:
 
     def _pause(self, member: Member) -> None:
         self._pausing[member.worker] = False
-        self._send(member, messages.Pause())
+        self._send(member, messages.worker.Pause())
 
     def _answer(self, member: Member, result: Value) -> None:
         worker, wanted = member.worker, self._waiting.pop(member.worker)
         self._ledger.agreed(worker, (wanted.epoch, wanted.nth), wanted.how, wanted.value, result)
         member.wait(None)
-        self._send(member, messages.Agreed(wanted.epoch, wanted.nth, result))
+        self._send(member, messages.worker.Agreed(wanted.epoch, wanted.nth, result))
         if self._pausing.get(worker):
             self._go_on_with(worker)
 

@@ -44,7 +44,7 @@ class Coordinator:
     What happens and what is ordered is passed on to the parts of the run state, which know it.
     """
 
-    def __init__(self, run_state: RunState, on_begin: Callable[[messages.Offered], None]) -> None:
+    def __init__(self, run_state: RunState, on_begin: Callable[[messages.worker.Offered], None]) -> None:
         """`on_begin` is called when the script's part of the configuration is known, and as hosts come later."""
         self.run_state = run_state
         self.phase: Gathering | Training | Closing = Gathering(run_state)
@@ -148,7 +148,7 @@ class Coordinator:
         run_state = self.run_state
         handling = [member for member in run_state.membership.running() if number in member.handles]
         for member in handling:
-            run_state.send(member, messages.Signal(number))
+            run_state.send(member, messages.worker.Signal(number))
         if not handling:
             run_state.output.say(without_handler(number))
 
@@ -238,83 +238,83 @@ class Coordinator:
         run_state, member = self.run_state, self.run_state.members[worker]
         member.heard = run_state.loop.now()
         match message:
-            case messages.StepFinished():
+            case messages.worker.StepFinished():
                 self._step_finished(member, message)
-            case messages.LeaseWanted(epoch=epoch):
+            case messages.worker.LeaseWanted(epoch=epoch):
                 if not run_state.ending.stopping and (line := self._early.goes_on(worker, epoch)):
                     run_state.output.say(line)
                 if member.stage == "offered":
                     run_state.joining.wanted(member, epoch)
                 run_state.data.wanted(member, message)
-            case messages.BeginWanted():
+            case messages.worker.BeginWanted():
                 run_state.data.begins(member, message)
-            case messages.Joins():
+            case messages.worker.Joins():
                 run_state.joining.joins(member)
-            case messages.OrderDrawn():
+            case messages.worker.OrderDrawn():
                 run_state.data.drawn(message)
-            case messages.GivenBack(batches=batches):
+            case messages.worker.GivenBack(batches=batches):
                 run_state.data.given_back(member, batches)
-            case messages.LookedAt():
+            case messages.worker.LookedAt():
                 run_state.data.looked_at(member, message)
-            case messages.Logged(step=step, version=version, scalars=scalars):
+            case messages.worker.ScalarsLogged(step=step, version=version, scalars=scalars):
                 at = run_state.accounts.logs(worker, step, scalars)
                 run_state.scores.logged(worker, step, version, at, scalars)
                 run_state.display.logs(worker, step, scalars)
-            case messages.Handles(signals=signals):
+            case messages.worker.Handles(signals=signals):
                 member.handles = frozenset(signals)
-            case messages.Remarked(line=line):
+            case messages.worker.Remarked(line=line):
                 run_state.output.passes_on(f"worker {worker}", f"worker {worker} {line}")
-            case messages.Decided(scheduler=scheduler, metric=metric):
+            case messages.worker.Decided(scheduler=scheduler, metric=metric):
                 run_state.plateaus.heard(worker, scheduler, metric)
-            case messages.Offered():
+            case messages.worker.Offered():
                 self._offered(member, message)
-            case messages.Kept(snapshot=snapshot, epoch=epoch):
+            case messages.worker.Kept(snapshot=snapshot, epoch=epoch):
                 run_state.plateaus.packed(worker)
                 run_state.snapshots.packed(worker, snapshot, epoch)
-            case messages.Refused(message=text):
+            case messages.worker.ScriptRefused(message=text):
                 run_state.ending.refuse(text)
-            case messages.StoreNotForked(error=error):
+            case messages.worker.StoreNotForked(error=error):
                 run_state.ending.fail(f"{called(run_state.settings.choice.spec)} can't be started: {error}")
-            case messages.ParserEnded(code=code):
+            case messages.worker.ParserEnded(code=code):
                 self.parser_ended = min(self.parser_ended or (worker, code), (worker, code))
                 why = f"the script's own argument parser ended it, with exit code {code}"
                 run_state.ending.fail(why, GRACE_FOR_PARSERS)
-            case messages.Stepped(step=step, not_finite=not_finite):
+            case messages.worker.Stepped(step=step, not_finite=not_finite):
                 if not_finite is not None:
                     what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {worker}'
                     run_state.diverged(what)
-            case messages.Declined(paused=True):
+            case messages.worker.Declined(paused=True):
                 run_state.agreeing.paused(member)
-            case messages.Declined(epoch=epoch):
+            case messages.worker.Declined(epoch=epoch):
                 self._declined(member, epoch)
-            case messages.Agrees():
+            case messages.worker.Agrees():
                 run_state.agreeing.wants(member, message)
-            case messages.EpochsOver():
+            case messages.worker.EpochsOver():
                 self._epochs_over()
-            case messages.AdoptionWanted(digest=digest):
+            case messages.worker.AdoptionWanted(digest=digest):
                 run_state.adopting.wanted(member, digest)
-            case messages.Adopted():
+            case messages.worker.AdoptionWritten():
                 run_state.adopting.written(worker)
-            case messages.EditWanted():
+            case messages.worker.EditWanted():
                 run_state.edits.wanted(member, message)
-            case messages.Edited(number=number):
+            case messages.worker.Edited(number=number):
                 run_state.edits.told(number)
-            case messages.OwnValues(number=number):
+            case messages.worker.OwnValues(number=number):
                 run_state.edits.came(worker, number)
-            case messages.FinishWanted():
+            case messages.worker.FinishWanted():
                 run_state.leaving.finish(member)
-            case messages.StopWanted(reason=reason):
+            case messages.worker.StopWanted(reason=reason):
                 if run_state.terms.measures:  # else the run is stopped where the recorded one was
                     run_state.limits.stop_asked(worker, reason)
-            case messages.ScriptEnded():
+            case messages.worker.ScriptEnded():
                 run_state.leaving.end(member)
                 self._go_on()
-            case messages.Evaluated(version=version, metrics=metrics):
+            case messages.worker.Evaluated(version=version, metrics=metrics):
                 run_state.scores.worker_evaluated(version, metrics)
-            case messages.EvaluationFailed(version=version, error=error):
+            case messages.worker.EvaluationFailed(version=version, error=error):
                 run_state.scores.give_up(f"evaluate() raised, on version {version}: {error}")
 
-    def _offered(self, member: Member, offer: messages.Offered) -> None:
+    def _offered(self, member: Member, offer: messages.worker.Offered) -> None:
         match self.phase:
             case Gathering():
                 self.phase.offered(member, offer)
@@ -330,7 +330,7 @@ class Coordinator:
             self.phase.prepared = True
             self._go_on()
 
-    def _step_finished(self, member: Member, done: messages.StepFinished) -> None:
+    def _step_finished(self, member: Member, done: messages.worker.StepFinished) -> None:
         run_state, worker = self.run_state, member.worker
         if done.scalars is not None:
             member.scalars = done.scalars

@@ -42,17 +42,17 @@ class Data:
         self._untold: dict[tuple[int, int], tuple[Batch, ...]] = {}
         """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
 
-    def wanted(self, member: Member, wanted: messages.LeaseWanted) -> None:
+    def wanted(self, member: Member, wanted: messages.worker.LeaseWanted) -> None:
         """The worker's loader wants its next batch: lease it one, or have the order drawn that it comes from."""
         if not member.trains:
-            self._send(member, messages.EpochOver())
+            self._send(member, messages.worker.EpochOver())
             return
         if not self._terms.answers(member.worker, wanted.epoch):
             return
         if self.leases.opens_anew(wanted.epoch, wanted.digest, wanted.blocks):
             self._anew.add(wanted.epoch)
         if (undrawn := self.leases.undrawn(member.worker, wanted.epoch)) is not None:
-            self._send(member, messages.OrderWanted(*undrawn))
+            self._send(member, messages.worker.OrderWanted(*undrawn))
             return
         leases, worker = self.leases, member.worker
         begun = wanted.begins is None or leases.begin(worker, Batch(*wanted.begins))
@@ -69,18 +69,18 @@ class Data:
             if was_taken := batch not in leases.held.get(worker, {}):  # as in the recorded run
                 self._ledger.taken(worker, (batch.epoch, batch.index))
             ahead = was_taken or batch in leases.ahead.get(worker, {})
-            self._send(member, messages.Leased(batch.epoch, batch.index, ahead, begun))
+            self._send(member, messages.worker.Leased(batch.epoch, batch.index, ahead, begun))
             return
         for_now = leases.may_get_more(wanted.ahead)
         self._ledger.leased(worker, wanted.epoch, None, for_now)
-        self._send(member, messages.EpochOver(for_now, begun))
+        self._send(member, messages.worker.EpochOver(for_now, begun))
 
-    def begins(self, member: Member, wanted: messages.BeginWanted) -> None:
+    def begins(self, member: Member, wanted: messages.worker.BeginWanted) -> None:
         """The worker begins with a batch that it was leased ahead of use."""
         begun = not member.trains or self.leases.begin(member.worker, Batch(wanted.epoch, wanted.index))
-        self._send(member, messages.MayBegin(begun))
+        self._send(member, messages.worker.MayBegin(begun))
 
-    def drawn(self, drawn: messages.OrderDrawn) -> None:
+    def drawn(self, drawn: messages.worker.OrderDrawn) -> None:
         """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile."""
         opened = self.leases.epochs.get(drawn.epoch)
         if drawn.block != (0 if opened is None else len(opened.digests)):
@@ -102,7 +102,7 @@ class Data:
         if self.holds(member, [(batch.epoch, batch.index) for batch in kept]):
             self.leases.give_back(member.worker, kept)
 
-    def looked_at(self, member: Member, looked: messages.LookedAt) -> None:
+    def looked_at(self, member: Member, looked: messages.worker.LookedAt) -> None:
         """The worker only looked at these batches: they are as if never leased."""
         if not member.trains:
             return
@@ -112,7 +112,7 @@ class Data:
         for batch in self.leases.put_back(member.worker, looked.epoch, kept):
             self._ledger.looked_at(member.worker, batch.epoch, batch.index)
 
-    def used(self, worker: int, done: messages.StepFinished) -> int | None:
+    def used(self, worker: int, done: messages.worker.StepFinished) -> int | None:
         """Note which batches went into that step, and which the script skipped. Return the samples in the step.
 
         Return None if samples are not counted.

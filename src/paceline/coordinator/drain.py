@@ -116,12 +116,12 @@ class Drain:
                 self._kill(member)
             elif member.here and not member.trains and member.worker not in drain.told:
                 drain.told.add(member.worker)
-                self._send(member, messages.Stop(at_once=True, interrupted=False))
+                self._send(member, messages.worker.StopTraining(at_once=True, interrupted=False))
                 self._loop.after(GRACE, lambda late=member: self._kill(late) if late.here else None)  # type: ignore[misc]
             if member.stage == "ended" and member.worker not in drain.exits:
                 drain.exits.add(member.worker)
                 member.wait(None)
-                self._send(member, messages.Exit())
+                self._send(member, messages.worker.Exit())
         if not any(member.here for member in self._of(host)):
             drain.moves = True
             for member in self._of(host)[:1]:

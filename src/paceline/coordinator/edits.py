@@ -15,7 +15,7 @@ from paceline.ipc import messages
 from paceline.records.folders import edit_file
 
 Form = tuple[dict[str, str], dict[str, str]]
-"""The names and the forms of `messages.EditWanted`."""
+"""The names and the forms of `messages.worker.EditWanted`."""
 
 
 @dataclass(slots=True)
@@ -65,10 +65,10 @@ class Edits:
         self._due = 0
         """How many a script must have made before its first step, as the run goes on from a snapshot."""
 
-    def known(self) -> messages.Known:
+    def known(self) -> messages.store.WorkersTold:
         """What a version has that is ordered now."""
         lowest = min(self._values, default=None)
-        return messages.Known(self._number, None if lowest is None else (lowest, self._values[lowest]))
+        return messages.store.WorkersTold(self._number, None if lowest is None else (lowest, self._values[lowest]))
 
     def resumed(self, number: int) -> None:
         """The run goes on from where so many changes had been made."""
@@ -96,7 +96,7 @@ class Edits:
                 elif worker in self._coming:
                     self._values[worker] = self._coming[worker]
 
-    def wanted(self, member: Member, edit: messages.EditWanted) -> None:
+    def wanted(self, member: Member, edit: messages.worker.EditWanted) -> None:
         """The worker's script has changed the structure: the values that all take are its own, or another worker's."""
         worker, number, form = member.worker, edit.number, (edit.names, edit.added)
         if not edit.ties:
@@ -162,10 +162,10 @@ class Edits:
         self._edits[number - 1].first = worker
         Path(self._file(number)).parent.mkdir(exist_ok=True)
         self._host.edit(number, self._file(number))
-        self._send(self._members[worker], messages.TellEdit(number))
+        self._send(self._members[worker], messages.worker.TellEdit(number))
 
     def _show(self, worker: int, number: int) -> None:
-        self._host.show_recorded(worker, messages.TakeEdit(number), self._file(number))
+        self._host.show_recorded(worker, messages.worker.TakeEdit(number), self._file(number))
 
     def _file(self, number: int) -> str:
         return str(edit_file(self._run, number).absolute())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from paceline.coordinator.member import Member
 from paceline.ipc import messages
 
-Show = Callable[[int, messages.ToWorker, str], None]
+Show = Callable[[int, messages.worker.ToWorker, str], None]
 """See `contract.Host.show_recorded`."""
 
 
@@ -49,7 +49,7 @@ class Evaluations:
         version, file = self._versions.popleft()
         self.present, self._file = (ended[0], version), file
         ended[0].wait(f"version {version} is being evaluated")
-        self._show(ended[0].worker, messages.Evaluate(version), file)
+        self._show(ended[0].worker, messages.worker.Evaluate(version), file)
         return True
 
     def done(self) -> None:

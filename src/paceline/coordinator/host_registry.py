@@ -19,7 +19,8 @@ from paceline.core.phrases import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
 from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import NotGathered
-from paceline.host import between, hash_seed, seed_asked
+from paceline.host import hash_seed, seed_asked
+from paceline.host import messages as host_messages
 from paceline.host.contract import News
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
@@ -60,7 +61,7 @@ class HostRegistry:
         self._meeting = meeting
         self.others: list[Other] = []
         """The hosts that take part, or have, once the run has begun."""
-        self._came: dict[str, between.Here] = {}
+        self._came: dict[str, host_messages.HostOffer] = {}
         """By host: what it has for the run."""
         self._waiting: list[str] = []
         """Hosts that have come since the run has begun, and take part once it trains."""
@@ -91,13 +92,13 @@ class HostRegistry:
         self._door = HostListener(meeting.listener, loop, meeting.keys, output.say)
         self._door.crowded = lambda: self._hosts.crowded(self._link.now())
         seed_asked.tell(self._door)
-        self._link = HeadLink(HeadEnd(head, meeting.run, between.ToHead), self._door, loop, self, timeout)
+        self._link = HeadLink(HeadEnd(head, meeting.run, host_messages.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
         self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
         """Whether any of these workers is to begin again. `RunState` sets it."""
         self._begun = False
         """Whether the run has begun: a host that comes from then on comes again."""
-        self._close = between.Close("interrupted")
+        self._close = host_messages.EndRun("interrupted")
         """What hosts are told at the end."""
         self._to_end: dict[int, float] = {}
         """By worker that its host was told to end, and not to begin again: when."""
@@ -296,29 +297,29 @@ class HostRegistry:
     def goes(self, host: str) -> None:
         """See `Departing`."""
         if (incarnation := self._prepared.get(host)) is not None:
-            self._link.send(host, incarnation, between.Close("drained"))
+            self._link.send(host, incarnation, host_messages.EndRun("drained"))
             self.ended(host, incarnation, IN_GOOD_ORDER)
 
     def ended_with(self, ending: Shutdown, parser_ended: bool, *, goes_on: bool = False) -> None:
         """The run has come to this, or the script's own parser has ended the script. `goes_on`: by itself."""
         if goes_on:
-            self._close = between.Close("again", ending.error)
+            self._close = host_messages.EndRun("again", ending.error)
         elif parser_ended:
             self.refuses("the script's own argument parser has ended it")
         elif ending.usage_error is not None:
             self.refuses(ending.usage_error)
         else:
-            self._close = between.Close(ending.outcome, ending.error)
+            self._close = host_messages.EndRun(ending.outcome, ending.error)
 
     def give_up(self) -> None:
         """The run is ended at once: wait for nothing that these hosts do."""
         for host, incarnation in list(self._prepared.items()):
-            self._link.send(host, incarnation, between.Close("interrupted"))
+            self._link.send(host, incarnation, host_messages.EndRun("interrupted"))
             self.ended(host, incarnation, AT_ONCE)
 
     def refuses(self, why: str) -> None:
         """The run can't be made."""
-        self._close = between.Close("refused", why)
+        self._close = host_messages.EndRun("refused", why)
 
     def wake(self) -> None:
         """See `Mover`."""
@@ -373,25 +374,25 @@ class HostRegistry:
         match message:
             case _ if why := self._amiss(host, message):
                 self.ended(host, incarnation, f"it has said what can't be: {why}")
-            case between.Printed(worker=worker, data=data):
+            case host_messages.Printed(worker=worker, data=data):
                 self._output.printed(worker, data, elsewhere=True)
-                self._link.send(host, incarnation, between.Kept())
-            case between.Said(line=line):
+                self._link.send(host, incarnation, host_messages.OutputWritten())
+            case host_messages.HostRemarked(line=line):
                 self._output.passes_on(f"host {host}", line)
-            case between.SendPart(at=at):
+            case host_messages.SendPart(at=at):
                 self._awaits_word(host, incarnation)
                 if (sent := self._meeting.sent) is not None:
                     self._link.send(host, incarnation, sent.part(at))
-            case between.Here():
+            case host_messages.HostOffer():
                 self._has_come(host, incarnation, message)
-            case between.Moved(cpu_seconds=seconds):
+            case host_messages.CpuUsed(cpu_seconds=seconds):
                 self._moved[host, incarnation] = seconds
-            case between.Reaches(host=other, reached=reached):
+            case host_messages.Reaches(host=other, reached=reached):
                 self._reach(host, other, reached)
-            case between.Leaves(why=why):
+            case host_messages.Leaves(why=why):
                 self._leaving.discard(host)
                 self.ended(host, incarnation, cut(printable(why), LONGEST_WHY))
-            case between.Drains():
+            case host_messages.Drains():
                 self._leaving.add(host)
                 self.drains(host)
             case _:
@@ -424,17 +425,17 @@ class HostRegistry:
         """Why the host may not say this now; empty if it may."""
         has_said = host in self._waiting or host in (self._prepared if self._begun else self._came)
         match message:
-            case between.Said() | between.Leaves() | between.SendPart():
+            case host_messages.HostRemarked() | host_messages.Leaves() | host_messages.SendPart():
                 return ""
-            case between.Here():
+            case host_messages.HostOffer():
                 return "what it has for the run, twice" if has_said else ""
             case _ if host not in self._prepared:
                 return f"a {type(message).__name__}, before the run has begun for it"
-            case between.Printed(worker=worker) if self.names.get(worker, self._stand_ins.get(worker)) != host:
+            case host_messages.Printed(worker=worker) if self.names.get(worker, self._stand_ins.get(worker)) != host:
                 return f"worker {worker} is none of its own"
-            case between.Fetched(worker=int(worker)) if worker not in self.names:
+            case host_messages.Fetched(worker=int(worker)) if worker not in self.names:
                 return f"there is no worker {worker}"
-        if isinstance(message, between.OfWorker) and self.names.get(message.worker) != host:
+        if isinstance(message, host_messages.OfWorker) and self.names.get(message.worker) != host:
             return f"worker {message.worker} is none of its own"
         return ""
 
@@ -460,13 +461,15 @@ class HostRegistry:
         return [worker for worker, there in self.names.items() if there == host]
 
     @property
-    def _introduce(self) -> between.Introduce:
+    def _introduce(self) -> host_messages.Introduce:
         settings, sent = self.settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
         spec = settings.choice.spec
         spreads = spec.in_groups or usual(settings.shards_on, **self._how) != ON_HEAD
-        return between.Introduce(script, sha256, settings.host_timeout, folder, machine(), settings.devices, spreads)
+        return host_messages.Introduce(
+            script, sha256, settings.host_timeout, folder, machine(), settings.devices, spreads
+        )
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""
@@ -475,9 +478,9 @@ class HostRegistry:
         self._mover.expect(self.carrier.meet(host, incarnation))
         # the host has no folder of the run
         settings = replace(self.settings, threads=self._threads(host), folder=Path())
-        self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
+        self._link.send(host, incarnation, host_messages.Prepare(packed(settings), list(workers)))
 
-    def _neighbours_of(self, host: str, hosts: Sequence[str]) -> tuple[between.Neighbour, ...]:
+    def _neighbours_of(self, host: str, hosts: Sequence[str]) -> tuple[host_messages.Neighbour, ...]:
         """With which of these that host exchanges bytes, itself included."""
         near = []
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
@@ -485,7 +488,7 @@ class HostRegistry:
             all_exchange = self.settings.choice.spec.in_groups
             if address is None or (name != host and not all_exchange and not {name, host} & self._exchanging):
                 continue
-            near.append(between.Neighbour(name, self._incarnations[name], address))
+            near.append(host_messages.Neighbour(name, self._incarnations[name], address))
             if name != host:
                 self._reach(host, name, reached=False)
         return tuple(near)
@@ -500,10 +503,10 @@ class HostRegistry:
 
         self._loop.after(2 * self.settings.host_timeout, overdue)
 
-    def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
+    def _has_come(self, host: str, incarnation: int, here: host_messages.HostOffer) -> None:
         """The host has said what it has: let it take part if that fits, now or once all have come."""
         if why := self._misfit(host, here):
-            self._link.send(host, incarnation, between.Close("refused", why))
+            self._link.send(host, incarnation, host_messages.EndRun("refused", why))
             self.ended(host, incarnation, why)
             return
         self._came[host] = here
@@ -528,7 +531,7 @@ class HostRegistry:
             still = f"; {self._awaited()} to come" if self._awaits() else ""
             self._say(f"host {host} has come, {_with(here)}{still}")
 
-    def _misfit(self, host: str, here: between.Here) -> str:
+    def _misfit(self, host: str, here: host_messages.HostOffer) -> str:
         """Why this host can't come with so many workers, without its name; empty if it can."""
         if workers := self._workers_of(host):
             had = len(workers)
@@ -572,9 +575,9 @@ class HostRegistry:
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
         def tell(message: messages.Message) -> None:
             self._link.send(host, self._prepared.get(host, 0), message)
-            if isinstance(message, between.StartWorker):
+            if isinstance(message, host_messages.StartWorker):
                 self._to_end.pop(message.worker, None)
-            if isinstance(message, between.EndWorker) and host in self._prepared:
+            if isinstance(message, host_messages.EndWorker) and host in self._prepared:
                 at = self._to_end[message.worker] = self._loop.now()
                 overdue = partial(self._has_not_ended, host, self._prepared[host], message.worker, at)
                 self._loop.after(self.settings.host_timeout, overdue)
@@ -612,7 +615,7 @@ class HostRegistry:
     def _idles(self, host: str) -> None:
         """That host has no workers, and makes nothing: let it go."""
         if (incarnation := self._prepared.get(host)) is not None:
-            self._link.send(host, incarnation, between.Close("refused", IDLE))
+            self._link.send(host, incarnation, host_messages.EndRun("refused", IDLE))
             self.ended(host, incarnation, IDLE)
 
     def _judge(self) -> None:
@@ -649,7 +652,7 @@ class HostRegistry:
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended
 
 
-def _with(here: between.Here) -> str:
+def _with(here: host_messages.HostOffer) -> str:
     return f"with {count(here.workers, 'worker')}" if here.workers else "without workers"
 
 

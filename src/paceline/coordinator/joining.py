@@ -135,7 +135,7 @@ class Returns:
         if self._settings.start == "staggered":
             for one in self._membership.to_begin():
                 self._membership.begins(one.worker)
-                self._workers.send(one.worker, messages.Start())
+                self._workers.send(one.worker, messages.worker.Start())
 
     def _begin(self, member: Member) -> None:
         if not member.comes_back:  # the run ends
@@ -218,7 +218,7 @@ class Joining:
         self._admitted: list[tuple[int, int, int]] = []
         """Worker, its how manieth return, and the epoch in which its script went on then."""
 
-    def offered(self, member: Member, first: messages.Offered, offer: messages.Offered) -> None:
+    def offered(self, member: Member, first: messages.worker.Offered, offer: messages.worker.Offered) -> None:
         """The worker has come to `prepare`, and the others train on that first offer: let its script go on."""
         if why := difference(first, offer):
             self._give_up(member, f"it differs from the others: {why}")

@@ -34,9 +34,9 @@ class Gathering:
     """Scripts begin and come to `prepare`. Once all have, the lowest worker forks the store."""
 
     run_state: RunState
-    offers: dict[int, messages.Offered] = field(default_factory=dict)
+    offers: dict[int, messages.worker.Offered] = field(default_factory=dict)
     """By worker: what its script brought to `prepare`."""
-    elsewhere: Mapping[str, messages.Offered] = field(default_factory=dict)
+    elsewhere: Mapping[str, messages.worker.Offered] = field(default_factory=dict)
     """By host without workers: what the script brought to it there."""
     fit: bool = False
     """Whether the first workers that had all come fit together."""
@@ -45,7 +45,7 @@ class Gathering:
     prepared: bool = False
     """Whether the store is there."""
 
-    def offered(self, member: Member, offer: messages.Offered) -> None:
+    def offered(self, member: Member, offer: messages.worker.Offered) -> None:
         """The worker's script has called `prepare`."""
         self.offers[member.worker], member.scalars = offer, offer.scalars
         self.run_state.membership.comes(member.worker)
@@ -92,7 +92,7 @@ class Gathering:
             for member in begin:
                 run_state.membership.begins(member.worker)
                 member.wait(None)
-                run_state.send(member, messages.Start())
+                run_state.send(member, messages.worker.Start())
             for member in run_state.members.values():
                 if not member.begun and member.stage == "starting":
                     member.wait(f"the start waits until worker {begin[0].worker} calls prepare()")
@@ -136,10 +136,10 @@ class Gathering:
 class Training:
     """Workers train on what they brought to `prepare`, which is the same in all of them."""
 
-    offer: messages.Offered
+    offer: messages.worker.Offered
 
 
-def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) -> Training:
+def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], None]) -> Training:
     """Let all workers in that have come to `prepare`, once the gathering is complete.
 
     `on_begin` is called when the script's part of the configuration is known.
@@ -235,7 +235,7 @@ class Closing:
             member.wait(None)
             if (news := run_state.plateaus.news(member.worker)) is not None:
                 run_state.send(member, news)
-            final = messages.FinalRecorded(run_state.applied.batches)
+            final = messages.worker.FinalRecorded(run_state.applied.batches)
             run_state.host.show_recorded(member.worker, final, run_state.recordings.final)
         if run_state.membership.running():
             return False
@@ -247,7 +247,7 @@ class Closing:
             self.let_go = True
             for member in run_state.membership.ended():
                 member.wait(None)
-                run_state.send(member, messages.Exit())
+                run_state.send(member, messages.worker.Exit())
             run_state.ending.let_go(run_state.settings.report_waits)
         return False
 

@@ -63,7 +63,7 @@ class Plateaus:
                         self._forget()
                     self.shared = len(self._metrics)
 
-    def news(self, worker: int) -> messages.Plateaus | None:
+    def news(self, worker: int) -> messages.worker.PlateauMetrics | None:
         """The worker is about to go on. Return what it is to be told first, if anything."""
         if not self.number:
             return None
@@ -75,7 +75,7 @@ class Plateaus:
         self._told[worker] = until
         if not begins and first == until:
             return None
-        return messages.Plateaus(worker == self._decides, self._metrics[first:until])
+        return messages.worker.PlateauMetrics(worker == self._decides, self._metrics[first:until])
 
     def packed(self, worker: int) -> None:
         """The worker has packed its part of a snapshot."""

@@ -4,7 +4,7 @@ that leaves early, a run without a step.
 
 from __future__ import annotations
 
-from paceline.ipc.messages import Offered
+from paceline.ipc.messages.worker import Offered
 
 
 class Alike:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.host.between import Here
+from paceline.host.messages import HostOffer
 from paceline.ipc.loop import Loop
 from paceline.job.sent_folder import Sent
 from paceline.job.settings import Settings
@@ -23,7 +23,7 @@ from paceline.net.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.scenario.scenario import HostTable, Scenario
 from paceline.transfer.movers import Forked, forked_mover
 
-Settle = Callable[[Mapping[str, Here]], Settings]
+Settle = Callable[[Mapping[str, HostOffer]], Settings]
 """Settles the run, once all hosts have said what they have. Raises ConfigError if they can't make it."""
 
 
@@ -120,7 +120,7 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
     Call this while the process has no thread. `let_go`: see `forked_mover`.
     """
 
-    def settle(came: Mapping[str, Here]) -> Settings:
+    def settle(came: Mapping[str, HostOffer]) -> Settings:
         tables: tuple[HostTable, ...] = (HostTable(name=listening.name, workers=range(settings.workers)),)
         for name, here in sorted(came.items()):
             tables = with_host(tables, name, here)
@@ -164,7 +164,7 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
         )
 
 
-def with_host(tables: tuple[HostTable, ...], name: str, here: Here) -> tuple[HostTable, ...]:
+def with_host(tables: tuple[HostTable, ...], name: str, here: HostOffer) -> tuple[HostTable, ...]:
     """Return these hosts and another one, whose workers have the next numbers."""
     first = tables[-1].workers.stop
     return (*tables, HostTable(name=name, workers=range(first, first + here.workers)))

@@ -313,7 +313,7 @@ def _coordinate(
             except NoProcess as error:
                 failure = f"{workers_named(together)} can't be started: {error}"
 
-        def describe(offer: messages.Offered | None) -> None:
+        def describe(offer: messages.worker.Offered | None) -> None:
             there, machines = (settings, {}) if others is None else (others.settings, others.machines)
             _write_config(there, offer, journal, machines)
 
@@ -371,7 +371,10 @@ def _code_before(settings: Settings) -> dict[str, str]:
 
 
 def _write_config(
-    settings: Settings, offer: messages.Offered | None, journal: Journal, machines: Mapping[str, tuple[Machine, int]]
+    settings: Settings,
+    offer: messages.worker.Offered | None,
+    journal: Journal,
+    machines: Mapping[str, tuple[Machine, int]],
 ) -> None:
     """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too.
 

@@ -353,10 +353,10 @@ class RunState:
 
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
         self.leaving.leave(member, "stopped")
-        self.send(member, messages.Stop(at_once, interrupted))
+        self.send(member, messages.worker.StopTraining(at_once, interrupted))
 
     def _signal(self, member: Member, number: int) -> None:
-        self.send(member, messages.Signal(number))
+        self.send(member, messages.worker.Signal(number))
 
     def _kill(self, member: Member) -> None:
         self.workers.end(member.worker)

@@ -28,7 +28,7 @@ class Shutdown:
         wake: Callable[[], None],
         give_up_hosts: Callable[[], None],
     ) -> None:
-        """`stop(member, at_once, interrupted)` tells a worker that nothing is left to do; see `messages.Stop`.
+        """`stop(member, at_once, interrupted)` sends `messages.worker.StopTraining`.
 
         `wake()` has other processes go on that are stopped, and have work to do before the end. `give_up_hosts()` has
         other hosts end, and waits for nothing that they do.

@@ -164,7 +164,7 @@ class Snapshots:
             if worker in self._next_steps and worker not in self._asked and worker not in self._new:
                 epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
                 self._asked[worker] = None
-                self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1, epoch))
+                self._send(member, messages.worker.Keep(self._number, self._next_steps[worker] - 1, epoch))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""

@@ -17,7 +17,7 @@ LEAST = 1e-9  # seconds that a push takes, whoever says that it took none
 class _Finished(NamedTuple):
     """A finished step. What its worker says of its times is cut to what there was, by the run's clock."""
 
-    said: messages.StepFinished
+    said: messages.worker.StepFinished
     ordered: float
     """When the worker was released for it."""
     began: float
@@ -26,7 +26,7 @@ class _Finished(NamedTuple):
     """When it was told."""
 
     @classmethod
-    def of(cls, said: messages.StepFinished, began: float, ordered: float, at: float) -> _Finished:
+    def of(cls, said: messages.worker.StepFinished, began: float, ordered: float, at: float) -> _Finished:
         """`began` is by the worker's own clock: another machine's has another zero."""
         compute = min(said.compute, at - ordered)
         latest = at - compute
@@ -46,7 +46,7 @@ class StepTiming:
         self._finished: dict[int, _Finished] = {}
         """By worker: its last finished step, until the step's times are complete."""
 
-    def step_finished(self, member: Member, message: messages.StepFinished) -> None:
+    def step_finished(self, member: Member, message: messages.worker.StepFinished) -> None:
         """The worker has finished a step. Its message says how long it had waited after the step before."""
         done = _Finished.of(message, self._clock.of(message.began), member.ordered_at, self._clock.at())
         self._complete(member, message.waited, message.pulled, done.began)

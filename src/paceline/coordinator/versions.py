@@ -23,7 +23,7 @@ class _Versions:
         self._host = host
         self._applied = applied
         self._recordings = recordings
-        self.known: Callable[[], messages.Known] = messages.Known
+        self.known: Callable[[], messages.store.WorkersTold] = messages.store.WorkersTold
         """What a version that is ordered now has besides."""
         self._buffers = "mean"
         self._trained: Sequence[int] = ()
@@ -31,7 +31,7 @@ class _Versions:
         self._lost: dict[int, None] = {}
         """Workers that the machine was told have died: their buffers and replicas count no more."""
 
-    def begin(self, offer: messages.Offered, workers: Sequence[int]) -> None:
+    def begin(self, offer: messages.worker.Offered, workers: Sequence[int]) -> None:
         """Training begins with these workers, and with what the script asked for."""
         self._trained = workers
         self._buffers = offer.buffers or "mean"
@@ -63,9 +63,9 @@ class StoredVersions(_Versions):
         """`workers` are all of the run."""
         super().__init__(host, applied, recordings)
         self._workers = workers
-        self._there: dict[int, tuple[Sequence[int], messages.Known]] = {}
+        self._there: dict[int, tuple[Sequence[int], messages.store.WorkersTold]] = {}
         """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
-        self._held: tuple[Sequence[int], messages.Known] | None = None
+        self._held: tuple[Sequence[int], messages.store.WorkersTold] | None = None
         """The same of the newest version, if that is due, and may be the last one. See `made`."""
         self._alive: Sequence[int] = ()
         """The workers whose buffers count. It is made anew as workers die or return, and not for each version."""
@@ -88,7 +88,7 @@ class StoredVersions(_Versions):
         there = self._there.pop(version)
         if not self._recordings.made(version, at):
             return
-        if self._there or there[1] == messages.UNTOLD:
+        if self._there or there[1] == messages.store.UNTOLD:
             self._record(*there)
         else:
             self._held = there
@@ -107,7 +107,7 @@ class StoredVersions(_Versions):
             self._alive_without = dict(self._lost)
         return self._alive
 
-    def _record(self, workers: Sequence[int], known: messages.Known) -> None:
+    def _record(self, workers: Sequence[int], known: messages.store.WorkersTold) -> None:
         """Write the newest version, with these workers' buffers."""
         self._held = None
         self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers, known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.several import Other
 from paceline.host.workers import Workers
 from paceline.ipc import messages
@@ -31,27 +31,27 @@ class AllWorkers:
         """See `Workers`."""
         for worker in workers:
             if (other := self._by_worker.get(worker)) is not None:
-                other.tell(between.StartWorker(worker))
+                other.tell(host_messages.StartWorker(worker))
             else:
                 self._here.start([worker])
 
     def send(self, worker: int, message: messages.Message) -> None:
         """See `Workers`."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell_of(worker, between.Say(worker, cast(messages.ToWorker, message)))
+            other.tell_of(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message)))
         else:
             self._here.send(worker, message)
 
     def end(self, worker: int) -> None:
         """See `Workers`."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell_of(worker, between.EndWorker(worker, None))
+            other.tell_of(worker, host_messages.EndWorker(worker, None))
         else:
             self._here.end(worker)
 
     def give_up(self, worker: int, why: str) -> None:
         """See `Workers`."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell_of(worker, between.EndWorker(worker, why))
+            other.tell_of(worker, host_messages.EndWorker(worker, why))
         else:
             self._here.give_up(worker, why)

@@ -38,7 +38,7 @@ def _average(channel: Channel, groups: SharedMemoryGroups, started: threading.Ev
             groups.average(
                 order.group, order.members, order.sources, order.target, order.weights, of=order.of, within=within
             )
-            channel.send(messages.Averaged(order.group))
+            channel.send(messages.worker.ShareAveraged(order.group))
     except PeerLost:
         pass
     except BaseException:  # otherwise the group would wait for this share for ever, and its members with it

@@ -23,13 +23,13 @@ class BootstrapProcess:
         number: int,
         workers: Workers,
         *,
-        came: Callable[[messages.Offered], object],
+        came: Callable[[messages.worker.Offered], object],
         failed: Callable[[str], object],
     ) -> None:
         """`number` is no worker's. `workers` has no other process. `failed(why)`: it has ended before it could fork."""
         self.number = number
         self.workers = workers
-        self.offer: messages.Offered | None = None
+        self.offer: messages.worker.Offered | None = None
         """What the script brought to `prepare`."""
         self._came = came
         self._failed = failed
@@ -40,7 +40,7 @@ class BootstrapProcess:
         """Have the script begin. Raises NoProcess."""
         self.workers.start([self.number])
         self.workers.open(self._hear, self._gone)
-        self.workers.send(self.number, messages.Start())
+        self.workers.send(self.number, messages.worker.Start())
 
     def end(self) -> None:
         """It has forked the arithmetic process, and is needed no more."""
@@ -60,14 +60,14 @@ class BootstrapProcess:
         for descriptor in descriptors:
             os.close(descriptor)
         match message:
-            case messages.Offered():
+            case messages.worker.Offered():
                 self.offer = message
                 self._came(message)
-            case messages.Refused(message=why):
+            case messages.worker.ScriptRefused(message=why):
                 self._fail(why)
-            case messages.StoreNotForked(error=why):
+            case messages.worker.StoreNotForked(error=why):
                 self._fail(f"the process that makes versions can't be started: {why}")
-            case messages.ParserEnded() | messages.ScriptEnded():
+            case messages.worker.ParserEnded() | messages.worker.ScriptEnded():
                 self._fail(EARLY)
 
     def _gone(self, number: int, status: int) -> None:

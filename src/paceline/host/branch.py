@@ -15,13 +15,13 @@ from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, R
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.attachments import bring, empty_file, file_bytes, long_message
-from paceline.host.between import Attached, GoesOn
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
 from paceline.host.contract import STORE, SUMS, WorkersNews
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.messages import Attached, GoesOn
 from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, look_of, step_of
@@ -65,10 +65,10 @@ class BranchNews(WorkersNews, SumsNews, ReplicasNews, Protocol):
     def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
 
-    def norms_taken(self, norms: messages.Norms) -> None:
+    def norms_taken(self, norms: messages.store.Norms) -> None:
         """See `RangesNews`."""
 
-    def range_made(self, made: messages.Committed) -> None:
+    def range_made(self, made: messages.store.Committed) -> None:
         """See `RangesNews`."""
 
     def shard_lost(self, why: str) -> None:
@@ -163,8 +163,8 @@ class Branch:
         self._comes_along: dict[str, list[tuple[WorkerState, messages.Message]]] = {}
         """What workers are to be told once that has come which comes along, by its name."""
         self._numbers = count()
-        self._coding = Coding(messages.FromWorker)
-        self._offer: messages.Offered | None = None
+        self._coding = Coding(messages.worker.FromWorker)
+        self._offer: messages.worker.Offered | None = None
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
@@ -173,7 +173,14 @@ class Branch:
         """What sees to replicas, if each worker owns one."""
         if spec.holder == "replica":
             self._replicas = ReplicasHere(
-                self.shelf, plan, workers, carrier, news, loop, lambda: cast(messages.Offered, self._offer), name=name
+                self.shelf,
+                plan,
+                workers,
+                carrier,
+                news,
+                loop,
+                lambda: cast(messages.worker.Offered, self._offer),
+                name=name,
             )
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
@@ -319,36 +326,36 @@ class Branch:
             case _:
                 raise TypeError(f"{type(order).__name__} is carried out where the store is")
 
-    def about_range(self, order: between.OfRange) -> None:
+    def about_range(self, order: host_messages.OfRange) -> None:
         """Carry out an order about this host's range."""
         assert self._ranges is not None
         match order:
-            case between.Expect(worker=worker, step=step):
+            case host_messages.ExpectUpdate(worker=worker, step=step):
                 self._ranges.expect(worker, step)
-            case between.Bring(item=item, host=host):
+            case host_messages.Bring(item=item, host=host):
                 self._ranges.bring(summand_of(item), host)
-            case between.Drop(item=item):
+            case host_messages.Drop(item=item):
                 self._ranges.drop(summand_of(item))
-            case between.MakeRange():
+            case host_messages.MakeRange():
                 self._ranges.make(order)
-            case between.AllNorms(norms=norms):
+            case host_messages.AllNorms(norms=norms):
                 self._ranges.make_with(norms)
-            case between.Free(version=version):
+            case host_messages.FreeVersion(version=version):
                 self._ranges.free(version)
-            case between.SendShare(number=number):
+            case host_messages.PackState(number=number):
                 self._ranges.send_share(number)
-            case between.TakeRange():
+            case host_messages.TakeRange():
                 self._take(order)
 
-    def about_sum(self, order: between.OfSums) -> None:
+    def about_sum(self, order: host_messages.OfSums) -> None:
         """Carry out an order about a sum of updates that are here."""
         match order:
-            case between.SumUp():
+            case host_messages.SumUp():
                 self._arithmetic.sum_up(order)
-            case between.DropSum(number=number):
+            case host_messages.DropSum(number=number):
                 self._arithmetic.summer.drop(Sum(number))
 
-    def about_replicas(self, order: between.OfReplicas) -> None:
+    def about_replicas(self, order: host_messages.OfReplicas) -> None:
         """Carry out an order about replicas, of workers here or elsewhere."""
         assert self._replicas is not None
         self._replicas.carry_out(order)
@@ -383,7 +390,7 @@ class Branch:
         self.shelf.claim((step_of if hold else look_of)(worker), item)
 
         def there() -> None:
-            self._workers.send(worker, messages.Snapshot(self.shelf.place(item)))
+            self._workers.send(worker, messages.worker.SnapshotReady(self.shelf.place(item)))
 
         self._bring(worker, item, there)  # even if the worker leaves: its script waits for that
 
@@ -391,7 +398,7 @@ class Branch:
         """Tell the worker that, with what comes along."""
         if self._replicas is not None:
             message = self._replicas.told(message)
-        if isinstance(message, messages.HandOver):  # see `Joins`
+        if isinstance(message, messages.worker.HandOver):  # see `Joins`
             self.releases.after(worker, partial(self._workers.send, worker, message))
             return
         if attached is None:
@@ -421,13 +428,13 @@ class Branch:
 
         def there(shown: int) -> None:
             assert self.region is not None
-            begin = messages.Begin(
+            begin = messages.worker.Begin(
                 self._plan.slots,
                 self._plan.areas,
                 self._spec.holder,
                 self._spec.pushes,
                 place=shown,
-                resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
+                resumed=messages.worker.Resumed(epoch=epoch, buffers=None, kept=False),
                 joins=True,
                 at=at,
                 tells=self._tells,
@@ -449,7 +456,7 @@ class Branch:
         """See `contract.Host`."""
         place = self.shelf.put(Beginning(worker), _written_by(worker), self._plan.shared)
         assert place is not None  # only the first version is here
-        self._workers.send(worker, messages.AdoptInto(place))
+        self._workers.send(worker, messages.worker.AdoptInto(place))
 
     def adopted(self, worker: int, state: Attached | None = None, place: int | None = None) -> None:
         """The first version is what that worker has written. Fetch it. What else comes until then waits.
@@ -522,11 +529,11 @@ class Branch:
         """See `RangesNews`."""
         self._news.stored(item)
 
-    def norms_taken(self, norms: messages.Norms) -> None:
+    def norms_taken(self, norms: messages.store.Norms) -> None:
         """See `RangesNews`."""
         self._news.norms_taken(norms)
 
-    def range_made(self, made: messages.Committed) -> None:
+    def range_made(self, made: messages.store.Committed) -> None:
         """See `RangesNews`."""
         if len(self._shards) == 1:
             self._whole.add(Version(made.version))
@@ -656,7 +663,7 @@ class Branch:
         """See `Items`."""
         self.shelf.release(owner)
 
-    def _take(self, order: between.TakeRange) -> None:
+    def _take(self, order: host_messages.TakeRange) -> None:
         """Take over another host's range of versions."""
         assert self._ranges is not None
         file = self._file_for(order.state)
@@ -757,14 +764,14 @@ class Branch:
         if seat.here:
             seat.trains = seat.trained = True
             assert self.region is not None
-            begin = messages.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
+            begin = messages.worker.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
             begin.tells = self._tells
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
                 if goes_on.place is not None:
                     assert self._replicas is not None
                     begin.place = area = self._plan.area(self._replicas.local(goes_on.place))
-                begin.resumed = messages.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
+                begin.resumed = messages.worker.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
             self._send_begin(worker, begin, files)
         for file in files:
             os.close(file)
@@ -776,27 +783,27 @@ class Branch:
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         seat = self._seats[worker]
         match message:
-            case messages.Accumulated(step=step, begin=begin, end=end):
+            case messages.worker.Accumulated(step=step, begin=begin, end=end):
                 self._computing.told(worker, step, begin, end)
                 self._carrier.made(Update(worker, step))
                 return  # it concerns nobody else
-            case messages.StepFinished(step=step):  # its version stays: it may be released on that once more
+            case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
                 seat.step = None  # and its update, if the head asks for that before the worker leaves
                 self._computing.finished(worker, step)
                 self._carrier.made(Update(worker, step))
-            case messages.Declined():
+            case messages.worker.Declined():
                 if seat.step is not None:
                     self.pushes.dropped(worker, seat.step)
                     seat.step = None
-            case messages.FinishWanted() | messages.ScriptEnded():
+            case messages.worker.FinishWanted() | messages.worker.ScriptEnded():
                 seat.step = None
-            case messages.Offered():
+            case messages.worker.Offered():
                 self._offer = self._offer or message
                 seat.accelerator = bool(message.device)
                 self._prepared.add(worker)
-            case messages.StoreNotForked(error=error) if self._arithmetic.could_not(worker, error):
+            case messages.worker.StoreNotForked(error=error) if self._arithmetic.could_not(worker, error):
                 return  # the head's host has a store
-            case messages.SnapshotTaken():
+            case messages.worker.SnapshotTaken():
                 self.releases.looked(worker)
         if descriptors:
             self._news.heard_with(worker, message, self._attach(worker, file_bytes(descriptors[0])))
@@ -807,7 +814,7 @@ class Branch:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _send_begin(self, worker: int, begin: messages.Begin, files: tuple[int, ...]) -> None:
+    def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
         assert self.region is not None
         ends = [] if self._replicas is None else [self._replicas.averaging.connect(worker)]
         descriptors = (self.region.descriptor, *(end.fileno() for end in ends), *files)

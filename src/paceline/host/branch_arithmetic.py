@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from paceline.core.items import Sum, Update
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.contract import SUMS
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.shards.host_reducer import HostReducer
@@ -58,7 +58,7 @@ class BranchArithmetic:
         self,
         forkers: Callable[[], Iterable[int]],
         region: Region,
-        order: messages.ForkStore,
+        order: messages.worker.ForkStore,
         ready: Callable[[], None],
     ) -> None:
         """Have the lowest worker fork the process. If it dies before it has, the next one does.
@@ -82,7 +82,7 @@ class BranchArithmetic:
         self._ready, self._fork = ready, fork
         fork()
 
-    def sum_up(self, order: between.SumUp) -> None:
+    def sum_up(self, order: host_messages.SumUp) -> None:
         """Add these updates up."""
         terms = [(Update(worker, step), weight) for worker, step, weight in order.terms]
         self.summer.sum_up(Sum(order.number), terms, look=order.look)
@@ -101,7 +101,7 @@ class BranchArithmetic:
     # --- what it says -------------------------------------------------------------------------------
 
     def _hear(self, message: messages.Message, descriptors: list[int]) -> bool:
-        if isinstance(message, messages.Summing | messages.Summed):
+        if isinstance(message, messages.store.Summing | messages.store.Summed):
             return self.summer.heard(message)
         return self.ranges is not None and self.ranges.hear(message, descriptors)
 

@@ -97,7 +97,7 @@ class Host(Protocol):
     def open(self) -> None:
         """Listen to the workers."""
 
-    def gathers(self) -> Mapping[str, messages.Offered] | None:
+    def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
         """Have the script begin on hosts without workers. Return what it has brought to `prepare` there, by host.
 
         None: it is still to come to that on one of them. One on which it can't is lost.
@@ -146,12 +146,12 @@ class Host(Protocol):
         """Have the worker write what its script changed the first version to. All begin with that once it has."""
 
     def edit(self, number: int, file: str) -> None:
-        """Have that change of the model's structure written to the file as a worker tells it. See `messages.Edited`."""
+        """Write that change of the model's structure to the file, as a worker tells it: `messages.worker.Edited`."""
 
     def restructure(self, file: str) -> None:
         """Versions from now on have the structure that is in this file."""
 
-    def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
+    def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str | None) -> None:
         """Tell the worker this. What is recorded in that file comes along, wherever the worker is.
 
         Raises RunFailed if the file is there no more.
@@ -163,7 +163,7 @@ class Host(Protocol):
         workers: Sequence[int],
         file: str,
         buffers: str,
-        known: messages.Known = messages.UNTOLD,
+        known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
         """Have a version written to that file: `News.written` tells when.
 

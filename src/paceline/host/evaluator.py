@@ -42,7 +42,7 @@ def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) ->
 
     worker.close()  # else it would seem open after the worker has died
     torch.set_num_threads(THREADS)
-    channel = Channel(end, messages.ToEvaluator, "the coordinator")
+    channel = Channel(end, messages.worker.ToEvaluator, "the coordinator")
     try:
         while True:
             order, (descriptor,) = channel.receive()
@@ -53,12 +53,14 @@ def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) ->
         return 1
 
 
-def _measured(measure: Measure, version: int, file: Path, show: Show) -> messages.Evaluated | messages.EvaluationFailed:
+def _measured(
+    measure: Measure, version: int, file: Path, show: Show
+) -> messages.worker.Evaluated | messages.worker.EvaluationFailed:
     try:
-        return messages.Evaluated(version, measure(version, file))
+        return messages.worker.Evaluated(version, measure(version, file))
     except Exception as error:
         show(error)
-        return messages.EvaluationFailed(version, f"{type(error).__name__}: {error}")
+        return messages.worker.EvaluationFailed(version, f"{type(error).__name__}: {error}")
 
 
 class Evaluator:
@@ -91,7 +93,7 @@ class Evaluator:
     def connect(self) -> End:
         """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
         self.end()  # of a worker that died before it had forked the process
-        self._channel, theirs = self._loop.connect(messages.FromEvaluator, "the process that evaluates")
+        self._channel, theirs = self._loop.connect(messages.worker.FromEvaluator, "the process that evaluates")
         self._outbox = SendQueue(self._channel, self._loop, self._give_up)
         self._loop.watch(self._channel, self._hear)
         return theirs
@@ -125,9 +127,9 @@ class Evaluator:
             return
         self._busy = None
         match message:
-            case messages.Evaluated(version=version, metrics=metrics):
+            case messages.worker.Evaluated(version=version, metrics=metrics):
                 self._done(version, metrics)
-            case messages.EvaluationFailed(version=version, error=error):
+            case messages.worker.EvaluationFailed(version=version, error=error):
                 self._versions.clear()
                 self._failed(version, error)
         self._go_on()
@@ -137,4 +139,4 @@ class Evaluator:
             return
         self._busy, path = self._versions.popleft()
         with recorded_file(path) as file:
-            self._outbox.send(messages.Evaluate(self._busy), (file,))
+            self._outbox.send(messages.worker.Evaluate(self._busy), (file,))

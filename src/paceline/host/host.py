@@ -155,7 +155,7 @@ class LocalHost:
         """Brings replicas of workers of other hosts here."""
         self.lets: Callable[[int, int], None] = lambda worker, version: None
         """Lets a worker of another host have a version that a link has brought there."""
-        self._offers: dict[int, messages.Offered] = {}
+        self._offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
         """The worker that was asked last to fork the arithmetic process."""
@@ -315,7 +315,7 @@ class LocalHost:
         """See `contract.Host`."""
         self._workers.open(self.hear, self._news.gone)
 
-    def gathers(self) -> Mapping[str, messages.Offered]:
+    def gathers(self) -> Mapping[str, messages.worker.Offered]:
         """See `contract.Host`."""
         return {}
 
@@ -344,7 +344,7 @@ class LocalHost:
     def begin(self, workers: Sequence[int]) -> None:
         """See `contract.Host`."""
         owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
-        message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
+        message = messages.worker.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
         message.tells = self._tells
         for worker in workers:
             self._seats[worker].trains = self._seats[worker].trained = True
@@ -384,13 +384,13 @@ class LocalHost:
         if self._seats[worker].elsewhere:  # its own host lets it in
             return
         ends = [self.averaging.connect(worker)] if self._spec.holder == "replica" else []
-        begin = messages.Begin(
+        begin = messages.worker.Begin(
             self.plan.slots,
             self.plan.areas,
             self._spec.holder,
             self._spec.pushes,
             place=place,
-            resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
+            resumed=messages.worker.Resumed(epoch=epoch, buffers=None, kept=False),
             joins=True,
             at=at,
             tells=self._tells,
@@ -414,7 +414,7 @@ class LocalHost:
         place = self.shelf.put(Beginning(worker), beginning_of(worker), self.plan.shared)
         assert place is not None  # only the first version is there, and averages of it
         if not self._seats[worker].elsewhere:  # else its own host has it write, and what it wrote is fetched
-            self._workers.send(worker, messages.AdoptInto(place))
+            self._workers.send(worker, messages.worker.AdoptInto(place))
 
     # --- orders and facts ---------------------------------------------------------------------------
 
@@ -469,9 +469,9 @@ class LocalHost:
 
     def restructure(self, file: str) -> None:
         """See `contract.Host`."""
-        self.arithmetic.send(messages.Restructure(file))
+        self.arithmetic.send(messages.store.Restructure(file))
 
-    def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
+    def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str | None) -> None:
         """See `contract.Host`."""
         if file is None:
             self._tell(worker, message)
@@ -485,7 +485,7 @@ class LocalHost:
         workers: Sequence[int],
         file: str,
         buffers: str,
-        known: messages.Known = messages.UNTOLD,
+        known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
         """See `contract.Host`."""
         self._recorder.record(version, workers, file, buffers, known)
@@ -692,7 +692,7 @@ class LocalHost:
 
     @property
     def cuts(self) -> Sequence[int]:
-        """Where versions may be cut. See `messages.Offered`."""
+        """Where versions may be cut. See `messages.worker.Offered`."""
         return self.offer.cuts
 
     def is_whole(self, version: Version) -> None:
@@ -740,7 +740,7 @@ class LocalHost:
         self._lacks_host = True
         self.arithmetic.lose(why)
 
-    def _own_range(self, offer: messages.Offered) -> tuple[int, int]:
+    def _own_range(self, offer: messages.worker.Offered) -> tuple[int, int]:
         """The bytes of each version that are made here, or are about to be."""
         if not self.shards:
             return 0, offer.cuts[-1]
@@ -773,7 +773,7 @@ class LocalHost:
         self.shards = shards if any(one.host != self.name for one in shards) else []
 
     @property
-    def offer(self) -> messages.Offered:
+    def offer(self) -> messages.worker.Offered:
         return next(iter(self._offers.values()))
 
     # --- what workers say ---------------------------------------------------------------------------
@@ -782,45 +782,45 @@ class LocalHost:
         """The worker has said this, and these descriptors came along."""
         seat = self._seats[worker]
         match message:  # each batch and each step comes by here
-            case messages.LeaseWanted():
+            case messages.worker.LeaseWanted():
                 pass
-            case messages.Accumulated() | messages.Withdrawn():
+            case messages.worker.Accumulated() | messages.worker.Withdrawn():
                 self._computes(seat, message)
                 return
-            case messages.StepFinished(step=step, scalars=scalars, edits=edits):
+            case messages.worker.StepFinished(step=step, scalars=scalars, edits=edits):
                 seat.scalars = seat.scalars if scalars is None else scalars
                 self._computed(seat, step, edits)
-            case messages.Stepped(step=step):
+            case messages.worker.Stepped(step=step):
                 self.steps.stepped(worker, step)
-            case messages.Declined():
+            case messages.worker.Declined():
                 if seat.step is not None:
                     self._drop(worker, seat.step)
                 self._idles(seat)
-            case messages.FinishWanted() | messages.ScriptEnded():
+            case messages.worker.FinishWanted() | messages.worker.ScriptEnded():
                 self._idles(seat)  # it may have been released for a step, and had no data for it
-            case messages.Offered():
+            case messages.worker.Offered():
                 self._offers[worker], seat.scalars = message, message.scalars
                 seat.accelerator = bool(message.device)
                 self.commits.maker.tells |= seat.accelerator
-            case messages.SnapshotWanted(hold=hold):
+            case messages.worker.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
                 if not seat.elsewhere:
                     self._brings(version, lambda: self._show(seat, Version(version)))
-            case messages.SnapshotTaken():
+            case messages.worker.SnapshotTaken():
                 self.releases.looked(worker)
                 self.commits.go_on()
-            case messages.StateWanted():
-                self.arithmetic.send(messages.SendState(worker, *self.shares.ask()))
-            case messages.Adopted():
+            case messages.worker.StateWanted():
+                self.arithmetic.send(messages.store.SendState(worker, *self.shares.ask()))
+            case messages.worker.AdoptionWritten():
                 self._adopt(worker, descriptors)
-            case messages.Edited(number=number):
+            case messages.worker.Edited(number=number):
                 write_attached(descriptors[0], self._edits[number])
                 self.restructure(self._edits[number])
-            case messages.OwnValues(number=number):
-                self.arithmetic.send(messages.TakeValues(worker, number), tuple(descriptors))
-            case messages.Kept():
+            case messages.worker.OwnValues(number=number):
+                self.arithmetic.send(messages.store.TakeValues(worker, number), tuple(descriptors))
+            case messages.worker.Kept():
                 self.snapshots.packed(worker, message, descriptors)
-            case messages.Handed():
+            case messages.worker.Handed():
                 self.joins.handed(worker, message, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -828,7 +828,7 @@ class LocalHost:
 
     def _show(self, seat: WorkerState, version: Version) -> None:
         if self._seats[seat.worker] is seat and seat.here:
-            self._workers.send(seat.worker, messages.Snapshot(self.shelf.place(version)))
+            self._workers.send(seat.worker, messages.worker.SnapshotReady(self.shelf.place(version)))
 
     def _idles(self, seat: WorkerState) -> None:
         """The worker computes no step any more."""
@@ -851,15 +851,15 @@ class LocalHost:
         if seat.elsewhere or self.shards:
             self._early.released(worker, step, elsewhere=seat.elsewhere)
 
-    def _computes(self, seat: WorkerState, message: messages.Accumulated | messages.Withdrawn) -> None:
+    def _computes(self, seat: WorkerState, message: messages.worker.Accumulated | messages.worker.Withdrawn) -> None:
         """The worker has told of the update that it computes, or takes that back."""
         if self._computing is None or self._carrier is None:
             return
         match message:
-            case messages.Accumulated(step=step, begin=begin, end=end):
+            case messages.worker.Accumulated(step=step, begin=begin, end=end):
                 self._computing.told(seat.worker, step, begin, end)
                 self._carrier.made(Update(seat.worker, step))
-            case messages.Withdrawn(step=step):
+            case messages.worker.Withdrawn(step=step):
                 if self._early is not None:
                     self._early.withdrawn(seat.worker, step)
 
@@ -906,34 +906,34 @@ class LocalHost:
     def _hear_arithmetic(self, message: Any, descriptors: list[int]) -> bool:
         """Pass on what the process has done. Return whether it was asked to."""
         match message:
-            case messages.Making(version=version):
+            case messages.store.Making(version=version):
                 asked = self.commits.maker.made(message)
                 if asked:
                     self._arrivals.made(version, message.begin, message.end)
                 if asked and self._carrier is not None:
                     self._carrier.made(Version(version))
                 return asked
-            case messages.Norms():
+            case messages.store.Norms():
                 return self.norms_taken(HERE, message)
-            case messages.Committed():
+            case messages.store.Committed():
                 return self.range_made(HERE, message)
-            case messages.Summing() | messages.Summed():
+            case messages.store.Summing() | messages.store.Summed():
                 return self.summer.heard(message)
-            case messages.Recorded(version=version, sha256=sha256):
+            case messages.store.VersionRecorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
-            case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
+            case messages.store.MeanRecorded(version=version, sha256=sha256, distance=distance):
                 return self._written(version, sha256, distance)
-            case messages.FileKept():
+            case messages.store.FileKept():
                 return self.snapshots.kept(message)
-            case messages.Sealed(error=error):
+            case messages.store.Sealed(error=error):
                 return self.snapshots.sealed(error)
-            case messages.Restored(beginning=beginning, refused=refused):
+            case messages.store.Restored(beginning=beginning, refused=refused):
                 if refused is not None:
                     self._news.refused(refused)
                 else:
                     self._prepared(beginning)
                 return True
-            case messages.WholeReady(error=error):
+            case messages.store.WholeReady(error=error):
                 if error is not None:
                     self._news.refused(error)
                 else:
@@ -941,15 +941,15 @@ class LocalHost:
                     self.state = os.dup(descriptors[0])
                     self._news.prepared(self._beginning)
                 return True
-            case messages.StateReady(worker=worker, error=error):
+            case messages.store.StateReady(worker=worker, error=error):
                 if worker not in self._seats:
                     return False
                 if error is not None:
                     self._news.refused(error)
                 elif self._seats[worker].elsewhere:
-                    self.hands(worker, messages.OptimizerState(), descriptors[0])
+                    self.hands(worker, messages.worker.OptimizerState(), descriptors[0])
                 elif self._seats[worker].here:
-                    self._workers.send(worker, messages.OptimizerState(), tuple(descriptors))
+                    self._workers.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
                 return True
         return False
 
@@ -958,11 +958,11 @@ class LocalHost:
         if self.sums is not None:
             self.sums.found = self.sums.found or (parameter, worker)
 
-    def norms_taken(self, host: str, message: messages.Norms) -> bool:
+    def norms_taken(self, host: str, message: messages.store.Norms) -> bool:
         """That host has the norms for its range of a version. Return whether it was asked to take them."""
         return self.arithmetic.lost or self.commits.norms_taken(host, message)
 
-    def range_made(self, host: str, message: messages.Committed) -> bool:
+    def range_made(self, host: str, message: messages.store.Committed) -> bool:
         """That host has made its range of a version. Return whether it was asked to."""
         if self.arithmetic.lost:  # no version is made any more
             return True
@@ -1002,7 +1002,7 @@ class LocalHost:
             self._news.prepared(beginning)
             return
         self._beginning = beginning
-        self.arithmetic.send(messages.SendWhole())
+        self.arithmetic.send(messages.store.SendWhole())
 
     def _not_forked(self) -> None:
         assert self._forker is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.ipc import messages
 
 MOST = 8
@@ -19,7 +19,7 @@ class LogForwarding:
     """
 
     send: Callable[[messages.Message], None]
-    """Sends the head a message of `between.ToHead`."""
+    """Sends the head a message of `host_messages.ToHead`."""
 
     def __init__(self) -> None:
         self._on_their_way = 0
@@ -32,7 +32,7 @@ class LogForwarding:
     def printed(self, worker: int, data: bytes) -> None:
         """See `Prints`."""
         self._on_their_way += 1
-        self.send(between.Printed(worker, data))
+        self.send(host_messages.Printed(worker, data))
 
     def kept(self) -> None:
         """The head has kept a piece."""
@@ -40,4 +40,4 @@ class LogForwarding:
 
     def say(self, line: str) -> None:
         """See `Prints`."""
-        self.send(between.Said(line))
+        self.send(host_messages.HostRemarked(line))

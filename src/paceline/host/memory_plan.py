@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.machine import Spec
-from paceline.ipc.messages import ForkStore, Offered
+from paceline.ipc.messages.worker import ForkStore, Offered
 
 CLAIMS = 3
 """Versions that a worker claims at most: for its step, for a later step that it was pulled for, and to look at."""

@@ -21,7 +21,7 @@ class MessageValidation:
     def __init__(self, *, stored: bool, forks_store: bool = False) -> None:
         """`stored`: whether versions and the optimizer's state are with a store. `forks_store`: it may be told to."""
         self._stored = stored
-        self._offered: messages.Offered | None = None
+        self._offered: messages.worker.Offered | None = None
         self._forks_store = forks_store
         self._begun = self._stopped = self._declined = False
         self._computes: tuple[int, int] | None = None
@@ -42,7 +42,7 @@ class MessageValidation:
         """Whether the last one's values are not there: a step would be of none that the store knows."""
         self._draws: set[tuple[int, int]] = set()
         """(epoch, block) whose order it is to tell."""
-        self._adoption: type[messages.Message] | None = messages.AdoptionWanted
+        self._adoption: type[messages.Message] | None = messages.worker.AdoptionWanted
         """What it may say next for its beginning to be adopted."""
         self._evaluates: int | None = None
         """The version that it evaluates."""
@@ -56,35 +56,35 @@ class MessageValidation:
     def told(self, message: messages.Message) -> None:
         """The worker is sent this."""
         match message:  # each batch and each step comes by here: the most frequent messages come first
-            case messages.Leased():
+            case messages.worker.Leased():
                 pass
-            case messages.Compute(step=step, version=version):
+            case messages.worker.Compute(step=step, version=version):
                 self.released(step, version)
-            case messages.Step(step=step):
+            case messages.worker.MakeStep(step=step):
                 self._steps.add(step)
-            case messages.Keep(snapshot=snapshot):
+            case messages.worker.Keep(snapshot=snapshot):
                 self._keeps.add(snapshot)
-            case messages.HandOver(joining=joining):
+            case messages.worker.HandOver(joining=joining):
                 self._hands.add(joining)
-            case messages.OrderWanted(epoch=epoch, block=block):
+            case messages.worker.OrderWanted(epoch=epoch, block=block):
                 self._draws.add((epoch, block))
-            case messages.ForkStore():
+            case messages.worker.ForkStore():
                 self._forks_store = True
-            case messages.Begin():
+            case messages.worker.Begin():
                 self.begins()
-            case messages.AdoptInto():
+            case messages.worker.AdoptInto():
                 self.adopts()
-            case messages.TellEdit(number=number):
+            case messages.worker.TellEdit(number=number):
                 self._edits.add(number)
-            case messages.TakeEdit():
+            case messages.worker.TakeEdit():
                 self._edits_now = False
-            case messages.OptimizerState():
+            case messages.worker.OptimizerState():
                 self._questions -= 1
-            case messages.Evaluate(version=version):
+            case messages.worker.Evaluate(version=version):
                 self._evaluates = version
-            case messages.Pause():
+            case messages.worker.Pause():
                 self._pauses = True
-            case messages.Stop():
+            case messages.worker.StopTraining():
                 self._stopped = True
 
     def released(self, step: int, version: int) -> None:
@@ -97,16 +97,18 @@ class MessageValidation:
 
     def adopts(self) -> None:
         """The worker is to write what its script begins with."""
-        self._adoption = messages.Adopted
+        self._adoption = messages.worker.AdoptionWritten
 
     def heard(self, message: messages.Message) -> str:
         """The worker has said this. Return why it may not, as the end of a sentence; empty if it may."""
         if not self._may(message):
             return f"it sent {type(message).__name__} out of turn"
-        if isinstance(message, messages.StepFinished) and not self._as_offered(message):
+        if isinstance(message, messages.worker.StepFinished) and not self._as_offered(message):
             return "it finished a step with other parameter groups or batches than it offered"
-        if isinstance(message, messages.Logged | messages.Evaluated):
-            return self._names_of(message.scalars if isinstance(message, messages.Logged) else message.metrics)
+        if isinstance(message, messages.worker.ScalarsLogged | messages.worker.Evaluated):
+            return self._names_of(
+                message.scalars if isinstance(message, messages.worker.ScalarsLogged) else message.metrics
+            )
         return ""
 
     def _names_of(self, measured: Mapping[str, float]) -> str:
@@ -119,52 +121,52 @@ class MessageValidation:
 
     def _may(self, message: messages.Message) -> bool:
         match message:  # as in `told`
-            case messages.LeaseWanted() | messages.BeginWanted():
+            case messages.worker.LeaseWanted() | messages.worker.BeginWanted():
                 return self._begun and self._offered is not None and self._offered.loads
-            case messages.StepFinished(step=step, version=version):
+            case messages.worker.StepFinished(step=step, version=version):
                 return self._finishes((step, version))
-            case messages.OrderDrawn(epoch=epoch, block=block):
+            case messages.worker.OrderDrawn(epoch=epoch, block=block):
                 return _taken(self._draws, (epoch, block))
-            case messages.Stepped(step=step):
+            case messages.worker.Stepped(step=step):
                 return _taken(self._steps, step)
-            case messages.Kept(snapshot=snapshot):
+            case messages.worker.Kept(snapshot=snapshot):
                 return _taken(self._keeps, snapshot)
-            case messages.Handed(joining=joining):
+            case messages.worker.Handed(joining=joining):
                 return _taken(self._hands, joining)
-            case messages.Joins():
+            case messages.worker.Joins():
                 return self._begun
-            case messages.Declined(paused=False):
+            case messages.worker.Declined(paused=False):
                 self._computes, self._declined = None, True
-            case messages.Declined():
+            case messages.worker.Declined():
                 told, self._pauses, self._computes = self._pauses, False, None
                 return told
-            case messages.Agrees(how=how, value=value):
+            case messages.worker.Agrees(how=how, value=value):
                 return self._begun and (how != "mean" or isinstance(value, int | float))
-            case messages.Offered():
+            case messages.worker.Offered():
                 first, self._offered = self._offered is None, message
                 return first and all(isinstance(group.get("lr", 0.0), int | float) for group in message.scalars)
-            case messages.ParserEnded():
+            case messages.worker.ParserEnded():
                 return self._offered is None
-            case messages.StoreNotForked():
+            case messages.worker.StoreNotForked():
                 return self._forks_store
-            case messages.AdoptionWanted() | messages.Adopted():
+            case messages.worker.AdoptionWanted() | messages.worker.AdoptionWritten():
                 return self._adopts(type(message))
-            case messages.Edited(number=number):
+            case messages.worker.Edited(number=number):
                 self._edits_now = False
                 return _taken(self._edits, number)
-            case messages.EditWanted(number=number):
+            case messages.worker.EditWanted(number=number):
                 self._edited, self._edits_now = self._edited + 1, True
                 return self._begun and number == self._edited
-            case messages.OwnValues():
+            case messages.worker.OwnValues():
                 return self._begun
-            case messages.SnapshotWanted():
+            case messages.worker.SnapshotWanted():
                 return self._begun and self._stored
-            case messages.StateWanted():
+            case messages.worker.StateWanted():
                 self._questions += 1
                 return self._begun and self._stored and self._questions <= MOST_QUESTIONS
-            case messages.FinishWanted():
+            case messages.worker.FinishWanted():
                 return self._begun
-            case messages.Evaluated(version=version) | messages.EvaluationFailed(version=version):
+            case messages.worker.Evaluated(version=version) | messages.worker.EvaluationFailed(version=version):
                 asked, self._evaluates = self._evaluates, None
                 return version == asked
         return True
@@ -174,7 +176,7 @@ class MessageValidation:
         told, self._computes, self._finished = self._computes, None, True
         return step == told and not self._edits_now
 
-    def _as_offered(self, finished: messages.StepFinished) -> bool:
+    def _as_offered(self, finished: messages.worker.StepFinished) -> bool:
         """Whether it has batches if they are leased, and hyperparameters to go on with."""
         offer = self._offered
         if offer is None or (finished.batches is not None) != offer.loads:
@@ -183,7 +185,9 @@ class MessageValidation:
 
     def _adopts(self, kind: type[messages.Message]) -> bool:
         """Whether it may say this of what it began with: once."""
-        if kind is messages.AdoptionWanted and self._stopped:  # an exception may have led its script out of the first
+        if (
+            kind is messages.worker.AdoptionWanted and self._stopped
+        ):  # an exception may have led its script out of the first
             return True
         due, self._adoption = self._adoption, None
         return self._begun and not self._finished and kind is due

@@ -10,9 +10,9 @@ import msgspec
 from paceline.ipc import messages
 
 PLACES: dict[type[messages.Message], tuple[str, ...]] = {
-    messages.Compute: ("slot",),
-    messages.Step: ("source", "target", "gradients"),
-    messages.TakeUp: ("area",),
+    messages.worker.Compute: ("slot",),
+    messages.worker.MakeStep: ("source", "target", "gradients"),
+    messages.worker.TakeUp: ("area",),
 }
 """By message: its fields that are places of replicas and of what groups average to. An update's place is its worker's
 own on every host."""

@@ -17,7 +17,7 @@ from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.attachments import bring, empty_file, file_bytes, recorded_file
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.host import LocalHost
@@ -39,7 +39,7 @@ from paceline.transfer.remote_fetcher import ADOPTED
 
 MOST_SAID = 128 << 20
 """Bytes of what a worker says at once. The longest is an epoch's order, of some 5 bytes for each sample."""
-_OF_WORKER = Coding(between.OfWorker)
+_OF_WORKER = Coding(host_messages.OfWorker)
 KEPT = 4
 """For each worker: how many fetches of versions are remembered. A worker needs three versions at most."""
 
@@ -52,7 +52,7 @@ class Other:
     workers: range
     """None, if it only makes a range of each version."""
     tell: Callable[[messages.Message], None]
-    """Sends it a message of `between.FromHead`. One that is lost gets nothing."""
+    """Sends it a message of `host_messages.FromHead`. One that is lost gets nothing."""
     away: set[int] = field(default_factory=set)
     """Workers that ended with an earlier incarnation of the host, and have not begun again: this one knows nothing of
     them."""
@@ -66,7 +66,7 @@ class Other:
     def tell_of(self, worker: int, message: messages.Message) -> None:
         """Send it this about one of its workers, unless that is away."""
         if worker not in self.away:
-            if isinstance(message, between.Say):
+            if isinstance(message, host_messages.TellWorker):
                 self.turns_of(worker).told(message.message)
             self.tell(message)
 
@@ -80,7 +80,7 @@ class Other:
         """That version is made, and all before it."""
         if version > self.knows:
             self.knows = version
-            self.tell(between.Made(version))
+            self.tell(host_messages.VersionMade(version))
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class SeveralHosts:
         """By version: when it was made. Those made last are remembered."""
         self.exchanges: Callable[[str], None] = lambda host: None
         """Told of each of these hosts that makes a range of each version, or averages, as it begins."""
-        self.neighbours: Callable[[str, Sequence[str]], tuple[between.Neighbour, ...]] = lambda host, hosts: ()
+        self.neighbours: Callable[[str, Sequence[str]], tuple[host_messages.Neighbour, ...]] = lambda host, hosts: ()
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self.gathered: Callable[[], None] = lambda: None
         """Called when what `gathers` returns may have changed."""
@@ -147,10 +147,10 @@ class SeveralHosts:
         """Told of a host that has said what it may not, and why. It is to be ended."""
         self.idles: Callable[[str], None] = lambda host: None
         """Told of a host without workers that makes no range, once that is known."""
-        self._standing_in: dict[str, messages.Offered | None] = {}
+        self._standing_in: dict[str, messages.worker.Offered | None] = {}
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._numbers = count()
-        self._coding = Coding(messages.FromWorker)
+        self._coding = Coding(messages.worker.FromWorker)
         self.moves: Moves | None = None
         """Moves ranges of versions between hosts, if several make some."""
         if head.others is not None:
@@ -191,61 +191,63 @@ class SeveralHosts:
             self.amiss(name, unforeseen(error, "head"))
 
     def _may_say(self, name: str, message: messages.Message) -> None:
-        if isinstance(message, between.OfShard) and name not in self._shards:
+        if isinstance(message, host_messages.OfShard) and name not in self._shards:
             raise MessageUnreadable("it makes no versions")
-        if isinstance(message, between.SaidOfSums) and (self.sums is None or not self.sums.awaits(name)):
+        if isinstance(message, host_messages.SaidOfSums) and (self.sums is None or not self.sums.awaits(name)):
             raise MessageUnreadable("it adds up no updates")
-        if isinstance(message, between.SaidOfReplicas) and self.replicas is None:
+        if isinstance(message, host_messages.SaidOfReplicas) and self.replicas is None:
             raise MessageUnreadable("no worker there owns a replica")
-        if isinstance(message, between.StandsIn) and self._standing_in.get(name, message) is not None:
+        if isinstance(message, host_messages.StandsIn) and self._standing_in.get(name, message) is not None:
             raise MessageUnreadable("nothing was to stand in for a worker there")
         match message:
-            case between.Heard(worker=worker) | between.Gone(worker=worker) if worker in self._gone:
+            case host_messages.WorkerSaid(worker=worker) | host_messages.WorkerEnded(worker=worker) if (
+                worker in self._gone
+            ):
                 raise MessageUnreadable(f"worker {worker} has ended, and says more")
-            case between.Heard(message=None, attached=None):
+            case host_messages.WorkerSaid(message=None, attached=None):
                 raise MessageUnreadable("a worker has said nothing")
-            case between.Heard(message=None, attached=between.Attached(size=size)) if size > MOST_SAID:
+            case host_messages.WorkerSaid(message=None, attached=host_messages.Attached(size=size)) if size > MOST_SAID:
                 raise MessageUnreadable(f"a message of worker {message.worker}: {too_long(size, MOST_SAID)}")
-            case between.Share(error=None, attached=None):
+            case host_messages.StatePacked(error=None, attached=None):
                 raise MessageUnreadable("its share has nothing in it")
-            case between.Heard(message=messages.Message() as said, attached=attached):
+            case host_messages.WorkerSaid(message=messages.Message() as said, attached=attached):
                 if said.descriptors == 0 and attached is not None:
                     raise MessageUnreadable(f"nothing comes along with a {type(said).__name__}")
-                if isinstance(said, messages.StoreNotForked) and name not in self._head.shards_on:
+                if isinstance(said, messages.worker.StoreNotForked) and name not in self._head.shards_on:
                     raise MessageUnreadable("it was to have no store")
-            case between.Gone(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
+            case host_messages.WorkerEnded(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
                 raise MessageUnreadable(f"no process ends with status {status}")
-            case between.Taken(version=version) if name not in self._begun or version > self._head.newest:
+            case host_messages.Taken(version=version) if name not in self._begun or version > self._head.newest:
                 raise MessageUnreadable(f"version {version} is not there to be taken")
-            case between.Taken(worker=worker, version=version) if worker not in self._left:
+            case host_messages.Taken(worker=worker, version=version) if worker not in self._left:
                 if (order := self._pulls.pop(worker, None)) is None or order.version != version:
                     raise MessageUnreadable(f"worker {worker} was not to pull version {version}")
 
     def _deliver(self, name: str, message: messages.Message) -> None:
-        if isinstance(message, between.OfWorker) and message.worker in self._behind:
+        if isinstance(message, host_messages.OfWorker) and message.worker in self._behind:
             behind = self._behind[message.worker]
             behind += framed(_OF_WORKER.encode(message))
             if len(behind) > LONGEST:
                 raise MessageUnreadable(f"worker {message.worker} said {LONGEST:,} bytes after what is not here yet")
             return
-        if isinstance(message, between.OfStep) and message.worker in self._left:  # its host had not heard of that
+        if isinstance(message, host_messages.OfStep) and message.worker in self._left:  # its host had not heard of that
             return
         match message:
-            case between.Heard(worker=worker, message=messages.Adopted()):
+            case host_messages.WorkerSaid(worker=worker, message=messages.worker.AdoptionWritten()):
                 self._bring(name, message, self._written_by(name, worker))
-            case between.Heard(worker=worker, message=messages.Message() as said, attached=None):
+            case host_messages.WorkerSaid(worker=worker, message=messages.Message() as said, attached=None):
                 self._heard(name, worker, said, [])
-            case between.Heard():
+            case host_messages.WorkerSaid():
                 self._bring(name, message, [])
-            case between.Gone(worker=worker, status=status):
+            case host_messages.WorkerEnded(worker=worker, status=status):
                 self._gone.add(worker)
                 self._others[name].turns.pop(worker, None)
                 self._news.gone(worker, status)
-            case between.Has(attached=attached):
+            case host_messages.AttachmentFetched(attached=attached):
                 self._has(name, Blob(attached))
-            case between.Lacks(worker=worker, why=why):
+            case host_messages.Lacks(worker=worker, why=why):
                 self._never_comes(worker, why)
-            case between.Taken(worker=worker, version=version):
+            case host_messages.Taken(worker=worker, version=version):
                 if (fetched := self._fetched.get((name, version))) is not None:
                     began = max(fetched.began, self._made_at.get(version, fetched.began))
                     self._news.brought(worker, min(began, fetched.ended), fetched.ended)
@@ -253,49 +255,49 @@ class SeveralHosts:
                     del self._pulled[worker]
                     self._computes(worker, took=True)
                 self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
-            case between.StandsIn(offer=offer):
+            case host_messages.StandsIn(offer=offer):
                 self._standing_in[name] = offer
                 self.gathered()
-            case between.Begun():
+            case host_messages.Begun():
                 self._head.begun(name)
-            case between.AwaitsPlace(worker=worker):
+            case host_messages.AwaitsPlace(worker=worker):
                 self._pulled.pop(worker, None)
                 self._news.awaits_place(worker)
-            case between.Fetched():
+            case host_messages.Fetched():
                 self._has_fetched(message.heard(name, self._now()))
-            case between.Stored(item=item):
+            case host_messages.Stored(item=item):
                 self._stored(name, summand_of(item))
-            case between.NotFinite(parameter=parameter, worker=worker):
+            case host_messages.SumNotFinite(parameter=parameter, worker=worker):
                 self._head.not_finite(parameter, worker)
-            case between.RangeNorms(norms=norms):
+            case host_messages.RangeNorms(norms=norms):
                 if not self._head.norms_taken(name, norms):
                     raise MessageUnreadable(f"its norms for version {norms.version} were not to be taken")
-            case between.RangeMade(made=made):
+            case host_messages.RangeMade(made=made):
                 if not self._head.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")
-            case between.RangeTaken():
+            case host_messages.RangeTaken():
                 if self.moves is None or not self.moves.taken(name):
                     raise MessageUnreadable("it was to take over no range")
-            case between.Share(number=number) if self.moves is not None and self.moves.awaits(name, number):
+            case host_messages.StatePacked(number=number) if self.moves is not None and self.moves.awaits(name, number):
                 if self.moves.goes_on(message.error, message.attached):
                     assert message.attached is not None
                     self._bring_file(name, number, message.attached, self.moves.takes, self._head.loses)
-            case between.Share(number=number, error=error, attached=None):
+            case host_messages.StatePacked(number=number, error=error, attached=None):
                 self._head.shares.came(number, error, None)
-            case between.Share(number=number, error=error, attached=between.Attached() as attached):
+            case host_messages.StatePacked(number=number, error=error, attached=host_messages.Attached() as attached):
                 self._bring_share(name, number, error, attached)
-            case between.ShardLost(why=why):
+            case host_messages.ShardLost(why=why):
                 self._shard_lost(name, why)
-            case between.SumsLost(why=why):
+            case host_messages.SumsLost(why=why):
                 assert self.sums is not None
                 self.sums.lost(name, why)
-            case between.Averaged(group=group) | between.GivenUp(group=group):
+            case host_messages.Averaged(group=group) | host_messages.GivenUp(group=group):
                 self._head.averages.has_made(group, name)
-            case between.Borrowed(number=number):
+            case host_messages.ItemCopied(number=number):
                 assert self.replicas is not None
                 if not self.replicas.brought(number, name):
                     raise MessageUnreadable(f"it was to bring nothing by the number {number}")
-            case between.Computes(worker=worker):
+            case host_messages.Computes(worker=worker):
                 self._computes(worker, took=False)
 
     def lost(self, name: str, why: str) -> None:
@@ -355,7 +357,7 @@ class SeveralHosts:
         """That host has come again, as a new incarnation. None of its workers is there yet."""
         other = next(one for one in self._by_worker.values() if one.name == name)
         self._others[name] = other
-        other.tell(between.Open())
+        other.tell(host_messages.BeginScripts())
 
     # --- items: see `manager.Items` -----------------------------------------------------------------
 
@@ -448,7 +450,7 @@ class SeveralHosts:
         """See `contract.Host`."""
         self._head.open()
         for other in self._others.values():
-            other.tell(between.Open())
+            other.tell(host_messages.BeginScripts())
 
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """See `contract.Host`."""
@@ -460,13 +462,13 @@ class SeveralHosts:
         self._head.shards_on = [host for host in self._head.shards_on if host in came]
         self._head.prepare(worker, resumption)
 
-    def gathers(self) -> Mapping[str, messages.Offered] | None:
+    def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
         """See `contract.Host`."""
         alone = [other for other in self._others.values() if not other.workers]
         for other in alone:
             if other.name not in self._standing_in:
                 self._standing_in[other.name] = None
-                other.tell(between.StandIn())
+                other.tell(host_messages.StandIn())
         offers = {other.name: self._standing_in[other.name] for other in alone}
         there = {name: offer for name, offer in offers.items() if offer is not None}
         return there if len(there) == len(offers) else None
@@ -521,9 +523,9 @@ class SeveralHosts:
                         if order.parameters == "pull":
                             self._pulled[order.worker] = order.version
                     self._needs(other, order.version)
-                    other.tell(between.CarryOut.of(order))
+                    other.tell(host_messages.CarryOut.of(order))
             case StartPush() | DropUpdate():
-                self._tell(order.worker, between.CarryOut.of(order))
+                self._tell(order.worker, host_messages.CarryOut.of(order))
             case ApplyUpdate(contributions=contributions):
                 there: dict[str, list[tuple[int, int, float]]] = {}
                 for one in contributions:
@@ -532,7 +534,7 @@ class SeveralHosts:
                 for name, own in there.items():
                     if (other := self._others.get(name)) is not None:
                         self._needs(other, order.version)
-                        other.tell(between.CarryOut.of(replace(order, contributions=tuple(own))))
+                        other.tell(host_messages.CarryOut.of(replace(order, contributions=tuple(own))))
 
     def tell(self, fact: Fact) -> None:
         """See `contract.Host`."""
@@ -546,12 +548,12 @@ class SeveralHosts:
         for of in (self._pulled, self._pulls, self._released):
             of.pop(worker, None)
         self._head.left(worker, died)
-        self._tell(worker, between.Left(worker, died))
+        self._tell(worker, host_messages.WorkerGone(worker, died))
 
     def gone(self, worker: int) -> None:
         """See `contract.Host`."""
         self._head.gone(worker)
-        self._tell(worker, between.SeenOff(worker))
+        self._tell(worker, host_messages.ForgetWorker(worker))
         other = self._by_worker.get(worker)
         if other is not None and other.name not in self._begun and not any(map(self._head.prepares, other.workers)):
             self._shard_lost(other.name, "none of its workers has come to prepare()")
@@ -579,12 +581,12 @@ class SeveralHosts:
             self._admit(other, worker, epoch, at)
             return
         other.made(self._head.newest)
-        other.tell(between.Admit(worker, epoch, at))
+        other.tell(host_messages.AdmitWorker(worker, epoch, at))
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
         self._left.discard(worker)
-        self._tell(worker, between.Join(worker))
+        self._tell(worker, host_messages.JoinWorker(worker))
         self._head.join(worker, others)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
@@ -596,7 +598,7 @@ class SeveralHosts:
         self._head.adopt(worker)
         if (other := self._by_worker.get(worker)) is not None:
             other.turns_of(worker).adopts()
-        self._tell(worker, between.Adopt(worker))
+        self._tell(worker, host_messages.Adopt(worker))
 
     def edit(self, number: int, file: str) -> None:
         """See `contract.Host`."""
@@ -606,7 +608,7 @@ class SeveralHosts:
         """See `contract.Host`."""
         self._head.restructure(file)
 
-    def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
+    def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str | None) -> None:
         """See `contract.Host`."""
         other = self._by_worker.get(worker)
         if other is None or file is None:
@@ -618,7 +620,9 @@ class SeveralHosts:
             else:
                 with recorded_file(file) as descriptor:
                     one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
-            other.tell_of(worker, between.Say(worker, message, between.Attached(name, one.span.nbytes)))
+            other.tell_of(
+                worker, host_messages.TellWorker(worker, message, host_messages.Attached(name, one.span.nbytes))
+            )
 
     def record(
         self,
@@ -626,7 +630,7 @@ class SeveralHosts:
         workers: Sequence[int],
         file: str,
         buffers: str,
-        known: messages.Known = messages.UNTOLD,
+        known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
         """See `contract.Host`."""
         self._head.record(version, workers, file, buffers, known)
@@ -654,14 +658,14 @@ class SeveralHosts:
     def ends(self, worker: int) -> None:
         """See `contract.Host`."""
         for message in self._said_behind(worker):
-            if isinstance(message, between.Gone):
+            if isinstance(message, host_messages.WorkerEnded):
                 self._deliver(self._by_worker[worker].name, message)
 
     def wake(self) -> None:
         """See `contract.Host`."""
         self._head.wake()
         for other in self._others.values():
-            other.tell(between.Wake())
+            other.tell(host_messages.Wake())
 
     def close(self) -> None:
         """See `contract.Host`."""
@@ -715,13 +719,13 @@ class SeveralHosts:
         attached = None if file is None else self._attach(host, file_bytes(file))
         if self.replicas is not None:
             self.replicas.binds(host, worker, message)
-        self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
+        self._tell(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message), attached))
 
-    def _attach(self, host: str, span: Span) -> between.Attached:
+    def _attach(self, host: str, span: Span) -> host_messages.Attached:
         """Have these bytes come along with a message to that host."""
         name = f"attached {next(self._numbers)}"
         self._attached[Blob(name)] = _Attached(host, span)
-        return between.Attached(name, span.nbytes)
+        return host_messages.Attached(name, span.nbytes)
 
     def _has(self, name: str, item: Item) -> None:
         """That host has what came along with one message."""
@@ -730,7 +734,7 @@ class SeveralHosts:
             if one.messages == 0:
                 del self._attached[item]
 
-    def _goes_on(self, worker: int) -> between.GoesOn | None:
+    def _goes_on(self, worker: int) -> host_messages.GoesOn | None:
         """What that worker of another host goes on with. None: the run begins."""
         if (goes_on := self._head.goes_on(worker)) is None:
             return None
@@ -742,17 +746,17 @@ class SeveralHosts:
         if isinstance(buffers, int):
             assert self.replicas is not None
             self.replicas.binds_place(host, buffers)
-            return between.GoesOn(epoch, None, kept, buffers)
-        return between.GoesOn(epoch, self._attach(host, buffers), kept)
+            return host_messages.GoesOn(epoch, None, kept, buffers)
+        return host_messages.GoesOn(epoch, self._attach(host, buffers), kept)
 
-    def _heard(self, name: str, worker: int, said: messages.FromWorker, descriptors: list[int]) -> None:
+    def _heard(self, name: str, worker: int, said: messages.worker.FromWorker, descriptors: list[int]) -> None:
         if strange := self._others[name].turns_of(worker).heard(said):
             for one in descriptors:
                 os.close(one)
             raise MessageUnreadable(f"worker {worker}: {strange}")
         self._head.hear(worker, said, descriptors)
-        if isinstance(said, messages.SnapshotWanted):
-            self._tell(worker, between.Look(worker, self._head.newest, said.hold))
+        if isinstance(said, messages.worker.SnapshotWanted):
+            self._tell(worker, host_messages.Look(worker, self._head.newest, said.hold))
 
     def _written_by(self, name: str, worker: int) -> list[Item]:
         """What that host's worker has written for all to begin with: items that are to come here."""
@@ -762,7 +766,7 @@ class SeveralHosts:
         self._beside[ADOPTED] = name, span
         return [Beginning(worker), ADOPTED]
 
-    def _bring(self, name: str, heard: between.Heard, items: list[Item]) -> None:
+    def _bring(self, name: str, heard: host_messages.WorkerSaid, items: list[Item]) -> None:
         """Hear what the worker has said once these items are here, and what came along."""
         worker, attached, files = heard.worker, heard.attached, list[int]()
         if attached is not None:
@@ -794,7 +798,7 @@ class SeveralHosts:
                 message = heard.message
                 self._guarded(name, lambda: self._heard(name, worker, message, files))
             if attached is not None:
-                self._tell(worker, between.Has(attached.name))
+                self._tell(worker, host_messages.AttachmentFetched(attached.name))
             self._go_on(name, worker)
 
         def lost(why: str) -> None:
@@ -812,17 +816,17 @@ class SeveralHosts:
             if name in self._others:  # else what it has said before has ended it
                 self._guarded(name, partial(self._deliver, name, message))
 
-    def _said_behind(self, worker: int) -> list[between.OfWorker]:
+    def _said_behind(self, worker: int) -> list[host_messages.OfWorker]:
         bodies = Frames(LONGEST).receive(bytes(self._behind.pop(worker, b"")))
         return [_OF_WORKER.decode(body, ()) for body in bodies]
 
     def _never_comes(self, worker: int, why: str) -> None:
         """The worker can't go on, unless it takes no part any more."""
         if worker not in self._left and worker not in self._gone:
-            self._tell(worker, between.EndWorker(worker, why))
+            self._tell(worker, host_messages.EndWorker(worker, why))
 
     def _lets(self, worker: int, version: int) -> None:
-        self._tell(worker, between.Let(worker, version))
+        self._tell(worker, host_messages.Let(worker, version))
 
     def _made(self, version: int) -> None:
         self._made_at[version] = self._now()
@@ -843,9 +847,9 @@ class SeveralHosts:
             if self.replicas is not None:
                 place = self._head.shelf.place(self._head.steps.replica(worker))
                 self.replicas.binds_place(other.name, place)
-            other.tell(between.Adopted(worker, with_it, place))
+            other.tell(host_messages.Adopted(worker, with_it, place))
 
-    def _train(self, other: Other, workers: dict[int, between.GoesOn | None], *, late: bool = False) -> None:
+    def _train(self, other: Other, workers: dict[int, host_messages.GoesOn | None], *, late: bool = False) -> None:
         """Have these workers of that host train, and the host make its range of each version, if it is to.
 
         `late`: others train by now. A host that owns replicas dials them all then.
@@ -864,14 +868,14 @@ class SeveralHosts:
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
         sums = self.sums is not None and self.sums.begins(other.name, other.workers)
-        other.tell(between.Train(workers, self._head.newest, self._now(), shards, state, near, sums))
+        other.tell(host_messages.Train(workers, self._head.newest, self._now(), shards, state, near, sums))
 
     def _stored(self, host: str, item: Update | Sum) -> None:
         assert self._head.others is not None
         if (fact := self._head.others.stored(host, item, self._now())) is not None:
             self._news.happened(fact)
 
-    def _bring_share(self, host: str, number: int, error: str | None, attached: between.Attached) -> None:
+    def _bring_share(self, host: str, number: int, error: str | None, attached: host_messages.Attached) -> None:
         def there(file: int) -> None:
             self._head.shares.came(number, error, file)
             os.close(file)
@@ -882,7 +886,7 @@ class SeveralHosts:
         self,
         host: str,
         number: int,
-        attached: between.Attached,
+        attached: host_messages.Attached,
         there: Callable[[int], object],
         lacks: Callable[[str], object],
     ) -> None:
@@ -892,13 +896,13 @@ class SeveralHosts:
             file, span = empty_file(attached.size)
         except OSError as full:
             lacks(f"host {host}'s part of it has no room here: {full.strerror}")
-            self._tell_host(host, between.Has(attached.name))
+            self._tell_host(host, host_messages.AttachmentFetched(attached.name))
             return
         self._beside[Blob(attached.name)] = host, span
 
         def here() -> None:
             there(file)
-            self._tell_host(host, between.Has(attached.name))
+            self._tell_host(host, host_messages.AttachmentFetched(attached.name))
 
         def lost(why: str) -> None:
             os.close(file)
@@ -906,7 +910,7 @@ class SeveralHosts:
 
         self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lost)
 
-    def _is_new(self, attached: between.Attached) -> None:
+    def _is_new(self, attached: host_messages.Attached) -> None:
         """Raise MessageUnreadable for a name that something else has which comes along."""
         if Blob(attached.name) in self._beside or Blob(attached.name) in self._attached:
             raise MessageUnreadable(f"{attached.name} comes along already")
@@ -915,7 +919,7 @@ class SeveralHosts:
         """These make versions from now on, and that host has left. What it sends is asked for anew."""
         for other in self._others.values():
             if other.name != left and other.name in self._begun:  # else none of its workers trains, and it knows nobody
-                other.tell(between.Shards(tuple(shards), left))
+                other.tell(host_messages.Shards(tuple(shards), left))
         assert self._head.others is not None
         for fact in self._head.others.taken(self._now()):
             self._news.happened(fact)
@@ -924,13 +928,13 @@ class SeveralHosts:
     def _host_of(self, worker: int) -> str:
         return self._by_worker[worker].name if worker in self._by_worker else self._head.name
 
-    def _met(self, near: Sequence[between.Neighbour], late: str) -> tuple[between.Neighbour, ...]:
+    def _met(self, near: Sequence[host_messages.Neighbour], late: str) -> tuple[host_messages.Neighbour, ...]:
         """Have these hosts expect that one, which comes late. Return them in the order in which it dials."""
         own = [one for one in near if one.host == late]
         others = [one for one in near if one.host != late]
         for one in others:
             for neighbour in own:
-                self._tell_host(one.host, between.Meet(neighbour))
+                self._tell_host(one.host, host_messages.ExpectHost(neighbour))
         return (*others, *own)
 
     def _is_there(self, host: str) -> bool:
@@ -947,7 +951,7 @@ class SeveralHosts:
         def admit(_: str = "") -> None:
             if worker not in self._gone:
                 replicas.binds_place(other.name, place)
-                other.tell_of(worker, between.Admit(worker, epoch, at, place))
+                other.tell_of(worker, host_messages.AdmitWorker(worker, epoch, at, place))
 
         replicas.show(replica, other.name, admit)
 
@@ -956,7 +960,7 @@ class SeveralHosts:
         assert self.replicas is not None
         for one in self._others.values():
             if one.name in self._begun:
-                one.tell(between.MissHost(other.name, why))
+                one.tell(host_messages.HostLost(other.name, why))
         finished = [worker for worker in other.workers if self._head.has_finished(worker)]
         if gone := self.replicas.lacks(finished):
             those = workers_named(gone)

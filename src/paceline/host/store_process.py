@@ -61,7 +61,7 @@ class StoreProcess:
     def open(self) -> End:
         """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
         self.abandon()
-        channel, theirs = self._loop.connect(messages.FromStore, "the store")
+        channel, theirs = self._loop.connect(messages.store.FromStore, "the store")
         self._loop.watch(channel, self._receive)
         self._channel = channel
         self._outbox = SendQueue(channel, self._loop, lambda: self.lose(f"{self.name} does not read what it is sent"))
@@ -71,7 +71,7 @@ class StoreProcess:
         """The worker that was to fork the process has ended before that."""
         if self._channel is not None and self._outbox is not None:
             self._unwatch()
-            self._outbox.send(messages.Quit())
+            self._outbox.send(messages.store.Quit())
             self._outbox.forget()  # it also ends when it finds the channel closed
             self._channel.close()
             self._channel = self._outbox = None
@@ -81,7 +81,7 @@ class StoreProcess:
         if not self.lost and self._outbox is not None:
             self._outbox.send(message, descriptors)
 
-    def write(self, order: messages.Record | messages.RecordMean, *items: Item) -> None:
+    def write(self, order: messages.store.Record | messages.store.RecordMean, *items: Item) -> None:
         """Have a version written, or the mean of these replicas. The items are kept until `written`."""
         if self.lost:
             return
@@ -102,7 +102,7 @@ class StoreProcess:
 
     def adopt(self, descriptors: list[int]) -> None:
         """The fixed part is the adopted one from now on. The optimizer's state may come along."""
-        self.send(messages.Adopt(), tuple(descriptors))
+        self.send(messages.store.InstallAdopted(), tuple(descriptors))
 
     def lose(self, why: str) -> None:
         """The process has gone, or can't go on."""
@@ -147,14 +147,14 @@ class StoreProcess:
     def _means(self, message: messages.Message, descriptors: list[int]) -> bool:
         """Do what the message says. Return whether it came in turn."""
         match message:
-            case messages.StoreReady(process=process, beginning=beginning):
+            case messages.store.StoreReady(process=process, beginning=beginning):
                 if self.process is not None:
                     return False
                 self.process = process
                 self._loop.await_end(process, self._ended)
                 self._ready(beginning)
                 return True
-            case messages.StoreFailed(error=error):
+            case messages.store.StoreFailed(error=error):
                 self.lose(f"{self.name} failed: {error.strip()}")
                 return True
         return self._hear(message, descriptors)

@@ -42,7 +42,7 @@ class VersionStreaming:
         place = self._shelf.place(Version(version))
         for worker in self._waiting[version]:
             if self._seats[worker].trains:
-                self._send(worker, messages.Arrives(place, self._untold))
+                self._send(worker, messages.worker.Arrives(place, self._untold))
         self._untold = []
 
     def gone(self, worker: int) -> None:

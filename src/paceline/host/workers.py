@@ -112,7 +112,7 @@ class Workers:
         one = self._processes[worker]
         if not one.here:  # its end is being told
             return
-        if isinstance(message, messages.Signal):
+        if isinstance(message, messages.worker.Signal):
             if has_handler(one.process, message.number):  # else it would end the process
                 os.kill(one.process, message.number)
             return

@@ -10,7 +10,7 @@ import gc
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -31,6 +31,13 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _PLAIN = r"\A[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
 Word = Annotated[str, msgspec.Meta(max_length=1 << 12, pattern=_PLAIN)]
 """What stands in tables and files as it is: it has no control characters, and none that turn the direction of text."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """The root of them all."""
+
+    descriptors: ClassVar[int] = 0
+    """How many descriptors may come along. With more of them the message can't be read."""
 
 
 class Endpoint(Protocol):

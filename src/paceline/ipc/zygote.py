@@ -44,7 +44,7 @@ class Zygote:
 
         def body() -> int:
             ours.close()
-            return _serve(Channel(theirs, messages.ToZygote, "the launcher"), become, know, launcher)
+            return _serve(Channel(theirs, messages.zygote.ToZygote, "the launcher"), become, know, launcher)
 
         try:
             self.process = fork_child(body)
@@ -53,12 +53,12 @@ class Zygote:
             raise
         finally:
             theirs.close()
-        self._channel = Channel(ours, messages.FromZygote, "the zygote")
+        self._channel = Channel(ours, messages.zygote.FromZygote, "the zygote")
 
     def settle(self, known: bytes) -> None:
         """Have all that is forked from now on know this. A zygote that has ended is found so as it forks."""
         with suppress(PeerLost):
-            self._channel.send(messages.Settle(known))
+            self._channel.send(messages.zygote.Settle(known))
 
     def fork(self, workers: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
         """Fork these workers' processes, and hand each its descriptors. Returns their ids; see `fork_orphans`.
@@ -68,14 +68,14 @@ class Zygote:
         """
         try:
             for left, (worker, descriptors) in zip(reversed(range(len(workers))), workers, strict=True):
-                self._channel.send(messages.Fork(worker, more=left > 0), descriptors)
+                self._channel.send(messages.zygote.Fork(worker, more=left > 0), descriptors)
             if not self._channel.ready(PATIENCE):
                 os.kill(self.process, signal.SIGKILL)  # so that it forks nothing later
             answer, _ = self._channel.receive()
         except PeerLost:
             why = f"the process that workers are forked from ({self.process}) has ended, or did not answer"
             raise NoProcess(why) from None
-        if isinstance(answer, messages.NotForked):
+        if isinstance(answer, messages.zygote.NotForked):
             raise NoProcess(answer.error)
         processes: list[int] = answer.processes
         return processes
@@ -97,14 +97,14 @@ def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
     with suppress(PeerLost):
         while True:
             first, descriptors = launcher.receive()
-            if isinstance(first, messages.Settle):
+            if isinstance(first, messages.zygote.Settle):
                 know(first.known)
                 continue
-            orders: list[tuple[messages.Fork, list[int]]] = [(first, descriptors)]
+            orders: list[tuple[messages.zygote.Fork, list[int]]] = [(first, descriptors)]
             while orders[-1][0].more:
                 orders.append(launcher.receive())
 
-            def begin(at: int, orders: list[tuple[messages.Fork, list[int]]] = orders) -> int:
+            def begin(at: int, orders: list[tuple[messages.zygote.Fork, list[int]]] = orders) -> int:
                 launcher.close()
                 order, own = orders.pop(at)
                 _close(orders)
@@ -112,17 +112,17 @@ def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
                     os.set_inheritable(descriptor, False)  # one that comes through a socket goes on to programs
                 return become(order.worker, own)
 
-            answer: messages.Forked | messages.NotForked
+            answer: messages.zygote.Forked | messages.zygote.NotForked
             try:
-                answer = messages.Forked(fork_orphans([partial(begin, at) for at in range(len(orders))], parent))
+                answer = messages.zygote.Forked(fork_orphans([partial(begin, at) for at in range(len(orders))], parent))
             except NoProcess as error:
-                answer = messages.NotForked(str(error))
+                answer = messages.zygote.NotForked(str(error))
             _close(orders)
             launcher.send(answer)
     return 0
 
 
-def _close(orders: list[tuple[messages.Fork, list[int]]]) -> None:
+def _close(orders: list[tuple[messages.zygote.Fork, list[int]]]) -> None:
     """Close the descriptors that came along with these."""
     for _, descriptors in orders:
         for descriptor in descriptors:

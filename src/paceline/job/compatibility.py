@@ -10,7 +10,7 @@ from paceline.core.machine import Spec
 from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
 from paceline.host.memory_plan import BESIDE_READERS
-from paceline.ipc.messages import Offered
+from paceline.ipc.messages.worker import Offered
 from paceline.job.settings import Settings
 from paceline.records.summary import Target
 from paceline.scenario.group_links import assumed

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.host.between import Folder, FolderPart
+from paceline.host.messages import Folder, FolderPart
 from paceline.job.sent_folder import HARM, MOST_PACKED, PART, unpack
 
 WINDOW = 4

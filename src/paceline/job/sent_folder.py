@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from paceline.errors import ConfigError
-from paceline.host.between import Folder, FolderPart
+from paceline.host.messages import Folder, FolderPart
 from paceline.net.token import LONGEST, Token
 from paceline.records.reading import LEDGER
 

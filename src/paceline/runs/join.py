@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.host.between import Close
+from paceline.host.messages import EndRun
 from paceline.host.seed_asked import PURPOSE, heard
 from paceline.ipc.loop import Loop
 from paceline.net import handshake, tcp
@@ -68,7 +68,7 @@ def join(
     may_drain: Callable[[], bool] = lambda: True,
     *,
     named: bool = True,
-) -> Close:
+) -> EndRun:
     """Take part in the run whose head listens there, until it is over. Return how that came.
 
     `may_drain()`: whether SIGTERM lets the host leave in good order. `named`: see `coordinator.agent.agent`.

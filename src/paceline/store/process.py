@@ -33,7 +33,7 @@ from paceline.records import snapshots
 from paceline.store.chunks import STATE, NotFinite
 from paceline.store.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.store.snapshots import write_packed
-from paceline.store.store import Committed, NamedVersion, Store, WorkersTold
+from paceline.store.store import CommitResult, NamedVersion, Store
 from paceline.training.buffers import Policy
 from paceline.training.packing import load, packed, unpacked
 from paceline.training.state_snapshot import StateSnapshot
@@ -57,87 +57,83 @@ def _serve(store: Store, end: socket.socket) -> int:
     gc.freeze()
     store.let_go_of_script()
     keep_freed_memory()
-    channel = Channel(end, messages.ToStore, "the coordinator")
+    channel = Channel(end, messages.store.ToStore, "the coordinator")
     recorder, gatherings = _Recorder(channel), _Gatherings()
     held: dict[str, Callable[[], None]] = {}
     """By file: what is to be written there once all of it has come from other hosts."""
     try:
-        channel.send(messages.StoreReady(os.getpid(), store.beginning()))
+        channel.send(messages.store.StoreReady(os.getpid(), store.beginning()))
         while True:
             order, descriptors = channel.receive()
             match order:
-                case messages.Commit():
+                case messages.store.Commit():
                     began = time.perf_counter()
                     made = _commit(store, order, recorder)
                     found, seconds = _not_finite(made.not_finite), time.perf_counter() - began
-                    recorder.send(messages.Committed(order.version, seconds, made.checksum, found))
-                case messages.TakeNorms():
+                    recorder.send(messages.store.Committed(order.version, seconds, made.checksum, found))
+                case messages.store.TakeNorms():
                     recorder.send(_norms(store, order))
-                case messages.SumUp(number=number):
-                    recorder.send(messages.Summed(number, _not_finite(_sum_up(store, order, recorder))))
-                case messages.Adopt():
+                case messages.store.MakeSum(number=number):
+                    recorder.send(messages.store.Summed(number, _not_finite(_sum_up(store, order, recorder))))
+                case messages.store.InstallAdopted():
                     store.adopted = True
                     if descriptors:
                         store.load(unpacked(attached(descriptors[0])))
-                case messages.Restructure(file=file):
+                case messages.store.Restructure(file=file):
                     store.restructure(load(Path(file)))
-                case messages.TakeValues(worker=worker, number=number):
+                case messages.store.TakeValues(worker=worker, number=number):
                     store.take_values((worker, number), unpacked(attached(descriptors[0])))
-                case messages.SendWhole():
-                    _send_packed(recorder, messages.WholeReady, lambda: pack_whole(store.pass_on()))
-                case messages.Load():
+                case messages.store.SendWhole():
+                    _send_packed(recorder, messages.store.WholeReady, lambda: pack_whole(store.pass_on()))
+                case messages.store.Load():
                     store.begin_with(unpack_whole(attached(descriptors[0])))
-                case messages.TakeRange():
+                case messages.store.ExtendRange():
                     store.take_over((order.begin, order.end), unpack_share(attached(descriptors[0])))
-                case messages.SendShare(number=number):
+                case messages.store.SendShare(number=number):
                     recorder.share(store, number)
-                case messages.TakeShare(number=number, error=error):
+                case messages.store.TakeShare(number=number, error=error):
                     gatherings.take(number, error, descriptors)
-                case messages.SendState(worker=worker, number=number, shares=shares):
+                case messages.store.SendState(worker=worker, number=number, shares=shares):
                     send = partial(_send_state, recorder, worker, store, store.begin_keeping())
                     gatherings.begin(number, shares, send)
-                case messages.Record():
-                    version = store.version(order.slot, order.workers, cast(Policy, order.buffers), _known(order))
+                case messages.store.Record():
+                    version = store.version(order.slot, order.workers, cast(Policy, order.buffers), order.known)
                     if order.waits:
                         held[order.file] = partial(recorder.write, version, order)
                     else:
                         recorder.write(version, order)
-                case messages.GoOn(file=file):
+                case messages.store.GoOn(file=file):
                     held.pop(file)()
-                case messages.RecordMean():
+                case messages.store.RecordMean():
                     version, distance = store.mean(
-                        order.sources, order.target, cast(Policy, order.buffers), _known(order)
+                        order.sources, order.target, cast(Policy, order.buffers), order.known
                     )
                     sha256 = version.record(Path(order.file))
-                    recorder.send(messages.MeanRecorded(order.version, sha256, distance))
-                case messages.KeepState(file=file, number=number, shares=shares):
+                    recorder.send(messages.store.MeanRecorded(order.version, sha256, distance))
+                case messages.store.KeepState(file=file, number=number, shares=shares):
                     keep = partial(_keep_state, recorder, order, store, store.begin_keeping())
                     gatherings.begin(number, shares, keep)
-                case messages.KeepReplica(area=area, file=file):
+                case messages.store.KeepReplica(area=area, file=file):
                     recorder.keep(file, partial(store.keep_replica, area, Path(file)))
-                case messages.KeepWorker(file=file):
+                case messages.store.KeepWorker(file=file):
                     recorder.keep(file, partial(_keep_worker, Path(file), descriptors[0]))
-                case messages.Seal():
+                case messages.store.Seal():
                     recorder.seal(order)
-                case messages.DropDraft(folder=folder):
+                case messages.store.DropDraft(folder=folder):
                     recorder.drop(folder)
-                case messages.Restore():
+                case messages.store.Restore():
                     recorder.send(_restored(store, order))
-                case messages.Quit():
+                case messages.store.Quit():
                     recorder.close()
                     return 0
     except PeerLost:
         return 1
     except Exception as error:
-        recorder.send(messages.StoreFailed(traced(error, "store")))
+        recorder.send(messages.store.StoreFailed(traced(error, "store")))
         return 1
 
 
-def _known(order: messages.Record | messages.RecordMean) -> WorkersTold:
-    return WorkersTold(order.known.edit, order.known.own)
-
-
-def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Committed:
+def _commit(store: Store, order: messages.store.Commit, recorder: _Recorder) -> CommitResult:
     if order.first:
         store.prepare_slot(order.target)
     if order.scalars is not None:
@@ -146,7 +142,7 @@ def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Commit
         store.edit(order.edits)
 
     def made(begin: int, end: int) -> None:
-        recorder.send(messages.Making(order.version, begin, end))
+        recorder.send(messages.store.Making(order.version, begin, end))
 
     return store.commit(
         order.source,
@@ -160,15 +156,15 @@ def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Commit
     )
 
 
-def _norms(store: Store, order: messages.TakeNorms) -> messages.Norms:
+def _norms(store: Store, order: messages.store.TakeNorms) -> messages.store.Norms:
     if order.first:
         store.prepare_slot(order.target)
-    return messages.Norms(order.version, store.norms(order.target, order.pushed, threads=order.threads))
+    return messages.store.Norms(order.version, store.norms(order.target, order.pushed, threads=order.threads))
 
 
-def _sum_up(store: Store, order: messages.SumUp, recorder: _Recorder) -> NotFinite | None:
+def _sum_up(store: Store, order: messages.store.MakeSum, recorder: _Recorder) -> NotFinite | None:
     def made(begin: int, end: int) -> None:
-        recorder.send(messages.Summing(order.number, begin, end))
+        recorder.send(messages.store.Summing(order.number, begin, end))
 
     return store.sum_up(order.target, order.terms, look=order.look, made=made)
 
@@ -194,26 +190,26 @@ def _seal(draft: Path, state: bytes) -> None:
     to_disk(whole.parent)
 
 
-def _restored(store: Store, order: messages.Restore) -> messages.Restored:
+def _restored(store: Store, order: messages.store.Restore) -> messages.store.Restored:
     policy, areas = cast(Policy, order.buffers), dict(order.areas)
     try:
         beginning = store.restore(Path(order.file), order.slot, areas, policy)
         if order.replicas:
             store.restore_replicas({worker: Path(file) for worker, file in order.replicas}, areas)
     except ConfigError as error:
-        return messages.Restored("", str(error))
-    return messages.Restored(beginning, None)
+        return messages.store.Restored("", str(error))
+    return messages.store.Restored(beginning, None)
 
 
 def _send_state(
     recorder: _Recorder, worker: int, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
 ) -> None:
-    said = partial(messages.StateReady, worker)
+    said = partial(messages.store.StateReady, worker)
     _send_packed(recorder, said, lambda: packed(store.whole(keeping, shares).state, STATE))
 
 
 def _keep_state(
-    recorder: _Recorder, order: messages.KeepState, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
+    recorder: _Recorder, order: messages.store.KeepState, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
 ) -> None:
     recorder.keep(order.file, partial(store.keep, keeping, order.slot, Path(order.file), shares))
 
@@ -283,13 +279,15 @@ class _Recorder:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def write(self, version: NamedVersion, order: messages.Record) -> None:
+    def write(self, version: NamedVersion, order: messages.store.Record) -> None:
         def write() -> None:
             try:
                 digest = version.record(Path(order.file))
-                self.send(messages.Recorded(order.version, digest))
+                self.send(messages.store.VersionRecorded(order.version, digest))
             except (OSError, SafetensorError) as error:
-                self.send(messages.StoreFailed(f"version {order.version} can't be written to {order.file}: {error}"))
+                self.send(
+                    messages.store.StoreFailed(f"version {order.version} can't be written to {order.file}: {error}")
+                )
 
         self._work.put(write)
 
@@ -299,12 +297,12 @@ class _Recorder:
         def keep() -> None:
             try:
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
-                self.send(messages.FileKept(file, write(), None))
+                self.send(messages.store.FileKept(file, write(), None))
             except ConfigError as error:
-                self.send(messages.FileKept(file, "", str(error)))
+                self.send(messages.store.FileKept(file, "", str(error)))
             except Exception as error:
                 why = error if isinstance(error, OSError) else traced(error, "recorder")
-                self.send(messages.FileKept(file, "", f"{file} can't be written: {why}"))
+                self.send(messages.store.FileKept(file, "", f"{file} can't be written: {why}"))
 
         self._work.put(keep)
 
@@ -313,11 +311,11 @@ class _Recorder:
         keeping = store.begin_keeping()
 
         def send() -> None:
-            _send_packed(self, partial(messages.ShareReady, number), lambda: pack_share(store.share(keeping)))
+            _send_packed(self, partial(messages.store.ShareReady, number), lambda: pack_share(store.share(keeping)))
 
         self._work.put(send)
 
-    def seal(self, order: messages.Seal) -> None:
+    def seal(self, order: messages.store.Seal) -> None:
         """Make a snapshot whole. What was to be written before is on disk by then."""
 
         def write() -> None:
@@ -325,9 +323,9 @@ class _Recorder:
                 _seal(Path(order.folder), order.state)
                 for old in order.old:
                     shutil.rmtree(old, ignore_errors=True)
-                self.send(messages.Sealed(None))
+                self.send(messages.store.Sealed(None))
             except OSError as error:
-                self.send(messages.Sealed(f"{order.folder} can't be written: {error.strerror}"))
+                self.send(messages.store.Sealed(f"{order.folder} can't be written: {error.strerror}"))
 
         self._work.put(write)
 
@@ -351,7 +349,7 @@ class _Recorder:
             except PeerLost:
                 return
             except Exception as error:  # else what it was to write would be waited for
-                self.send(messages.StoreFailed(traced(error, "recorder")))
+                self.send(messages.store.StoreFailed(traced(error, "recorder")))
 
 
 def _let_go(end: socket.socket) -> None:

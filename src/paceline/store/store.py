@@ -26,6 +26,7 @@ from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.files import to_disk
 from paceline.ipc.memory import whole_pages
+from paceline.ipc.messages.store import UNTOLD, WorkersTold
 from paceline.store.chunks import (
     CAPTURABLE,
     ELEMENTWISE,
@@ -76,23 +77,13 @@ WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing over a part of a c
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitResult:
     """A version that was made."""
 
     not_finite: NotFinite | None
     """The first NaN or infinity that was found."""
     checksum: int
     """The sum of its parameters' bits, as whole numbers modulo 2**64."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersTold:
-    """What a version has of what workers tell beside their updates."""
-
-    edit: int = 0
-    """The number of the model's structure."""
-    own: tuple[int, int] | None = None
-    """The worker and the number of its own values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +288,7 @@ class Store:
         made: Callable[[int, int], object] | None = None,
         summed: Sequence[int] = (),
         norms: Norms | None = None,
-    ) -> Committed:
+    ) -> CommitResult:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
         Gradients are summed in the order given. A weight of 1 multiplies nothing. With several threads the bits
@@ -325,7 +316,7 @@ class Store:
             if (worker := self.places.worker_of(area)) is not None:
                 self.buffers[worker] = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
         not_finite = next((one for one, _ in found if one is not None), not_finite)
-        return Committed(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
+        return CommitResult(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
 
     def norms(self, target: int, contributions: list[tuple[int, float]], *, threads: int = 1) -> Norms:
         """Return the norms for the version that is made next in the slot `target`, of the parameters in this range.
@@ -519,9 +510,7 @@ class Store:
         }
         self._values[told] = values
 
-    def version(
-        self, slot: int, workers: Iterable[int], policy: Policy, known: WorkersTold | None = None
-    ) -> NamedVersion:
+    def version(self, slot: int, workers: Iterable[int], policy: Policy, known: WorkersTold = UNTOLD) -> NamedVersion:
         """The version in that slot, with the buffers of these workers.
 
         Parameters are views: the caller keeps the slot from being written meanwhile.
@@ -529,10 +518,10 @@ class Store:
         moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
         buffers = merged(copies, policy) if copies else {}
-        return self._version({**moving, **buffers}, known or WorkersTold())
+        return self._version({**moving, **buffers}, known)
 
     def mean(
-        self, replicas: list[int], target: int, policy: Policy, known: WorkersTold | None = None
+        self, replicas: list[int], target: int, policy: Policy, known: WorkersTold = UNTOLD
     ) -> tuple[NamedVersion, float]:
         """Make the mean of the replicas in these areas in the area `target`. Return it as `version` returns a version.
 
@@ -541,7 +530,7 @@ class Store:
         distance = self._in_groups().mean(replicas, target)
         parameters = dict(zip(self.names, self.pushes[target].gradients, strict=True))
         buffers = merged([self.pushes[area].buffers for area in replicas], policy)
-        return self._version({**parameters, **buffers}, known or WorkersTold()), distance
+        return self._version({**parameters, **buffers}, known), distance
 
     def _version(self, tensors: dict[str, Tensor], known: WorkersTold) -> NamedVersion:
         """Put these tensors under the names that they have by then, with the fixed part and what was added."""

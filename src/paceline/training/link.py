@@ -17,7 +17,7 @@ from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.ipc.memory import Region
-from paceline.ipc.messages import Agreed, Arrives, Compute, HandOver, Keep, Plateaus, Step
+from paceline.ipc.messages.worker import Agreed, Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import Scalars, Store
 from paceline.training.averages import SharedMemoryGroups
@@ -303,7 +303,7 @@ class Link(Protocol):
     def agreed(self, call: Call, how: How, value: Value) -> Agreed:
         """Wait on for what this worker has given the value for."""
 
-    def released(self) -> Compute | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
+    def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:

@@ -22,7 +22,7 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import Region
-from paceline.ipc.messages import HandOver, Keep, Plateaus
+from paceline.ipc.messages.worker import HandOver, Keep, PlateauMetrics
 from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
@@ -414,7 +414,7 @@ def keep(orders: Sequence[Keep]) -> None:
         session.tell_values()
 
 
-def step_plateaus(news: Plateaus) -> None:
+def step_plateaus(news: PlateauMetrics) -> None:
     """Make the steps that another worker has decided. The runtime calls this while the script waits in `finish`."""
     if _Process.session is not None:
         _Process.session.step_plateaus(news)

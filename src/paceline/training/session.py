@@ -21,7 +21,7 @@ from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import keep_freed_memory
-from paceline.ipc.messages import Arrives, Compute, HandOver, Keep, Plateaus, Step
+from paceline.ipc.messages.worker import Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
@@ -376,7 +376,7 @@ class Session:
         if self.go is not None:
             self.remark_once("plateau", schedules.plateau_remark(self._shown_by, self.link.in_means))
 
-    def step_plateaus(self, news: Plateaus) -> None:
+    def step_plateaus(self, news: PlateauMetrics) -> None:
         """Make the steps that were decided."""
         self._decides = news.decides
         for scheduler, number, metric in news.metrics:
@@ -660,13 +660,13 @@ class Session:
             match self.link.released():
                 case Arrives(slot=slot, ranges=ranges):
                     self.holder.bring(slot, ranges)
-                case Step() as order:
+                case MakeStep() as order:
                     self.link.stepped(order.step, self.holder.step_replica(order))
                 case Keep() as order:
                     self.keep([order])
                 case HandOver() as order:
                     self.hand_over(order)
-                case Plateaus() as news:
+                case PlateauMetrics() as news:
                     self.step_plateaus(news)
                 case TakenUp(kept=kept):  # the replica is another worker's now, which has stepped meanwhile
                     if kept is not None:

@@ -21,9 +21,9 @@ from typing import ClassVar
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.ipc.channel import Channel
+from paceline.ipc.endpoint import Message
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
-from paceline.ipc.messages import Message
 from paceline.net.control import Hello
 from paceline.net.handshake import Answered, Keys
 from paceline.net.listener import HostListener

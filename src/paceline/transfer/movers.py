@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.ipc.channel import Channel, End, pair
+from paceline.ipc.endpoint import Message
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region, Span
-from paceline.ipc.messages import Message
 from paceline.ipc.processes import cpu_seconds, end_in_time, fork_child
 from paceline.ipc.send_queue import SendQueue
 from paceline.net.control import Hello

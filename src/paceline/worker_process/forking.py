@@ -108,7 +108,7 @@ def fork_workers(
             worker=worker,
             process=process,
             watch=os.pidfd_open(process),
-            channel=Channel(our_end, messages.FromWorker, f"worker {worker}"),
+            channel=Channel(our_end, messages.worker.FromWorker, f"worker {worker}"),
             printed=printed,
             turns=MessageValidation(stored=settings.choice.spec.versions == "stored"),
         )

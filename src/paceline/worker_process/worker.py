@@ -28,7 +28,7 @@ from paceline.host.evaluator import fork_evaluator
 from paceline.ipc import messages
 from paceline.ipc.channel import LONGEST, Channel, attached, attachment, path_of
 from paceline.ipc.memory import Region
-from paceline.ipc.messages import Agreed, Arrives, Compute, HandOver, Keep, Plateaus, Step
+from paceline.ipc.messages.worker import Agreed, Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics
 from paceline.ipc.processes import (
     NoProcess,
     forks_die_with_me,
@@ -61,9 +61,9 @@ from paceline.worker_process.interpreter import ended_by_parser
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
-RELEASES: Kinds = (Compute, Step, messages.Behind)
-LEASES: Kinds = (messages.Leased, messages.EpochOver)
-ASKED: Kinds = (Keep, HandOver, Arrives, Plateaus)
+RELEASES: Kinds = (Compute, MakeStep, messages.worker.Behind)
+LEASES: Kinds = (messages.worker.Leased, messages.worker.EpochOver)
+ASKED: Kinds = (Keep, HandOver, Arrives, PlateauMetrics)
 """What may come at any time."""
 NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
@@ -90,7 +90,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         os.environ.pop(name, None)
     devices.give(worker, settings.devices)  # torch is imported, and asks CUDA only when it is first used
     torch.set_num_threads(settings.threads)
-    link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
+    link = WorkerLink(worker, settings, Channel(end, messages.worker.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
     os.register_at_fork(after_in_child=link.leave_to_parent)
     if settings.saves == "first":
@@ -194,12 +194,12 @@ class WorkerLink:
     def handles(self, signals: list[int]) -> None:
         """Tell which signals the script has handlers of its own for."""
         if not self.forked:
-            self._channel.send(messages.Handles(signals))
+            self._channel.send(messages.worker.Handles(signals))
 
     def begins(self) -> bool:
         """Wait until the script is to begin. Return False if the run ends before that."""
         message, _ = self._channel.receive()
-        return isinstance(message, messages.Start)
+        return isinstance(message, messages.worker.Start)
 
     def start(self, offer: Offer) -> Started:
         """See `training.link.Link`."""
@@ -207,7 +207,7 @@ class WorkerLink:
         self._thread = threading.get_ident()
         layout = offer.layout
         self._channel.send(
-            messages.Offered(
+            messages.worker.Offered(
                 forms=layout.forms,
                 fixed_bytes=layout.fixed_bytes,
                 slot_bytes=layout.slot_bytes,
@@ -243,7 +243,7 @@ class WorkerLink:
         while True:
             message, descriptors = self._channel.receive()
             match message:
-                case messages.ForkStore() as order:
+                case messages.worker.ForkStore() as order:
                     region, end, *others = Region.attach(descriptors[0]), *map(_socket, descriptors[1:])
                     evaluator = others[0] if others else None
                     if evaluator is not None and offer.measure is None:
@@ -257,12 +257,12 @@ class WorkerLink:
                             assert isinstance(self._channel, Channel)  # the message has come through it
                             fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, show)
                     except NoProcess as error:
-                        self._channel.send(messages.StoreNotForked(str(error)))
+                        self._channel.send(messages.worker.StoreNotForked(str(error)))
                     except Exception as error:
                         message = f"no version can be made of this model and optimizer: {type(error).__name__}: {error}"
                         self.refuse(message)
                         raise ConfigError(message) from error
-                case messages.Begin() as begin:
+                case messages.worker.Begin() as begin:
                     self._began = time.monotonic() - begin.at
                     resumed = None
                     if begin.resumed is not None:
@@ -271,7 +271,7 @@ class WorkerLink:
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
                     if begin.joins:
-                        self._expect((messages.TakeUp,))
+                        self._expect((messages.worker.TakeUp,))
                     return Started(
                         region=Region.attach(descriptors[0]),
                         slots=begin.slots,
@@ -283,10 +283,10 @@ class WorkerLink:
                         resumed=resumed,
                         joins=begin.joins,
                     )
-                case messages.Stop(interrupted=True):
+                case messages.worker.StopTraining(interrupted=True):
                     self._stopped = self._interrupted = True
                     raise Interrupted
-                case messages.Stop() | messages.Exit():
+                case messages.worker.StopTraining() | messages.worker.Exit():
                     raise SystemExit(0)
 
     def raise_if_interrupted(self) -> None:
@@ -315,12 +315,12 @@ class WorkerLink:
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
         if not self.forked:
-            self._channel.send(messages.Refused(message))
+            self._channel.send(messages.worker.ScriptRefused(message))
 
     def ended_by_parser(self, code: int) -> None:
         """See `training.link.Link`."""
         if not self.forked:
-            self._channel.send(messages.ParserEnded(code))
+            self._channel.send(messages.worker.ParserEnded(code))
 
     def stretched(self, step: int, measured: float) -> float:
         """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
@@ -340,19 +340,19 @@ class WorkerLink:
     def accumulated(self, begin: int, end: int) -> None:
         """See `training.link.Link`."""
         if not self.forked:
-            self._channel.send(messages.Accumulated(self._step, begin, end))
+            self._channel.send(messages.worker.Accumulated(self._step, begin, end))
 
     def withdraw(self) -> None:
         """See `training.link.Link`."""
         if not self.forked:
-            self._channel.send(messages.Withdrawn(self._step))
+            self._channel.send(messages.worker.Withdrawn(self._step))
 
     def pushed(self, finished: Finished) -> None:
         """See `training.link.Link`."""
         batches = None if finished.batches is None else _pairs(finished.batches)
         self._expect(RELEASES)
         self._channel.send(
-            messages.StepFinished(
+            messages.worker.StepFinished(
                 step=finished.step,
                 version=finished.version,
                 batches=batches,
@@ -376,11 +376,11 @@ class WorkerLink:
     def take_up(self, announce: bool) -> TakenUp | None:
         """See `training.link.Link`."""
         if announce:
-            self._channel.send(messages.Joins())
-        message = self._await(messages.TakeUp)
+            self._channel.send(messages.worker.Joins())
+        message = self._await(messages.worker.TakeUp)
         return None if message is None else self._taken_up(message)
 
-    def _taken_up(self, message: messages.TakeUp) -> TakenUp:
+    def _taken_up(self, message: messages.worker.TakeUp) -> TakenUp:
         if message.recorded:
             return TakenUp(area=message.area, file=self._descriptors.pop(), kept=None)
         kept = unpack(attached(self._descriptors.pop())) if self._descriptors else None
@@ -390,21 +390,21 @@ class WorkerLink:
         """See `training.link.Link`."""
         error = str(packing) if isinstance(packing, ConfigError) else None
         descriptors = () if isinstance(packing, ConfigError) else (attachment(packing),)
-        self._channel.send(messages.Handed(order.worker, order.joining, error), descriptors)
+        self._channel.send(messages.worker.Handed(order.worker, order.joining, error), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
     def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
         """See `training.link.Link`."""
-        self._expect((Agreed, messages.Pause))
-        self._channel.send(messages.Agrees(call.epoch, call.nth, how, value))
-        return self._agreed(call, how, value, Agreed, messages.Pause)
+        self._expect((Agreed, messages.worker.Pause))
+        self._channel.send(messages.worker.Agrees(call.epoch, call.nth, how, value))
+        return self._agreed(call, how, value, Agreed, messages.worker.Pause)
 
     def pauses(self, epoch: int) -> None:
         """See `training.link.Link`."""
-        for kinds in ((Agreed,), (messages.TakeUp,), RELEASES):
+        for kinds in ((Agreed,), (messages.worker.TakeUp,), RELEASES):
             self._expect(kinds)
-        self._channel.send(messages.Declined(epoch, paused=True))
+        self._channel.send(messages.worker.Declined(epoch, paused=True))
 
     def agreed(self, call: Call, how: How, value: Value) -> Agreed:
         """See `training.link.Link`."""
@@ -419,17 +419,17 @@ class WorkerLink:
                     if call == (epoch, nth):  # else an exception had led the script out of that call
                         return message
                     self._expect(kinds)
-                case messages.Pause(), _:
+                case messages.worker.Pause(), _:
                     return None
                 case _:
                     return Agreed(call.epoch, call.nth, result_of(how, {self.worker: value}))
 
-    def released(self) -> Compute | Arrives | Step | Keep | HandOver | Plateaus | TakenUp | None:
+    def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
         """See `training.link.Link`."""
-        message: Compute | Arrives | Step | Keep | HandOver | Plateaus | messages.Behind | None
+        message: Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | messages.worker.Behind | None
         message = self._await(*RELEASES, asked=True, leaves=True)
         match message:
-            case messages.Behind():
+            case messages.worker.Behind():
                 self._expect(RELEASES)  # the release may come first
                 return self.take_up(announce=False)
             case Keep():
@@ -441,12 +441,12 @@ class WorkerLink:
     def decided(self, scheduler: int, metric: float) -> None:
         """See `training.link.Link`."""
         if not self.forked:
-            self._channel.send(messages.Decided(scheduler, metric))
+            self._channel.send(messages.worker.Decided(scheduler, metric))
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """See `training.link.Link`."""
         self._expect(RELEASES)
-        self._channel.send(messages.Stepped(step, not_finite))
+        self._channel.send(messages.worker.Stepped(step, not_finite))
 
     def heard_to_keep(self) -> list[Keep]:
         """See `training.link.Link`."""
@@ -461,16 +461,16 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._keeps -= 1
         if isinstance(packing, ConfigError):
-            self._channel.send(messages.Kept(order.snapshot, step, epoch, str(packing)))
+            self._channel.send(messages.worker.Kept(order.snapshot, step, epoch, str(packing)))
             return
         descriptor = attachment(packing)
-        self._channel.send(messages.Kept(order.snapshot, step, epoch, None), (descriptor,))
+        self._channel.send(messages.worker.Kept(order.snapshot, step, epoch, None), (descriptor,))
         os.close(descriptor)
 
     def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """See `training.link.Link`."""
         end = socket.socket(fileno=self._descriptors.pop())
-        channel = Channel(end, messages.ToAverager, "the coordinator")
+        channel = Channel(end, messages.worker.ToAverager, "the coordinator")
         start_averager(channel, groups)
 
     @signals.undisturbed
@@ -486,75 +486,79 @@ class WorkerLink:
     def begin(self, batch: Batch) -> bool:
         """See `training.link.Link`."""
         with self._leasing:
-            answer = self._ask(messages.BeginWanted(batch.epoch, batch.index), messages.MayBegin)
+            answer = self._ask(messages.worker.BeginWanted(batch.epoch, batch.index), messages.worker.MayBegin)
             return answer is None or answer.begun  # once the run is stopped, nothing comes of it
 
     def _lease(self, epoch: int, orders: Orders, ahead: int, begins: tuple[int, int] | None) -> Lease:
         while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
-            wanted = messages.LeaseWanted(epoch, *orders.known(epoch), ahead, begins)
-            match message := self._ask(wanted, *LEASES, messages.OrderWanted):
-                case messages.Leased():
+            wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, begins)
+            match message := self._ask(wanted, *LEASES, messages.worker.OrderWanted):
+                case messages.worker.Leased():
                     return Lease(batch=Batch(message.epoch, message.index), ahead=message.ahead, begun=message.begun)
-                case messages.EpochOver():
+                case messages.worker.EpochOver():
                     return Lease(for_now=message.for_now, begun=message.begun)
                 case None:
                     break
             block = orders.block(message.epoch, message.block)
             order, samples = [plain_ids(batch) for batch in block.order], orders.expected(message.epoch)
             self._channel.send(
-                messages.OrderDrawn(message.epoch, message.block, block.digest, order, block.last, samples)
+                messages.worker.OrderDrawn(message.epoch, message.block, block.digest, order, block.last, samples)
             )
         return Lease()
 
     def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
         """See `training.link.Link`."""
         for start in reversed(range(0, max(1, len(batches)), BLOCK)):  # the batches leased last go back first
-            self._channel.send(messages.LookedAt(epoch, _pairs(batches[start : start + BLOCK]), ran_out and not start))
+            self._channel.send(
+                messages.worker.LookedAt(epoch, _pairs(batches[start : start + BLOCK]), ran_out and not start)
+            )
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.GivenBack(_pairs(batches)))
+        self._channel.send(messages.worker.GivenBack(_pairs(batches)))
 
     def stop(self, reason: str) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.StopWanted(reason))
+        self._channel.send(messages.worker.StopWanted(reason))
 
     def done_computing(self, epoch: int) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.Declined(epoch))
+        self._channel.send(messages.worker.Declined(epoch))
 
     def epochs_are_over(self) -> None:
         """See `training.link.Link`."""
         if not self.forked:
-            self._channel.send(messages.EpochsOver())
+            self._channel.send(messages.worker.EpochsOver())
 
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
-        message = self._ask(messages.AdoptionWanted(digest), messages.AdoptInto, messages.AdoptedAlready)
-        return message.slot if isinstance(message, messages.AdoptInto) else None
+        message = self._ask(
+            messages.worker.AdoptionWanted(digest), messages.worker.AdoptInto, messages.worker.AdoptedAlready
+        )
+        return message.slot if isinstance(message, messages.worker.AdoptInto) else None
 
     def adopted(self, state: bytes) -> None:
         """See `training.link.Link`."""
         descriptors = (attachment(state),) if state else ()
-        self._channel.send(messages.Adopted(), descriptors)
+        self._channel.send(messages.worker.AdoptionWritten(), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
     def edit(self, structure: Structure, ties: bool, packing: Callable[[], bytes]) -> bytes | None:
         """See `training.link.Link`."""
-        wanted = messages.EditWanted(structure.number, structure.names, structure.added, ties)
-        answer = self._ask(wanted, messages.TellEdit, messages.TakeEdit)
+        wanted = messages.worker.EditWanted(structure.number, structure.names, structure.added, ties)
+        answer = self._ask(wanted, messages.worker.TellEdit, messages.worker.TakeEdit)
         match answer:
-            case messages.TellEdit(number=number):
-                self._attach(messages.Edited(number), packing())
-            case messages.TakeEdit():
+            case messages.worker.TellEdit(number=number):
+                self._attach(messages.worker.Edited(number), packing())
+            case messages.worker.TakeEdit():
                 return attached(self._descriptors.pop())
         return None
 
     def own_values(self, packing: bytes) -> None:
         """See `training.link.Link`."""
         self._values += 1
-        self._attach(messages.OwnValues(self._values), packing)
+        self._attach(messages.worker.OwnValues(self._values), packing)
 
     def _attach(self, message: messages.Message, packing: bytes) -> None:
         descriptor = attachment(packing)
@@ -563,63 +567,69 @@ class WorkerLink:
 
     def hold(self) -> int:
         """See `training.link.Link`."""
-        slot: int = self._ask(messages.SnapshotWanted(hold=True), messages.Snapshot, even_stopped=True).slot
+        slot: int = self._ask(
+            messages.worker.SnapshotWanted(hold=True), messages.worker.SnapshotReady, even_stopped=True
+        ).slot
         return slot
 
     def optimizer_state(self) -> bytes:
         """See `training.link.Link`."""
         self._only_here()
-        self._ask(messages.StateWanted(), messages.OptimizerState, even_stopped=True)
+        self._ask(messages.worker.StateWanted(), messages.worker.OptimizerState, even_stopped=True)
         return attached(self._descriptors.pop())
 
     def snapshot(self) -> int:
         """See `training.link.Link`."""
         self._only_here()
-        slot: int = self._ask(messages.SnapshotWanted(hold=False), messages.Snapshot, even_stopped=True).slot
+        slot: int = self._ask(
+            messages.worker.SnapshotWanted(hold=False), messages.worker.SnapshotReady, even_stopped=True
+        ).slot
         return slot
 
     def snapshot_taken(self) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.SnapshotTaken())
+        self._channel.send(messages.worker.SnapshotTaken())
 
     def finish(self) -> int | None:
         """See `training.link.Link`."""
-        self._expect((messages.FinalRecorded,))
-        self._channel.send(messages.FinishWanted())
-        final, files = self._await_or_keep(messages.FinalRecorded, leaves=True)
+        self._expect((messages.worker.FinalRecorded,))
+        self._channel.send(messages.worker.FinishWanted())
+        final, files = self._await_or_keep(messages.worker.FinalRecorded, leaves=True)
         self.run_used = final.used
         return files[0] if files else None
 
     def log(self, step: int, version: int, scalars: dict[str, float]) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.Logged(step, version, scalars))
+        self._channel.send(messages.worker.ScalarsLogged(step, version, scalars))
 
     def remark(self, line: str) -> None:
         """Have the user told what this worker does."""
-        self._channel.send(messages.Remarked(line))
+        self._channel.send(messages.worker.Remarked(line))
 
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
         self._thread = 0  # no thread is left that could leave its script
         prepare.end_wait()
         prepare.script_ended()
-        self._channel.send(messages.ScriptEnded())
+        self._channel.send(messages.worker.ScriptEnded())
         while True:
-            match self._await_or_keep(messages.Evaluate, messages.Exit):
-                case messages.Evaluate(version=version), (descriptor,):
+            match self._await_or_keep(messages.worker.Evaluate, messages.worker.Exit):
+                case messages.worker.Evaluate(version=version), (descriptor,):
                     assert self._evaluate is not None
                     if self._evaluation_threads is not None:
                         torch.set_num_threads(self._evaluation_threads)
                     try:
                         with path_of(descriptor) as file:
                             metrics = prepare.evaluated(self._evaluate, version, file)
-                        self._channel.send(messages.Evaluated(version, metrics))
+                        self._channel.send(messages.worker.Evaluated(version, metrics))
                     except BaseException as error:  # sys.exit() too: the version is not evaluated
                         if self.forked:
                             raise
                         show(error)
-                        self._channel.send(messages.EvaluationFailed(version, f"{type(error).__name__}: {error}"))
-                case messages.Exit(), _:
+                        self._channel.send(
+                            messages.worker.EvaluationFailed(version, f"{type(error).__name__}: {error}")
+                        )
+                case messages.worker.Exit(), _:
                     self._left, self._channel = self._channel, _NoChannel(ENDED)
                     prepare.end_of_part()
                     return
@@ -698,7 +708,7 @@ class WorkerLink:
                 case Keep() as order:
                     self._keeps += 1
                     prepare.keep([order])
-                case Plateaus() as news:
+                case PlateauMetrics() as news:
                     prepare.step_plateaus(news)
                 case Arrives():
                     pass  # the step is not made
@@ -729,7 +739,7 @@ class WorkerLink:
         if received is None:
             return
         message, _ = received
-        if isinstance(message, messages.Stop):
+        if isinstance(message, messages.worker.StopTraining):
             self._stopped = True
             self._interrupted = message.interrupted
             self._ends_at_once = message.at_once

@@ -37,7 +37,7 @@ class VirtualWorkers(Workers):
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         program = self.programs[worker]
-        if isinstance(message, messages.ForkStore):
+        if isinstance(message, messages.worker.ForkStore):
             program.forks = named_by(descriptors[1])
             if program.status is not None:
                 program.drops_fork()
@@ -59,7 +59,7 @@ class VirtualWorkers(Workers):
     def _forks(self, workers: Sequence[int]) -> list[Process]:
         made = []
         for worker in workers:
-            ours, theirs = lines(messages.FromWorker, f"worker {worker}", messages.ToWorker)
+            ours, theirs = lines(messages.worker.FromWorker, f"worker {worker}", messages.worker.ToWorker)
             program = self.programs[worker] = self._begins(worker, theirs)
             channel: Any = ours
             made.append(

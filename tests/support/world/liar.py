@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.coordinator.host_registry import HostRegistry
 from paceline.errors import MessageUnreadable
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.ipc.endpoint import Coding
 from support.world import insides
 from support.world.clock import VirtualLoop
@@ -26,7 +26,7 @@ EXTREMES: list[Any] = [
 ]
 """What stands in the place of a value."""
 LIAR = "node-1"
-CODING = Coding(between.ToHead)
+CODING = Coding(host_messages.ToHead)
 
 
 def changed(lots: random.Random, message: Any, others: list[Any]) -> Any:
@@ -63,7 +63,7 @@ def changed(lots: random.Random, message: Any, others: list[Any]) -> Any:
 
 
 def _kind(message: Any) -> str:
-    return type(message.message if isinstance(message, between.Heard) else message).__name__
+    return type(message.message if isinstance(message, host_messages.WorkerSaid) else message).__name__
 
 
 class Liar:

@@ -197,9 +197,9 @@ class Script:
     pieces: int = 1
     """Of its model. See `CUTS`."""
 
-    def offer(self) -> messages.Offered:
+    def offer(self) -> messages.worker.Offered:
         """What a worker brings to `prepare`."""
-        return messages.Offered(
+        return messages.worker.Offered(
             **{name: getattr(OFFER, name) for name in OFFER.__struct_fields__}
             | {
                 "slot_bytes": SLOT,
@@ -235,7 +235,7 @@ class Worker(Program):
         worker: int,
         script: Script,
         contents: Contents,
-        store: Callable[[Line, int, messages.ForkStore], object],
+        store: Callable[[Line, int, messages.worker.ForkStore], object],
         scheduler: Scheduler,
         machine: Machine,
         line: Line,
@@ -297,14 +297,14 @@ class Worker(Program):
 
     def course(self) -> Course:
         message, _ = yield None
-        if isinstance(message, messages.Start):
+        if isinstance(message, messages.worker.Start):
             yield self.takes(self._script.starts)
             with suppress(Leaves):
                 yield from self._runs()
-        self.say(messages.ScriptEnded())
+        self.say(messages.worker.ScriptEnded())
         for asked, _ in self._heard:
             self._hands_over(asked)
-        while not isinstance(message, messages.Exit):
+        while not isinstance(message, messages.worker.Exit):
             message, _ = yield None
             self._hands_over(message)
 
@@ -332,29 +332,29 @@ class Worker(Program):
                 if go is not None and self._lots.random() < self._script.looks:
                     yield from self._looks()
         if go is not None or self._joins:
-            self.say(messages.Declined())
+            self.say(messages.worker.Declined())
             yield self.takes(self._script.computes)
         else:
             yield from self._looks(hold=True)
         if self._lots.random() < self._script.looks:
             yield from self._looks()
         if self._script.finishes:
-            self.say(messages.FinishWanted())
-            yield from self._await(messages.FinalRecorded, even_stopped=True)
+            self.say(messages.worker.FinishWanted())
+            yield from self._await(messages.worker.FinalRecorded, even_stopped=True)
             yield self.takes(self._script.computes)
 
-    def _takes_up(self) -> Generator[Seconds | None, Any, messages.Compute | None]:
+    def _takes_up(self) -> Generator[Seconds | None, Any, messages.worker.Compute | None]:
         """It comes while others train: it takes part from now on."""
         self._joins = False
         if not self._script.loads:
-            self.say(messages.Joins())
-        if (told := (yield from self._await(messages.TakeUp))) is None:
+            self.say(messages.worker.Joins())
+        if (told := (yield from self._await(messages.worker.TakeUp))) is None:
             return None
         if self.replicas is not None:
             self._takes_up_replica(told)
         return (yield from self._released())
 
-    def _takes_up_replica(self, told: messages.TakeUp) -> None:
+    def _takes_up_replica(self, told: messages.worker.TakeUp) -> None:
         """A recorded mean comes along, to be put into its place, or its replica lies there."""
         assert self._memory is not None
         assert self.replicas is not None
@@ -372,9 +372,9 @@ class Worker(Program):
 
     def _hands_over(self, message: messages.Message) -> None:
         """Give what the script keeps to a worker that joins, if that is what the message asks for."""
-        if isinstance(message, messages.HandOver):
+        if isinstance(message, messages.worker.HandOver):
             file = attachment(STATE)
-            self.say(messages.Handed(message.worker, message.joining, None), (file,))
+            self.say(messages.worker.Handed(message.worker, message.joining, None), (file,))
             os.close(file)
 
     def _begins(self) -> Generator[Seconds | None, Any, int]:
@@ -382,23 +382,23 @@ class Worker(Program):
         while True:
             message, files = yield None
             match message:
-                case messages.ForkStore():
+                case messages.worker.ForkStore():
                     yield self.takes(self._script.starts)
                     self.forks = None
                     self._store(self.machine.ends.pop(named_by(files[1])), os.dup(files[0]), message)
-                case messages.Begin(slots=slots, areas=areas, tells=tells):
+                case messages.worker.Begin(slots=slots, areas=areas, tells=tells):
                     self._memory, self._tells = Memory(files[0], slots, areas * self._contents.capacity), tells
                     self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
                     self._joins = message.joins
                     if message.holder == "replica":
                         self._begins_to_average(files[1], message)
                     return 0 if message.resumed is None else message.resumed.epoch
-                case messages.Stop() | messages.Exit():
+                case messages.worker.StopTraining() | messages.worker.Exit():
                     raise Leaves
                 case _:
                     raise Wrong(f"{self.what} was sent {message} before training began")
 
-    def _begins_to_average(self, end: int, begin: messages.Begin) -> None:
+    def _begins_to_average(self, end: int, begin: messages.worker.Begin) -> None:
         """Its replica is shown, and its thread takes orders. One that joins may show what was left of a dead one's."""
         assert self._memory is not None
         assert self.replicas is not None
@@ -407,10 +407,10 @@ class Worker(Program):
             self._sees(place, self._contents.version(0), "what training begins with", PARAMETERS)
             self._shown = place, self._contents.version(0)
         line = self.machine.ends.pop(named_by(end))
-        line.expects(messages.ToAverager)
+        line.expects(messages.worker.ToAverager)
         self.averager = Averager(self, self._memory, CUTS[self._script.pieces], line)
 
-    def _computes_replica(self, go: messages.Compute, batches: list[tuple[int, int]] | None) -> Course:
+    def _computes_replica(self, go: messages.worker.Compute, batches: list[tuple[int, int]] | None) -> Course:
         """Compute on its own replica as it was at the release, whatever becomes of it meanwhile."""
         assert self._memory is not None
         assert self.replicas is not None
@@ -424,9 +424,11 @@ class Worker(Program):
         memory.write(area, self._contents.update(self.worker, go.step))
         self._computes = False
         seconds = self._scheduler.now - began
-        self.say(messages.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0))
+        self.say(
+            messages.worker.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0)
+        )
 
-    def _steps_replica(self, order: messages.Step) -> Course:
+    def _steps_replica(self, order: messages.worker.MakeStep) -> Course:
         """Step its replica, with its own gradient or a group's mean. It sees what comes of that where it is shown."""
         assert self._memory is not None
         assert self.replicas is not None
@@ -448,9 +450,9 @@ class Worker(Program):
                 yield self.takes(self.averages)
         if self._shown is not None and self._shown[0] == target:
             self._shown = target, step.after
-        self.say(messages.Stepped(order.step, None))
+        self.say(messages.worker.Stepped(order.step, None))
 
-    def _computes_step(self, go: messages.Compute, batches: list[tuple[int, int]] | None) -> Course:
+    def _computes_step(self, go: messages.worker.Compute, batches: list[tuple[int, int]] | None) -> Course:
         assert self._memory is not None
         if self.replicas is not None:
             yield from self._computes_replica(go, batches)
@@ -466,7 +468,9 @@ class Worker(Program):
         memory.write(area, contents.update(self.worker, go.step))
         self._computes, self._in_area[go.area] = False, go.step
         seconds = self._scheduler.now - began
-        self.say(messages.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0))
+        self.say(
+            messages.worker.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0)
+        )
 
     def _computes_gradient(self, step: int, area: Bytes) -> Course:
         """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end."""
@@ -479,12 +483,12 @@ class Worker(Program):
         for within in reversed(told):
             yield seconds / (len(told) + 1)
             self._memory.write(area, content, within)
-            self.say(messages.Accumulated(step, *within))
+            self.say(messages.worker.Accumulated(step, *within))
         yield seconds / (len(told) + 1)
         if changes:
-            self.say(messages.Withdrawn(step))
+            self.say(messages.worker.Withdrawn(step))
 
-    def _sees_own(self, go: messages.Compute) -> None:
+    def _sees_own(self, go: messages.worker.Compute) -> None:
         """What it has pushed and the version lacks is named, and lies where it was put."""
         assert self._memory is not None
         lacking = self._contents.lacking(self.worker, go.step)
@@ -495,11 +499,13 @@ class Worker(Program):
             content = self._contents.update(self.worker, step)
             self._sees(self._memory.area(area), content, f"step {step}, which version {go.version} lacks")
 
-    def _released(self) -> Generator[Seconds | None, Any, messages.Compute | None]:
-        go: messages.Compute | messages.Step | None = yield from self._await(messages.Compute, messages.Step)
-        while isinstance(go, messages.Step):
+    def _released(self) -> Generator[Seconds | None, Any, messages.worker.Compute | None]:
+        go: messages.worker.Compute | messages.worker.MakeStep | None = yield from self._await(
+            messages.worker.Compute, messages.worker.MakeStep
+        )
+        while isinstance(go, messages.worker.MakeStep):
             yield from self._steps_replica(go)
-            go = yield from self._await(messages.Compute, messages.Step)
+            go = yield from self._await(messages.worker.Compute, messages.worker.MakeStep)
         if go is not None:
             if go.step <= self._last:
                 raise Wrong(f"{self.what} is to compute step {go.step} after step {self._last}")
@@ -510,15 +516,19 @@ class Worker(Program):
                 self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
         return go
 
-    def _leases(self, epoch: int) -> Generator[Seconds | None, Any, messages.Leased | None]:
+    def _leases(self, epoch: int) -> Generator[Seconds | None, Any, messages.worker.Leased | None]:
         while not self._stopped:
-            self.say(messages.LeaseWanted(epoch, 1, f"order of epoch {epoch}"))
-            message = yield from self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
-            if not isinstance(message, messages.OrderWanted):
-                return message if isinstance(message, messages.Leased) else None
+            self.say(messages.worker.LeaseWanted(epoch, 1, f"order of epoch {epoch}"))
+            message = yield from self._await(
+                messages.worker.Leased, messages.worker.EpochOver, messages.worker.OrderWanted
+            )
+            if not isinstance(message, messages.worker.OrderWanted):
+                return message if isinstance(message, messages.worker.Leased) else None
             order = [[index] for index in range(self._script.batches)]
             digest = f"order of epoch {message.epoch}"
-            self.say(messages.OrderDrawn(message.epoch, message.block, digest, order, True, self._script.batches))
+            self.say(
+                messages.worker.OrderDrawn(message.epoch, message.block, digest, order, True, self._script.batches)
+            )
         return None
 
     def _looks(self, hold: bool = False) -> Course:
@@ -530,28 +540,28 @@ class Worker(Program):
                     self._sees(*self._shown, "the replica that it shows", PARAMETERS)
                 yield self.takes(self._script.computes)
             return
-        self.say(messages.SnapshotWanted(hold))
-        shown = yield from self._await(messages.Snapshot, even_stopped=True)
+        self.say(messages.worker.SnapshotWanted(hold))
+        shown = yield from self._await(messages.worker.SnapshotReady, even_stopped=True)
         place = self._memory.slot(shown.slot)
         content = self._memory.read(place)
         self._sees(place, content, "one version alone")
         if content not in [self._contents.version(version) for version in range(self._contents.newest + 1)]:
             raise Wrong(f"{self.what} is shown what is no version: {content.hex()}")
         if not hold and self._lots.random() < 0.5:
-            self.say(messages.StateWanted())
-            yield from self._await(messages.OptimizerState, even_stopped=True)
+            self.say(messages.worker.StateWanted())
+            yield from self._await(messages.worker.OptimizerState, even_stopped=True)
             if (state := os.pread(self._came[0], 100, 0)) != STATE:
                 raise Wrong(f"{self.what} is sent {state!r} for the optimizer's state")
         yield self.takes(self._script.computes)
         self._sees(place, content, "the version that it was shown")
         if not hold:
-            self.say(messages.SnapshotTaken())
+            self.say(messages.worker.SnapshotTaken())
 
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Generator[Seconds | None, Any, Any]:
         """Wait for the next message of these kinds; None once the run is stopped, unless it is answered even then."""
         while True:
-            if messages.Compute in kinds or messages.FinalRecorded in kinds:
-                asked = [one for one in self._heard if isinstance(one[0], messages.HandOver)]
+            if messages.worker.Compute in kinds or messages.worker.FinalRecorded in kinds:
+                asked = [one for one in self._heard if isinstance(one[0], messages.worker.HandOver)]
                 for one in asked:
                     self._heard.remove(one)
                     self._hands_over(one[0])
@@ -563,11 +573,11 @@ class Worker(Program):
             if self._stopped and not even_stopped:
                 return None
             message, files = yield None
-            if isinstance(message, messages.Compute) and self._computes:
+            if isinstance(message, messages.worker.Compute) and self._computes:
                 raise Wrong(f"{self.what} is to compute step {message.step} while it computes step {self._last}")
-            if isinstance(message, messages.Exit):
+            if isinstance(message, messages.worker.Exit):
                 raise Wrong(f"{self.what} is to exit while it waits for {kinds}")
-            if not isinstance(message, messages.Stop):
+            if not isinstance(message, messages.worker.StopTraining):
                 self._heard.append((message, files))
                 continue
             self._stopped = True
@@ -594,9 +604,9 @@ class Averager(Program):
         while True:
             order, _ = yield None
             yield from self._makes(order)
-            self.say(messages.Averaged(order.group))
+            self.say(messages.worker.ShareAveraged(order.group))
 
-    def _makes(self, order: messages.Average) -> Course:
+    def _makes(self, order: messages.worker.AverageShare) -> Course:
         """Make its share, piece by piece. What goes with the first byte is of the first one of a share."""
         worker, memory = self._worker, self._memory
         assert worker.replicas is not None
@@ -660,7 +670,7 @@ class Store(Program):
         host: str,
         heads: bool,
         file: int,
-        order: messages.ForkStore,
+        order: messages.worker.ForkStore,
         contents: Contents,
         cuts: Sequence[int],
         seconds: Seconds,
@@ -677,7 +687,7 @@ class Store(Program):
         self.not_finite: Callable[[int], bool] = lambda version: False
         """Whether it finds a NaN in its range of that version."""
         self._heads = heads
-        self._held: dict[str, messages.Record] = {}
+        self._held: dict[str, messages.store.Record] = {}
         """By file: what is to be written there once all of it has come."""
         self._gatherings: dict[int, _Gathering] = {}
         self._contents = contents
@@ -704,44 +714,44 @@ class Store(Program):
         else:  # what its own worker begins with, until the head's comes
             memory.write(memory.slot(0), TORN)
             memory.write(memory.fixed(), TORN)
-        self.say(messages.StoreReady(self.number, "beginning"))
+        self.say(messages.store.StoreReady(self.number, "beginning"))
         while True:
             message, files = yield None
             match message:
-                case messages.Commit():
+                case messages.store.Commit():
                     yield from self._commits(message)
-                case messages.SumUp():
+                case messages.store.MakeSum():
                     yield from self._sums_up(message)
-                case messages.Record(waits=True):
+                case messages.store.Record(waits=True):
                     self._held[message.file] = message
-                case messages.Record():
+                case messages.store.Record():
                     self._records(message)
-                case messages.GoOn(file=file):
+                case messages.store.GoOn(file=file):
                     self._records(self._held.pop(file))
-                case messages.RecordMean():
+                case messages.store.RecordMean():
                     yield from self._records_mean(message)
-                case messages.SendWhole():
-                    self._says_with(messages.WholeReady(None), WHOLE)
-                case messages.Load():
+                case messages.store.SendWhole():
+                    self._says_with(messages.store.WholeReady(None), WHOLE)
+                case messages.store.Load():
                     self._loads(files[0])
-                case messages.TakeRange():
+                case messages.store.ExtendRange():
                     self._takes_range(message, files[0])
-                case messages.SendShare(number=number):
-                    content, answer = share(*self.range, self._made), messages.ShareReady(number, None)
+                case messages.store.SendShare(number=number):
+                    content, answer = share(*self.range, self._made), messages.store.ShareReady(number, None)
                     self._scheduler.after(self.takes(self._seconds), partial(self._says_with, answer, content))
-                case messages.SendState(worker=worker, number=number, shares=shares):
+                case messages.store.SendState(worker=worker, number=number, shares=shares):
                     if shares:
                         self._gatherings[number] = _Gathering(worker, self._made, self.range, shares)
                     else:
-                        self._says_with(messages.StateReady(worker, None), STATE)
-                case messages.TakeShare(number=number, error=None):
+                        self._says_with(messages.store.StateReady(worker, None), STATE)
+                case messages.store.TakeShare(number=number, error=None):
                     self._takes_share(number, files[0])
-                case messages.Quit():
+                case messages.store.Quit():
                     return
                 case _:
                     raise Wrong(f"{self.what} was sent {message}")
 
-    def _commits(self, order: messages.Commit) -> Course:
+    def _commits(self, order: messages.store.Commit) -> Course:
         if order.version != self._made + 1:
             raise Wrong(f"{self.what} is to make version {order.version} after version {self._made}")
         memory, target = self._memory, self._memory.slot(order.target)
@@ -755,17 +765,17 @@ class Store(Program):
             self._reads(order)
             memory.write(target, self._contents.version(order.version), piece)
             if order.tells:
-                self.say(messages.Making(order.version, *piece))
+                self.say(messages.store.Making(order.version, *piece))
         self._made = order.version
         found = ("weight", None) if order.look and self.not_finite(order.version) else None
-        self.say(messages.Committed(order.version, 0.0, order.version, found))
+        self.say(messages.store.Committed(order.version, 0.0, order.version, found))
 
-    def _sums_up(self, order: messages.SumUp) -> Course:
+    def _sums_up(self, order: messages.store.MakeSum) -> Course:
         memory, place = self._memory, self._memory.area(order.target)
         named = [self._named(area) for area, _ in order.terms]
         memory.write(place, TORN)
         if None in named:  # the sum is void by now
-            self.say(messages.Summed(order.number, None))
+            self.say(messages.store.Summed(order.number, None))
             return
         terms = tuple((*one, weight) for one, (_, weight) in zip(named, order.terms, strict=True) if one)
         content = self._contents.sums(order.number, terms)
@@ -773,8 +783,8 @@ class Store(Program):
         for piece in pairwise(self._cuts):
             yield self.takes(self._seconds / len(self._cuts))
             memory.write(place, content, piece)
-            self.say(messages.Summing(order.number, *piece))
-        self.say(messages.Summed(order.number, None))
+            self.say(messages.store.Summing(order.number, *piece))
+        self.say(messages.store.Summed(order.number, None))
 
     def _named(self, area: int) -> tuple[int, int] | None:
         """The worker and the step whose update lies there, all of it. None: it has been dropped."""
@@ -785,7 +795,7 @@ class Store(Program):
                 return worker, step
         return None
 
-    def _reads(self, order: messages.Commit) -> None:
+    def _reads(self, order: messages.store.Commit) -> None:
         """Look at all that its range is made of. The head's has all buffers, too."""
         memory, contents, what = self._memory, self._contents, f"{self.what}, at version {order.version},"
         source = memory.slot(order.source)
@@ -815,7 +825,7 @@ class Store(Program):
         memory.check(memory.slot(0), self._contents.version(0), self.what, "version 0")
         memory.check(memory.fixed(), self._contents.fixed, self.what, "what never moves")
 
-    def _takes_range(self, order: messages.TakeRange, file: int) -> None:
+    def _takes_range(self, order: messages.store.ExtendRange, file: int) -> None:
         """Make the range beside its own as well, with what another store had for it."""
         (begin, end), found = self.range, os.pread(file, 100, 0)
         if found != share(order.begin, order.end, self._made):
@@ -833,7 +843,7 @@ class Store(Program):
             if not gathering.whole:
                 raise Wrong(f"{self.what} gets {gathering.came} for the state of version {gathering.version}")
             del self._gatherings[number]
-            self._says_with(messages.StateReady(gathering.worker, None), STATE)
+            self._says_with(messages.store.StateReady(gathering.worker, None), STATE)
 
     def _says_with(self, message: messages.Message, content: bytes) -> None:
         """Say this, with that along."""
@@ -842,7 +852,7 @@ class Store(Program):
             self.say(message, (file,))
             os.close(file)
 
-    def _records_mean(self, order: messages.RecordMean) -> Course:
+    def _records_mean(self, order: messages.store.RecordMean) -> Course:
         """Make the mean of all replicas, and write it."""
         memory, replicas = self._memory, self.replicas
         assert replicas is not None
@@ -858,9 +868,9 @@ class Store(Program):
             if made == TORN:
                 yield self.takes(self._seconds)
         Path(order.file).write_bytes(content)
-        self.say(messages.MeanRecorded(order.version, sha256(content).hexdigest(), 0.0))
+        self.say(messages.store.MeanRecorded(order.version, sha256(content).hexdigest(), 0.0))
 
-    def _records(self, order: messages.Record) -> None:
+    def _records(self, order: messages.store.Record) -> None:
         """Write the version beside everything else."""
         memory, place = self._memory, self._memory.slot(order.slot)
         content, what = self._contents.version(order.version), f"version {order.version}"
@@ -870,6 +880,6 @@ class Store(Program):
             if self.status is None:
                 memory.check(place, content, f"{self.what}, which has written it,", what)
                 Path(order.file).write_bytes(content)
-                self.say(messages.Recorded(order.version, sha256(content).hexdigest()))
+                self.say(messages.store.VersionRecorded(order.version, sha256(content).hexdigest()))
 
         self._scheduler.after(self.takes(self._seconds), written)

@@ -232,8 +232,8 @@ class World:
                 program.fails_at = fault.message
         return program
 
-    def _fork_store(self, host: str, line: Line, file: int, order: messages.ForkStore) -> None:
-        line.expects(messages.ToStore)
+    def _fork_store(self, host: str, line: Line, file: int, order: messages.worker.ForkStore) -> None:
+        line.expects(messages.store.ToStore)
         store = self.stores[host] = Store(
             host,
             host == HEAD,

@@ -128,7 +128,7 @@ class Averaging:
         carrier: TransferManager | None,
         news: AveragingNews,
         give_up: Callable[[int, str], None],
-        offer: Callable[[], messages.Offered],
+        offer: Callable[[], messages.worker.Offered],
         *,
         name: str,
         deaths_are_told: bool = False,
@@ -154,7 +154,7 @@ class Averaging:
 
     def connect(self, worker: int) -> End:
         """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
-        channel, theirs = self._loop.connect(messages.FromAverager, f"worker {worker}'s averager")
+        channel, theirs = self._loop.connect(messages.worker.FromAverager, f"worker {worker}'s averager")
         self._loop.watch(channel, lambda: self._hear(worker, channel))
         outbox = SendQueue(channel, self._loop, lambda: self._give_up(worker, "its averager does not read"))
         self._averagers[worker] = _Averager(channel, outbox)
@@ -362,7 +362,7 @@ class Averaging:
         within: tuple[int, int],
     ) -> None:
         work.awaited = set(work.mine)
-        order = messages.Average(
+        order = messages.worker.AverageShare(
             group=work.group.number,
             members=list(work.mine),
             sources=[self._plan.area(source) for source in sources],

@@ -54,7 +54,7 @@ class CommitDispatch:
         self._plan = plan
         self._arithmetic = arithmetic
         self._idle_cores = idle_cores
-        self._awaits_norms: messages.Commit | None = None
+        self._awaits_norms: messages.store.Commit | None = None
         """What makes the version once the norms of all hosts' ranges are known."""
         self._used: set[int] = set()
         """Places that a version has been in."""
@@ -88,7 +88,7 @@ class CommitDispatch:
         if target is None:
             return False
         areas = [(self._plan.area(self._shelf.place(item)), weight) for item, weight in pushed]
-        order = messages.Commit(
+        order = messages.store.Commit(
             version=version,
             source=self._shelf.place(Version(source)),
             target=target,
@@ -102,14 +102,14 @@ class CommitDispatch:
             summed=[self._plan.area(self._shelf.place(update)) for update in summed],
         )
         self._awaits_norms = order if exchanges else None
-        taken = messages.TakeNorms(version, target, areas, order.threads, order.first)
+        taken = messages.store.TakeNorms(version, target, areas, order.threads, order.first)
         self._arithmetic.send(taken if exchanges else order)
         self._used.add(target)
         self._making = version
         self._made.clear()
         return True
 
-    def make_with(self, message: messages.Norms) -> bool:
+    def make_with(self, message: messages.store.Norms) -> bool:
         """Make the version that waits for these norms. Return whether one does."""
         order = self._awaits_norms
         if order is None or order.version != message.version:
@@ -118,7 +118,7 @@ class CommitDispatch:
         self._arithmetic.send(msgspec.structs.replace(order, norms=message.norms))
         return True
 
-    def made(self, message: messages.Making) -> bool:
+    def made(self, message: messages.store.Making) -> bool:
         """These bytes are made. Return whether they were to be."""
         if message.version == self._making:
             self._made.add(message.begin, message.end)

@@ -45,7 +45,7 @@ class OtherMakers(Protocol):
     ) -> Sequence[str]:
         """Have them make their ranges of this version. Return their names. See `CommitDispatch`."""
 
-    def make_with(self, norms: messages.Norms) -> None:
+    def make_with(self, norms: messages.store.Norms) -> None:
         """Tell them these norms, which the ranges that are being made wait for."""
 
 
@@ -100,7 +100,7 @@ class CommitQueue:
         """Brings what others make of a version here, then goes on."""
         self.clips_norms = False
         """Whether mean gradients are clipped by their norm, so that all norms are taken before any range is made."""
-        self._norms: dict[str, messages.Norms] = {}
+        self._norms: dict[str, messages.store.Norms] = {}
         """By host: the norms for its range of the version that is being made, if they are exchanged."""
         self.rests: Callable[[], bool] = lambda: False
         """Asked while no version is being made: whether the next one waits."""
@@ -120,7 +120,7 @@ class CommitQueue:
         self._look = True
         self._orders: deque[_Ordered] = deque()
         self._committing: ApplyUpdate | None = None
-        self._ranges: dict[str, messages.Committed | None] = {}
+        self._ranges: dict[str, messages.store.Committed | None] = {}
         """By host that makes a range of it, this one first: what it has said of that. None: it makes it."""
         self._waiting, self._beginning = Awaited(), Awaited()
         self._known_scalars: Scalars | None = None
@@ -197,17 +197,17 @@ class CommitQueue:
         workers: Sequence[int],
         file: str,
         buffers: str,
-        known: messages.Known = messages.UNTOLD,
+        known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
         waits = self.others is not None
-        order = messages.Record(version, place, file, list(workers), buffers, waits, known)
+        order = messages.store.Record(version, place, file, list(workers), buffers, waits, known)
         self._arithmetic.write(order, Version(version))
         if waits:
-            self.brings(version, lambda: self._arithmetic.send(messages.GoOn(file)))
+            self.brings(version, lambda: self._arithmetic.send(messages.store.GoOn(file)))
 
-    def norms_taken(self, host: str, message: messages.Norms) -> bool:
+    def norms_taken(self, host: str, message: messages.store.Norms) -> bool:
         """That host has the norms for its range. Return whether it was to. All ranges are made once all have theirs."""
         order = self._committing
         if order is None or order.version != message.version or host not in self._ranges or host in self._norms:
@@ -215,12 +215,12 @@ class CommitQueue:
         self._norms[host] = message
         if len(self._norms) < len(self._ranges):
             return True
-        every = messages.Norms(order.version, sorted(norm for one in self._norms.values() for norm in one.norms))
+        every = messages.store.Norms(order.version, sorted(norm for one in self._norms.values() for norm in one.norms))
         if self.others is not None:
             self.others.make_with(every)
         return self.maker.make_with(every)
 
-    def range_made(self, host: str, message: messages.Committed) -> bool:
+    def range_made(self, host: str, message: messages.store.Committed) -> bool:
         """That host has made its range of the version. Return whether it was told to."""
         order = self._committing
         if order is None or order.version != message.version or self._ranges.get(host, message) is not None:

@@ -92,7 +92,7 @@ class JoinHandover:
         self._numbers = count()
         self._joinings: dict[int, int] = {}
         """By worker: the number of its last joining. What was packed for an earlier one is not for it."""
-        self._unwritten: dict[int, tuple[int, messages.TakeUp, str]] = {}
+        self._unwritten: dict[int, tuple[int, messages.worker.TakeUp, str]] = {}
         """By worker that begins with a version which is being written: that one, what the worker is told then, and the
         version's file."""
 
@@ -149,7 +149,7 @@ class JoinHandover:
             return
         self._shelf.release(kept(worker))
         descriptors = () if copy.packing is None else (copy.packing,)
-        self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
+        self._send(worker, messages.worker.TakeUp(self._area(copy.replica)), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -159,9 +159,9 @@ class JoinHandover:
         if version is None:
             assert self._steps.begun_as is not None  # it is kept until something is recorded
             replica = self._steps.copies(worker, self._steps.begun_as)
-            self.carries(replica, None, worker, lambda: self._send(worker, messages.TakeUp(self._area(replica))))
+            self.carries(replica, None, worker, lambda: self._send(worker, messages.worker.TakeUp(self._area(replica))))
             return
-        told = messages.TakeUp(self._area(self._steps.room(worker)), recorded=True)
+        told = messages.worker.TakeUp(self._area(self._steps.room(worker)), recorded=True)
         if self._arithmetic.writes(version):
             self._unwritten[worker] = version, told, file
         else:
@@ -175,7 +175,7 @@ class JoinHandover:
                 del self._unwritten[worker]
                 self._send_with(worker, told, file)
 
-    def handed(self, source: int, message: messages.Handed, descriptors: Sequence[int]) -> None:
+    def handed(self, source: int, message: messages.worker.Handed, descriptors: Sequence[int]) -> None:
         """The source has packed what that worker is to get, or can't."""
         worker, copy = message.worker, self._copies.get(message.worker)
         if message.joining != self._joinings.get(worker):
@@ -223,13 +223,13 @@ class JoinHandover:
             return
         del self._asked[worker]
         self._news.handed_over(worker, source)
-        self._send(worker, messages.TakeUp(), () if source is None else asked[source] or ())
+        self._send(worker, messages.worker.TakeUp(), () if source is None else asked[source] or ())
         for packing in asked.values():
             _close(packing)
 
     def _hand_over(self, source: int, worker: int) -> None:
         """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now."""
-        told = messages.HandOver(worker, self._joinings[worker])
+        told = messages.worker.HandOver(worker, self._joinings[worker])
         self._releases.after(source, lambda: self._send(source, told))
 
     def _fetch(self, copy: _Copy) -> None:
@@ -248,7 +248,7 @@ class JoinHandover:
 
         self.carries(copy.replica, source, worker, carried)  # under that name it is there as long as it is needed
 
-    def _send_with(self, worker: int, message: messages.TakeUp, file: str) -> None:
+    def _send_with(self, worker: int, message: messages.worker.TakeUp, file: str) -> None:
         with recorded_file(file) as descriptor:
             self._send(worker, message, (descriptor,))
 

@@ -155,6 +155,8 @@ class Releases:
             return
         self._news.computes(order.worker, self._now(), took=took)
         place = self._shelf.place(item)
-        self._send(order.worker, messages.Compute(order.step, order.version, place, area, lacking, order.progress))
+        self._send(
+            order.worker, messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress)
+        )
         for do in self._unsent.pop(order.worker, ()):
             do()

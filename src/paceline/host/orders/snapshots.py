@@ -66,7 +66,7 @@ class HostSnapshots:
             files += [replica_file(replica.worker) for replica in replicas]
             for replica in replicas:
                 self._shelf.claim(_owner(replica_file(replica.worker)), replica)
-            self._send(messages.KeepState(None, self._path(STORE)))
+            self._send(messages.store.KeepState(None, self._path(STORE)))
             there = [replica.worker for replica in replicas]
             by_worker = {replica.worker: replica for replica in replicas}
 
@@ -84,7 +84,7 @@ class HostSnapshots:
         self._packed.clear()
         return files
 
-    def packed(self, worker: int, message: messages.Kept, descriptors: Sequence[int]) -> None:
+    def packed(self, worker: int, message: messages.worker.Kept, descriptors: Sequence[int]) -> None:
         """The worker has packed its part of a snapshot, or can't."""
         if message.error is not None or not descriptors:
             why = message.error or f"worker {worker} has packed nothing"
@@ -94,7 +94,7 @@ class HostSnapshots:
         elif message.snapshot == self._number and self._folder is not None:
             self._keep_packed(worker, descriptors[0])
 
-    def kept(self, message: messages.FileKept) -> bool:
+    def kept(self, message: messages.store.FileKept) -> bool:
         """A file is on disk, or can't be written. Return whether it was to be."""
         name = Path(message.file).name
         if self._folder is None or str(self._folder / name) != message.file:
@@ -110,7 +110,7 @@ class HostSnapshots:
     def seal(self, state: bytes, old: Sequence[str]) -> None:
         """See `contract.Host`."""
         assert self._folder is not None
-        self._send(messages.Seal(str(self._folder), state, list(old)))
+        self._send(messages.store.Seal(str(self._folder), state, list(old)))
 
     def sealed(self, error: str | None) -> bool:
         """The snapshot is whole, or can't be. Return whether it was to be."""
@@ -126,7 +126,7 @@ class HostSnapshots:
     def drop(self) -> None:
         """See `contract.Host`."""
         assert self._folder is not None
-        self._send(messages.DropDraft(str(self._folder)))
+        self._send(messages.store.DropDraft(str(self._folder)))
         self._folder = None
 
     def lost(self) -> None:
@@ -148,15 +148,15 @@ class HostSnapshots:
             self._shelf.release(NEWEST)
         areas = [(worker, self._area(worker)) for worker in workers]
         there = [(worker, self._file(replica_file(worker))) for worker in resumption.replicas]
-        self._send(messages.Restore(self._file(STORE), slot, areas, there, buffers))
+        self._send(messages.store.Restore(self._file(STORE), slot, areas, there, buffers))
 
-    def begins(self, worker: int) -> tuple[messages.Resumed, int, BinaryIO | None]:
+    def begins(self, worker: int) -> tuple[messages.worker.Resumed, int, BinaryIO | None]:
         """What that worker goes on with, its area, and the open file of what its script kept, if there is any."""
         assert self.resumption is not None
         kept = self.resumption.kept.get(worker)
         there = None if kept is None else open(self._file(worker_file(kept)), "rb")  # noqa: SIM115  # the host sends it
         area = self._area(worker)
-        return messages.Resumed(epoch=self.resumption.epoch, buffers=area, kept=there is not None), area, there
+        return messages.worker.Resumed(epoch=self.resumption.epoch, buffers=area, kept=there is not None), area, there
 
     def _area(self, worker: int) -> int:
         """The area with that worker's replica, or with its buffers."""
@@ -176,13 +176,13 @@ class HostSnapshots:
         self._shelf.claim(_owner(STORE), Version(version))
         number, shares = self._shares.ask(held=True)
         place, file = self._shelf.place(Version(version)), self._path(STORE)
-        self._send(messages.KeepState(place, file, number, shares))
+        self._send(messages.store.KeepState(place, file, number, shares))
         self._commits.brings(version, lambda: self._shares.release(number))
 
     def _keep_replicas(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
             area = self._plan.area(self._shelf.place(replica))
-            self._send(messages.KeepReplica(area, self._path(replica_file(replica.worker))))
+            self._send(messages.store.KeepReplica(area, self._path(replica_file(replica.worker))))
 
     def _lack(self, replicas: Sequence[Replica], lost: Sequence[int]) -> None:
         """The processes of these workers ended before their replicas had made their steps."""
@@ -192,7 +192,7 @@ class HostSnapshots:
             self._news.unkept(self._number, name, f"worker {lost[0]} ended before its replica had made its last step")
 
     def _keep_packed(self, worker: int, descriptor: int) -> None:
-        self._send(messages.KeepWorker(self._path(worker_file(worker))), (descriptor,))
+        self._send(messages.store.KeepWorker(self._path(worker_file(worker))), (descriptor,))
 
     def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         self._arithmetic.send(message, descriptors)

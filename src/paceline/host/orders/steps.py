@@ -228,7 +228,7 @@ class ReplicaSteps:
         self._ordered[worker] += 1
         self._stepping[worker, step] = None
         place = None if mean is None else self._shelf.place(mean)
-        self._send(worker, messages.Step(step, source, target, place, self._scalars(order)))
+        self._send(worker, messages.worker.MakeStep(step, source, target, place, self._scalars(order)))
 
     def _scalars(self, order: StepReplica) -> list[dict[str, Any]] | None:
         """The hyperparameters to step with a mean, if they are not the worker's own: else replicas would drift apart.

@@ -35,7 +35,7 @@ class Copies:
         workers: Sequence[int],
         file: str,
         buffers: str,
-        known: messages.Known = messages.UNTOLD,
+        known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
         """Have the mean of these workers' replicas as they are at this moment made and written, as that version.
 
@@ -52,7 +52,7 @@ class Copies:
             self._brings(replicas, write, lambda lost: void([lost]))
 
         def write() -> None:
-            order = messages.RecordMean(version, places, target, file, buffers, known)
+            order = messages.store.RecordMean(version, places, target, file, buffers, known)
             self._arithmetic.write(order, *replicas.values(), Version(version))
             let_go()
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 
 from paceline.core.items import Item, Mean, Partial, Replica
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.host import LocalHost
 from paceline.host.orders.averaging import Group
 from paceline.host.place_translation import places_of
@@ -80,7 +80,7 @@ class ReplicasElsewhere:
 
     def binds(self, host: str, worker: int, message: messages.Message) -> None:
         """That host is about to be told this for one of its workers. It has places for what the message names."""
-        if isinstance(message, messages.TakeUp):
+        if isinstance(message, messages.worker.TakeUp):
             self._without.discard(worker)
         for place in places_of(message):
             self.binds_place(host, place)
@@ -94,14 +94,14 @@ class ReplicasElsewhere:
     def begin(self, group: Group) -> set[str]:
         """See `Makers`."""
         hosts = self._groups[group.number] = tuple(part.host for part in group.parts)
-        parts = tuple(between.PartOf(one.host, one.members, one.sources, one.weights) for one in group.parts)
+        parts = tuple(host_messages.GroupPart(one.host, one.members, one.sources, one.weights) for one in group.parts)
         for part in group.parts:
             if part.host == self._head.name:
                 self._head.averaging.begin(group)
                 continue
             for place in (group.target, *part.sources):
                 self.binds_place(part.host, place)
-            self._tell(part.host, between.Average(group.number, group.target, parts))
+            self._tell(part.host, host_messages.AverageGroup(group.number, group.target, parts))
         return set(hosts)
 
     def drop(self, number: int) -> None:
@@ -110,7 +110,7 @@ class ReplicasElsewhere:
             if host == self._head.name:
                 self._head.averaging.drop(number)
             else:
-                self._tell(host, between.DropAverage(number))
+                self._tell(host, host_messages.DropAverage(number))
 
     def end(self, number: int) -> None:
         """See `Makers`."""
@@ -118,7 +118,7 @@ class ReplicasElsewhere:
             if host == self._head.name:
                 self._head.averaging.end(number)
             else:
-                self._tell(host, between.EndAverage(number))
+                self._tell(host, host_messages.EndAverage(number))
 
     # --- replicas that move -------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class ReplicasElsewhere:
         self._head.shelf.claim(_carries(number), item)  # so it stays as it is
         if source != self._head.name:
             self.binds_place(source, place)
-            self._tell(source, between.Lend(fields_of(item), place))
+            self._tell(source, host_messages.Lend(fields_of(item), place))
         if host == self._head.name:
             self._coming[item] = source
             self._copied.add(place)
@@ -145,7 +145,7 @@ class ReplicasElsewhere:
             )
         else:
             self.binds_place(host, place)
-            self._tell(host, between.Borrow(number, fields_of(item), place, source))
+            self._tell(host, host_messages.CopyItem(number, fields_of(item), place, source))
 
     def show(self, replica: Replica, host: str, then: Callable[[], None]) -> None:
         """Bring what a worker of that host shows until it takes part. It does without if that is lost."""
@@ -277,7 +277,7 @@ class ReplicasElsewhere:
 
     def _release(self, number: int, carried: _Carried) -> None:
         if carried.source != self._head.name:
-            self._tell(carried.source, between.TakeBack(fields_of(carried.item)))
+            self._tell(carried.source, host_messages.TakeBack(fields_of(carried.item)))
         if carried.host == self._head.name and not any(
             one.item == carried.item and one.host == carried.host for one in self._carried.values()
         ):
@@ -294,7 +294,7 @@ class ReplicasElsewhere:
 
     def _emptied(self, place: int) -> None:
         for host in self._bound.pop(place, ()):
-            self._tell(host, between.Emptied(place))
+            self._tell(host, host_messages.Emptied(place))
         if place in self._copied:
             self._copied.discard(place)
             self._head.discard(place)

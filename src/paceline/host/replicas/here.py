@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, AveragingNews, Group, GroupShare
 from paceline.host.place_translation import placed
@@ -42,7 +42,7 @@ class ReplicasHere:
         carrier: TransferManager,
         news: ReplicasNews,
         loop: Loop,
-        offer: Callable[[], messages.Offered],
+        offer: Callable[[], messages.worker.Offered],
         *,
         name: str,
     ) -> None:
@@ -81,10 +81,10 @@ class ReplicasHere:
         """The message to a worker, as it is here."""
         return placed(message, lambda place: self._plan.area(self.local(place)))
 
-    def carry_out(self, order: between.OfReplicas) -> None:
+    def carry_out(self, order: host_messages.OfReplicas) -> None:
         """Carry out an order about replicas."""
         match order:
-            case between.Average(group=group, target=target, parts=parts):
+            case host_messages.AverageGroup(group=group, target=target, parts=parts):
                 found = tuple(
                     GroupShare(
                         part.host,
@@ -95,19 +95,19 @@ class ReplicasHere:
                     for part in parts
                 )
                 self.averaging.begin(Group(group, self.local(target), found))
-            case between.DropAverage(group=group):
+            case host_messages.DropAverage(group=group):
                 self.averaging.drop(group)
-            case between.EndAverage(group=group):
+            case host_messages.EndAverage(group=group):
                 self.averaging.end(group)
-            case between.Emptied(place=place):
+            case host_messages.Emptied(place=place):
                 self._shelf.release(_there(place))
-            case between.Lend(item=fields, place=place):
+            case host_messages.Lend(item=fields, place=place):
                 item = item_of(fields)
                 self._lent.setdefault(item, []).append(self.local(place))
                 self._carrier.made(item)
-            case between.TakeBack(item=fields):
+            case host_messages.TakeBack(item=fields):
                 self._take_back(item_of(fields))
-            case between.Borrow():
+            case host_messages.CopyItem():
                 self._borrow(order)
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
@@ -133,7 +133,7 @@ class ReplicasHere:
         """Where that is which a member of that host gives. What members of other hosts give comes to other places."""
         return self.local(source) if self.averaging.is_at(host) else source
 
-    def _borrow(self, order: between.Borrow) -> None:
+    def _borrow(self, order: host_messages.CopyItem) -> None:
         item = item_of(order.item)
         self._borrowed[item] = order.host, self.local(order.place)
         self._carrier.fetch(item, ("borrows", order.number), lambda: self._news.borrowed(order.number), None)
@@ -145,7 +145,7 @@ class ReplicasHere:
             del self._lent[item]
 
 
-def whole(host: str, offer: messages.Offered) -> list[tuple[str, int, int]]:
+def whole(host: str, offer: messages.worker.Offered) -> list[tuple[str, int, int]]:
     """What is asked for, of all of a replica that this host has."""
     return [*pieces(offer.averaged_at, [Shard(host, 0, offer.cuts[-1])]), (host, offer.cuts[-1], offer.push_bytes)]
 

@@ -74,12 +74,12 @@ class HostReducer:
         self._ordered[total] = terms, look
         self._go_on()
 
-    def heard(self, message: messages.Summing | messages.Summed) -> bool:
+    def heard(self, message: messages.store.Summing | messages.store.Summed) -> bool:
         """The process has come so far with a sum. Return whether it was to."""
         total = Sum(message.number)
         if (made := self._made.get(total)) is None:
             return False
-        if isinstance(message, messages.Summing):
+        if isinstance(message, messages.store.Summing):
             made.add(message.begin, message.end)
         else:
             if message.not_finite is not None:
@@ -136,4 +136,4 @@ class HostReducer:
             self._made[total] = ByteRanges()
             areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in terms]
             target = self._plan.area(self._shelf.place(total))
-            self._arithmetic.send(messages.SumUp(total.number, target, areas, look))
+            self._arithmetic.send(messages.store.MakeSum(total.number, target, areas, look))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, heir, taken_over
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
@@ -162,7 +162,7 @@ class Moves:
         """Whether that share of the host is what moves with its range."""
         return self._now is not None and (self._now.host, self._now.number) == (host, number)
 
-    def goes_on(self, error: str | None, state: between.Attached | None) -> bool:
+    def goes_on(self, error: str | None, state: host_messages.Attached | None) -> bool:
         """The share lies at its host, or can't be packed. Return whether the head takes it over, and is to fetch it."""
         move = self._now
         assert move is not None
@@ -209,7 +209,7 @@ class Moves:
         head.shelf.claim(MOVING, *self._versions())
         head.moves(True)
         self.begun(move.host, move.by)
-        self._tell(move.host, between.SendShare(move.number))
+        self._tell(move.host, host_messages.PackState(move.number))
 
     def _is_taken(self) -> None:
         move, head = self._now, self._head
@@ -223,12 +223,12 @@ class Moves:
         move.done(shards, head.newest)
         head.commits.go_on()
 
-    def _hand_over(self, move: _Move, state: between.Attached) -> None:
+    def _hand_over(self, move: _Move, state: host_messages.Attached) -> None:
         """Have another host take the range over."""
         arrived = [fields_of(item) for item in self._others.leaves(move.host)]
         versions = [version.version for version in self._versions()]
         begin, end = self._range_of(move.host)
-        self._tell(move.by, between.TakeRange(move.host, begin, end, versions, arrived, state))
+        self._tell(move.by, host_messages.TakeRange(move.host, begin, end, versions, arrived, state))
 
     def _take(self, move: _Move, state: int) -> None:
         """Take the range over here."""
@@ -236,7 +236,7 @@ class Moves:
         source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
         arrived = [item for item in self._others.leaves(move.host) if elsewhere(item)]
         coming = [item for item in self._others.coming() if elsewhere(item)]
-        head.arithmetic.send(messages.TakeRange(source.begin, source.end), (state,))
+        head.arithmetic.send(messages.store.ExtendRange(source.begin, source.end), (state,))
         os.close(state)
         lacking = [version for version in self._versions() if head.lacks(version)]
         had = [item for item in coming if not self._others.lacks_here(item)]

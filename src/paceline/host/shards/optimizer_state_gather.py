@@ -77,7 +77,7 @@ class Shares:
             return
         asked.held = False
         for error, file in asked.came:
-            self._arithmetic.send(messages.TakeShare(number, error), () if file is None else (file,))
+            self._arithmetic.send(messages.store.TakeShare(number, error), () if file is None else (file,))
             if file is not None:
                 os.close(file)
         asked.came.clear()

@@ -14,7 +14,7 @@ from paceline.core.facts import Fact
 from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate
 from paceline.core.state_edits import StateEdit
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.orders.commit_dispatch import Pushed, Scalars
 from paceline.host.orders.commit_queue import HERE
 from paceline.ipc import messages
@@ -65,12 +65,12 @@ class RemoteShards:
 
     def freed(self, version: int) -> None:
         """Nobody needs that version any more."""
-        self._tell_all(between.Free(version))
+        self._tell_all(host_messages.FreeVersion(version))
 
     def expect(self, update: Update) -> None:
         """That update is being computed: the hosts may fetch what there is of it."""
         self._expected.add(update)
-        self._tell_all(between.Expect(update.worker, update.step))
+        self._tell_all(host_messages.ExpectUpdate(update.worker, update.step))
 
     def expected(self) -> list[Update]:
         """What the hosts were told to expect, and is not on its way."""
@@ -87,7 +87,7 @@ class RemoteShards:
             self._expected.discard(item)
         self._arrived.pop(item, None)
         self.drops(item)
-        self._tell_all(between.Drop(fields_of(item)))
+        self._tell_all(host_messages.Drop(fields_of(item)))
 
     def void(self, total: Sum) -> None:
         """The sum is void. All may have it by now, and what else its updates need was still to come."""
@@ -96,7 +96,7 @@ class RemoteShards:
 
     def send_shares(self, number: int) -> None:
         """Have them send what the optimizer has for their ranges. See `Shares`."""
-        self._tell_all(between.SendShare(number))
+        self._tell_all(host_messages.PackState(number))
 
     # --- see `Moves` --------------------------------------------------------------------------------
 
@@ -136,12 +136,12 @@ class RemoteShards:
         terms = [(fields_of(item), weight) for item, weight in pushed]
         for item, _ in pushed:
             self._arrived.pop(item, None)
-        self._tell_all(between.MakeRange(order.version, terms, scalars, look, exchanges, list(edits)))
+        self._tell_all(host_messages.MakeRange(order.version, terms, scalars, look, exchanges, list(edits)))
         return self.hosts
 
-    def make_with(self, norms: messages.Norms) -> None:
+    def make_with(self, norms: messages.store.Norms) -> None:
         """See `OtherMakers`."""
-        self._tell_all(between.AllNorms(norms))
+        self._tell_all(host_messages.AllNorms(norms))
 
     # --- see `Fetcher` ------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class RemoteShards:
         if isinstance(item, Update):
             self._expected.discard(item)
         self._coming[item] = _Coming(worker, then, {HERE, *self.hosts})
-        self._tell_all(between.Bring(fields_of(item), self.host_of(item) if isinstance(item, Sum) else None))
+        self._tell_all(host_messages.Bring(fields_of(item), self.host_of(item) if isinstance(item, Sum) else None))
         self._inner.fetch(worker, item, partial(self._comes, item, HERE))
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_dispatch import CommitDispatch
 from paceline.host.shards.migration import Taking
@@ -46,10 +46,10 @@ class RangesNews(Protocol):
     def share_ready(self, number: int, error: str | None, file: int | None) -> None:
         """What the optimizer has for this range is in that file, or can't be packed."""
 
-    def norms_taken(self, norms: messages.Norms) -> None:
+    def norms_taken(self, norms: messages.store.Norms) -> None:
         """These are the norms for this host's range of that version, which is made once all ranges' are known."""
 
-    def range_made(self, made: messages.Committed) -> None:
+    def range_made(self, made: messages.store.Committed) -> None:
         """This host's range of that version is made."""
 
     def range_taken(self) -> None:
@@ -85,8 +85,8 @@ class ShardServer:
         self._carrier = carrier
         self._news = news
         self._own = own
-        self._orders: deque[between.MakeRange | messages.SendShare] = deque()
-        self._making: between.MakeRange | None = None
+        self._orders: deque[host_messages.MakeRange | messages.store.SendShare] = deque()
+        self._making: host_messages.MakeRange | None = None
         self._taking: Taking | None = None
         """What is lacking to make another host's range as well."""
         self._beginning = Awaited()
@@ -104,7 +104,7 @@ class ShardServer:
         self._shelf.claim(_kept(version), Version(version))
         self._maker.uses(self._shelf.place(Version(version)))
         if state is not None:
-            self._arithmetic.send(messages.Load(), (state,))
+            self._arithmetic.send(messages.store.Load(), (state,))
 
     def adopted(self, state: int | None) -> None:
         """The first version has become another one, and the optimizer's state is in that file, if it has changed."""
@@ -170,12 +170,12 @@ class ShardServer:
             self._carrier.cancel(_brought(item))
         self._needs_no_more(item)
 
-    def make(self, order: between.MakeRange) -> None:
+    def make(self, order: host_messages.MakeRange) -> None:
         """Make this host's range of that version, the next one."""
         self._orders.append(order)
         self.go_on()
 
-    def make_with(self, norms: messages.Norms) -> None:
+    def make_with(self, norms: messages.store.Norms) -> None:
         """These are the norms of all ranges, which the version that is being made waits for."""
         if not self._arithmetic.lost:
             self._maker.make_with(norms)
@@ -198,10 +198,10 @@ class ShardServer:
 
     def send_share(self, number: int) -> None:
         """Have what the optimizer has for this range packed, once all that was ordered before is made."""
-        self._orders.append(messages.SendShare(number))
+        self._orders.append(messages.store.SendShare(number))
         self.go_on()
 
-    def take(self, order: between.TakeRange, lacking: Sequence[Item], state: int) -> None:
+    def take(self, order: host_messages.TakeRange, lacking: Sequence[Item], state: int) -> None:
         """Take over that range, with what the optimizer has for it, which comes into that file. No version is made.
 
         `lacking`: what is to be brought here besides updates.
@@ -223,7 +223,7 @@ class ShardServer:
 
         def there() -> None:
             self._taking = None
-            self._arithmetic.send(messages.TakeRange(order.begin, order.end), (state,))
+            self._arithmetic.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
             self._news.range_taken()
             self.go_on()
@@ -239,7 +239,7 @@ class ShardServer:
         if self._taking is not None or self._making is not None or not self._orders or self._arithmetic.lost:
             return
         order = self._orders[0]
-        if isinstance(order, messages.SendShare):
+        if isinstance(order, messages.store.SendShare):
             self._arithmetic.send(order)
             self._orders.popleft()
             self.go_on()
@@ -265,18 +265,20 @@ class ShardServer:
     def hear(self, message: messages.Message, descriptors: Sequence[int]) -> bool:
         """The process has said this of versions. Return whether it was asked to."""
         match message, self._making:
-            case messages.Making(version=version), _:
+            case messages.store.Making(version=version), _:
                 if not self._maker.made(message):
                     return False
                 self._carrier.made(Version(version))
                 return True
-            case messages.Norms(version=version), between.MakeRange() as order if version == order.version:
+            case messages.store.Norms(version=version), host_messages.MakeRange() as order if version == order.version:
                 self._news.norms_taken(message)
                 return True
-            case messages.ShareReady(number=number, error=error), _:
+            case messages.store.ShareReady(number=number, error=error), _:
                 self._news.share_ready(number, error, descriptors[0] if descriptors else None)
                 return True
-            case messages.Committed(version=version), between.MakeRange() as order if version == order.version:
+            case messages.store.Committed(version=version), host_messages.MakeRange() as order if (
+                version == order.version
+            ):
                 self.newest, self._making = version, None
                 for fields, _ in order.terms:
                     self._needs_no_more(summand_of(fields))

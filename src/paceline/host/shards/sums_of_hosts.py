@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.core.items import Sum
-from paceline.host import between
+from paceline.host import messages as host_messages
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer, Terms
 from paceline.host.shards.remote import RemoteShards
@@ -69,10 +69,10 @@ class SumsOfHosts:
             return
         self._summer.lay(total, [update for update, _ in terms])
         there = [(update.worker, update.step, weight) for update, weight in terms]
-        self._tell(host, between.SumUp(total.number, there, look))
+        self._tell(host, host_messages.SumUp(total.number, there, look))
 
     def _drop(self, host: str, total: Sum) -> None:
         if self._others is not None:
             self._others.void(total)
         self._summer.drop(total)
-        self._tell(host, between.DropSum(total.number))
+        self._tell(host, host_messages.DropSum(total.number))

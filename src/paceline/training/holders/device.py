@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.machine import Pushes
-from paceline.ipc.messages import Step
+from paceline.ipc.messages.worker import MakeStep
 from paceline.training.copier import Arena, Copier
 from paceline.training.device_parameters import DeviceParameters
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
@@ -102,7 +102,7 @@ class DeviceReplica(_OnDevice, Replica):
             super().show(place)
         self._held, self._stepped_into = place, -1
 
-    def _stepped_values(self, order: Step) -> list[Tensor]:
+    def _stepped_values(self, order: MakeStep) -> list[Tensor]:
         if order.source != self._held or self._averages_parameters:
             self._mirror.fetch(self.joined.places.push_start(order.source))
         return self._mirror.arena.views

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from paceline.errors import RunFailed
-from paceline.ipc.messages import Step
+from paceline.ipc.messages.worker import MakeStep
 from paceline.training.training_context import TrainingContext
 
 
@@ -64,7 +64,7 @@ class Holder(ABC):
     def step(self) -> None:
         """The script steps: what is pushed lies in the push area when this returns."""
 
-    def step_replica(self, order: Step) -> str | None:
+    def step_replica(self, order: MakeStep) -> str | None:
         """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""
         raise RunFailed(f"worker {self.joined.link.worker} was told to step a replica, and owns none")
 

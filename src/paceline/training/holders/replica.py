@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from paceline.ipc.messages import Step
+from paceline.ipc.messages.worker import MakeStep
 from paceline.store.chunks import finite
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.holders.holder import Holder
@@ -53,7 +53,7 @@ class Replica(Holder):
         """See `Holder`. The replica is not stepped until the protocol says so."""
         self._push.fill()
 
-    def step_replica(self, order: Step) -> str | None:
+    def step_replica(self, order: MakeStep) -> str | None:
         """See `Holder`. Step the script's own optimizer on the replica.
 
         It takes the order's mean gradients, or the script's own, which the script keeps in any case. As in a commit,
@@ -104,7 +104,7 @@ class Replica(Holder):
         return False
 
     @torch.no_grad()
-    def _stepped_values(self, order: Step) -> list[Tensor]:
+    def _stepped_values(self, order: MakeStep) -> list[Tensor]:
         """Return the parameters to step, with the values that they have before it."""
         area = self._area(order.target)
         if order.source != order.target:

@@ -1,4 +1,4 @@
-"""What the processes of a run say to each other, one type for each message. Plain values in msgpack only."""
+"""What a worker and its host say to each other, one type for each message. Plain values in msgpack only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from paceline.core.agreements import LONGEST, How, Value
 from paceline.core.machine import HolderKind, Pushes
 from paceline.core.state_edits import StateEdit
-from paceline.ipc.endpoint import Count, Seconds, Word
+from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
@@ -25,13 +25,6 @@ Named = Annotated[dict[Annotated[str, msgspec.Meta(max_length=1 << 12)], float],
 """What a script has measured, by name. It may be NaN. `Turns` looks at each name once, as a step may log hundreds."""
 Batches = list[tuple[Count, Count]]
 """(epoch, index)"""
-
-
-class Message(msgspec.Struct, tag=True, array_like=True):
-    """The root of them all."""
-
-    descriptors: ClassVar[int] = 0
-    """How many descriptors may come along. With more of them the message can't be read."""
 
 
 # a worker to the coordinator
@@ -70,7 +63,7 @@ class Offered(Message):
     """The script's own modules, and the SHA-256 of each. See `job.source_digests`."""
     passes: Count = 1
     """See `training.link.Offer`."""
-    chunks: list[Count] = []
+    chunks: list[Count] = msgspec.field(default_factory=list)
     """Where what groups average may be cut, if that is not at `cuts`."""
     device: Word = ""
     """The name of the GPU that the worker computes on; empty: on the CPU."""
@@ -102,7 +95,7 @@ class Offered(Message):
         return begin, begin + self.buffers_bytes
 
 
-class Refused(Message):
+class ScriptRefused(Message):
     """The script asks for what cannot be done."""
 
     message: str
@@ -148,12 +141,12 @@ class StepFinished(Message):
     other: Seconds
     waited: Seconds
     pulled: Seconds
-    again: Batches = []
+    again: Batches = msgspec.field(default_factory=list)
     weight: Weight | None = None
     gradient: str | None = None
     to_device: Seconds | None = None
     from_device: Seconds | None = None
-    edits: list[StateEdit] = []
+    edits: list[StateEdit] = msgspec.field(default_factory=list)
     """What the script has edited in the optimizer's state, which is with the store."""
 
 
@@ -254,7 +247,7 @@ class AdoptionWanted(Message):
     digest: str
 
 
-class Adopted(Message):
+class AdoptionWritten(Message):
     """The slot has the values. The optimizer's state comes along, if it was changed."""
 
     descriptors: ClassVar[int] = 1
@@ -312,7 +305,7 @@ class Kept(Message):
     error: str | None
 
 
-class Logged(Message):
+class ScalarsLogged(Message):
     """Scalars of a step, which is computed on that version."""
 
     step: Count
@@ -333,7 +326,7 @@ class Remarked(Message):
 
 
 class Decided(Message):
-    """The script has stepped a ReduceLROnPlateau by this metric, and this worker decides. See `Plateaus`."""
+    """The script has stepped a ReduceLROnPlateau by this metric, and this worker decides. See `PlateauMetrics`."""
 
     scheduler: Count
     metric: float
@@ -376,7 +369,7 @@ class EvaluationFailed(Message):
 
 FromWorker = (
     Offered
-    | Refused
+    | ScriptRefused
     | StoreNotForked
     | ParserEnded
     | Accumulated
@@ -395,14 +388,14 @@ FromWorker = (
     | SnapshotTaken
     | StateWanted
     | AdoptionWanted
-    | Adopted
+    | AdoptionWritten
     | EditWanted
     | Edited
     | OwnValues
     | FinishWanted
     | Stepped
     | Kept
-    | Logged
+    | ScalarsLogged
     | Remarked
     | Decided
     | StopWanted
@@ -520,7 +513,7 @@ class Compute(Message):
     """How many batches the run has used as the step was released: applied, skipped or missed."""
 
 
-class Step(Message):
+class MakeStep(Message):
     """Step the replica from one area to another, which may be the same."""
 
     step: int
@@ -541,7 +534,7 @@ class Keep(Message):
     """The first epoch that has batches left then. In an earlier one, what the script does once an epoch comes first."""
 
 
-class Plateaus(Message):
+class PlateauMetrics(Message):
     """What the ReduceLROnPlateau of all workers are stepped by."""
 
     decides: bool
@@ -566,7 +559,7 @@ class Agreed(Message):
     result: Value
 
 
-class Stop(Message):
+class StopTraining(Message):
     """Nothing is left to do: no step, no batch."""
 
     at_once: bool
@@ -608,7 +601,7 @@ class OrderWanted(Message):
     block: int
 
 
-class Snapshot(Message):
+class SnapshotReady(Message):
     """The newest version is in that slot, which is kept for you."""
 
     slot: int
@@ -677,17 +670,17 @@ ToWorker = (
     | Begin
     | Arrives
     | Compute
-    | Step
+    | MakeStep
     | Keep
     | HandOver
     | TakeUp
-    | Plateaus
-    | Stop
+    | PlateauMetrics
+    | StopTraining
     | Leased
     | EpochOver
     | MayBegin
     | OrderWanted
-    | Snapshot
+    | SnapshotReady
     | OptimizerState
     | AdoptInto
     | AdoptedAlready
@@ -713,7 +706,7 @@ FromEvaluator = Evaluated | EvaluationFailed
 # the coordinator to the thread of a worker that averages, and back
 
 
-class Average(Message):
+class AverageShare(Message):
     """Make your share of a sum or an average of these areas. See `training.averages.Averages.share`."""
 
     group: int
@@ -729,433 +722,11 @@ class Average(Message):
     end: int
 
 
-class Averaged(Message):
+class ShareAveraged(Message):
     """The share is made."""
 
     group: Count
 
 
-ToAverager = Average
-FromAverager = Averaged
-
-
-# the coordinator to the store, and back
-
-
-class Commit(Message):
-    """Make this version. See `store.store.Store.commit`."""
-
-    version: int
-    source: int
-    target: int
-    pushed: list[tuple[int, float]]
-    """(push area, weight)."""
-    scalars: list[dict[str, Any]] | None
-    threads: int
-    look: bool
-    """Whether NaN and infinity are looked for."""
-    first: bool
-    """Whether the slot is used for the first time."""
-    tells: bool = False
-    """Whether `Making` is to be told meanwhile."""
-    summed: list[int] = []
-    """Push areas whose updates are in sums that are pushed."""
-    norms: list[tuple[int, float]] | None = None
-    """Of all mean gradients, if several hosts make ranges and have told theirs before. See `TakeNorms`."""
-    edits: list[StateEdit] = []
-    """What is edited in the optimizer's state before."""
-
-
-class TakeNorms(Message):
-    """Tell the norms of this range's mean gradients, before the version is made. See `store.store.Store.norms`."""
-
-    version: int
-    target: int
-    pushed: list[tuple[int, float]]
-    threads: int
-    first: bool
-    """As in `Commit`, which follows."""
-
-
-class SumUp(Message):
-    """Put the sum of these updates into that push area. See `store.store.Store.sum_up`."""
-
-    number: int
-    target: int
-    terms: list[tuple[int, float]]
-    """(push area, weight), in the order in which they are summed."""
-    look: bool
-    """Whether NaN and infinity are looked for."""
-
-
-class Known(Message):
-    """What a version has of what workers tell beside their updates."""
-
-    edit: Count = 0
-    """The number of the model's structure. See `EditWanted`."""
-    own: tuple[Count, Count] | None = None
-    """(worker, number) of the `OwnValues` that it has."""
-
-
-UNTOLD = Known()
-
-
-class Record(Message):
-    """Write the version in that slot to a file, with the buffers of these workers."""
-
-    version: int
-    slot: int
-    file: str
-    workers: list[int]
-    buffers: str
-    waits: bool
-    """Whether other hosts make ranges of the version: then the file is written after `GoOn`."""
-    known: Known
-
-
-class GoOn(Message):
-    """All of the version is in its slot that is to be written to that file."""
-
-    file: str
-
-
-class RecordMean(Message):
-    """Write the mean of these replicas, which is made in the target area, to a file."""
-
-    version: int
-    sources: list[int]
-    target: int
-    file: str
-    buffers: str
-    known: Known
-
-
-class Adopt(Message):
-    """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
-
-    descriptors: ClassVar[int] = 1
-
-
-class Restructure(Message):
-    """The model's structure, and the first values of new tensors, are in that file. Versions that follow have these."""
-
-    file: str
-
-
-class TakeValues(Message):
-    """That worker has sent these as `OwnValues`."""
-
-    descriptors: ClassVar[int] = 1
-
-    worker: int
-    number: int
-
-
-class SendWhole(Message):
-    """Before the first commit: send what the stores of the other ranges are to begin with."""
-
-
-class Load(Message):
-    """Begin with this, which another store has sent as `WholeReady`."""
-
-    descriptors: ClassVar[int] = 1
-
-
-class TakeRange(Message):
-    """Make this range as well, from the next version on. Its share of the optimizer's state comes along."""
-
-    descriptors: ClassVar[int] = 1
-    begin: int
-    end: int
-
-
-class SendShare(Message):
-    """Send what the optimizer has for your range, as of the newest version. Commits may follow at once."""
-
-    number: int
-    """What the request is known by, on all hosts. See `TakeShare`."""
-
-
-class TakeShare(Message):
-    """Another range's store has sent this as `ShareReady`. A `SendState` or `KeepState` of that number came before."""
-
-    descriptors: ClassVar[int] = 1
-
-    number: int
-    error: str | None
-
-
-class SendState(Message):
-    """That worker wants the optimizer's state, as of the newest version. Commits may follow at once.
-
-    If so many shares of that number are to come, send it once the last of them is here.
-    """
-
-    worker: int
-    number: int = 0
-    shares: int = 0
-
-
-class KeepState(Message):
-    """Write the newest version, which is in that slot, and the optimizer's state to a file. Commits may follow at once.
-
-    There is no slot where workers own replicas. If so many shares of that number are to come, write it once the last
-    of them is here. By then the whole version is in its slot.
-    """
-
-    slot: int | None
-    file: str
-    number: int = 0
-    shares: int = 0
-
-
-class KeepReplica(Message):
-    """Write the replica in that area to a file. The area is kept until then."""
-
-    area: int
-    file: str
-
-
-class KeepWorker(Message):
-    """Write what a worker has packed, whose descriptor comes along, to a file."""
-
-    descriptors: ClassVar[int] = 1
-
-    file: str
-
-
-class Seal(Message):
-    """All other files of the snapshot in that folder are there: write its last one, and give the folder its name.
-
-    Remove these older ones then.
-    """
-
-    folder: str
-    state: bytes
-    old: list[str]
-
-
-class DropDraft(Message):
-    """A file of the snapshot in that folder can't be made: remove the others."""
-
-    folder: str
-
-
-class Restore(Message):
-    """Go on from a version in that file, before the first commit. See `store.store.Store.restore`."""
-
-    file: str
-    slot: int | None
-    areas: list[tuple[int, int]]
-    """(worker, area) of each worker's buffers, or of its replica."""
-    replicas: list[tuple[int, str]]
-    """(worker, file) of each replica that there is."""
-    buffers: str
-
-
-class Quit(Message):
-    """End the process."""
-
-
-ToStore = (
-    Commit
-    | TakeNorms
-    | SumUp
-    | Record
-    | GoOn
-    | RecordMean
-    | Adopt
-    | Restructure
-    | TakeValues
-    | SendWhole
-    | Load
-    | TakeRange
-    | SendShare
-    | TakeShare
-    | SendState
-    | KeepState
-    | KeepReplica
-    | KeepWorker
-    | Seal
-    | DropDraft
-    | Restore
-    | Quit
-)
-
-
-class StoreReady(Message):
-    """The store holds the first version."""
-
-    process: int
-    beginning: str
-    """Its checksum."""
-
-
-class Making(Message):
-    """These bytes of that version are made. What is left is still being made."""
-
-    version: int
-    begin: int
-    end: int
-
-
-class Summing(Message):
-    """These bytes of that sum are there. What is left is still being summed."""
-
-    number: int
-    begin: int
-    end: int
-
-
-class Summed(Message):
-    """That sum is whole."""
-
-    number: int
-    not_finite: tuple[str, int | None] | None
-    """As in `Committed`."""
-
-
-class Norms(Message):
-    """These are the norms of that version's mean gradients: of this range, or of all of them."""
-
-    version: Count
-    norms: list[tuple[Count, float]]
-    """By the parameter's number."""
-
-
-class Committed(Message):
-    """That version is whole."""
-
-    version: Count
-    seconds: Seconds
-    checksum: int
-    """See `store.store.Committed`."""
-    not_finite: tuple[Word, Count | None] | None
-    """A parameter with a NaN or an infinity, and the worker whose gradient has it, if one has."""
-
-
-class WholeReady(Message):
-    """What the stores of the other ranges begin with comes along, packed. Nothing comes if it can't be packed."""
-
-    descriptors: ClassVar[int] = 1
-
-    error: str | None
-
-
-class ShareReady(Message):
-    """What the optimizer has for the range comes along, packed. Nothing comes if it can't be packed."""
-
-    descriptors: ClassVar[int] = 1
-
-    number: int
-    error: str | None
-
-
-class StateReady(Message):
-    """The optimizer's state for that worker comes along, packed. Nothing comes if it can't be packed."""
-
-    descriptors: ClassVar[int] = 1
-
-    worker: int
-    error: str | None
-
-
-class Recorded(Message):
-    """That version is on disk."""
-
-    version: int
-    sha256: str
-
-
-class MeanRecorded(Message):
-    """That mean is on disk."""
-
-    version: int
-    sha256: str
-    distance: float
-    """Root mean square of the replicas' Euclidean distances from it."""
-
-
-class FileKept(Message):
-    """That file of a snapshot is on disk, or can't be written."""
-
-    file: str
-    sha256: str
-    """Empty if it can't be written."""
-    error: str | None
-
-
-class Restored(Message):
-    """What training goes on with lies in its places, or the files are of another model."""
-
-    beginning: str
-    """Its checksum."""
-    refused: str | None
-
-
-class Sealed(Message):
-    """The snapshot is whole, and on disk; or it can't be."""
-
-    error: str | None
-
-
-class StoreFailed(Message):
-    """The store cannot go on."""
-
-    error: str
-
-
-FromStore = (
-    StoreReady
-    | Making
-    | Summing
-    | Summed
-    | Norms
-    | Committed
-    | WholeReady
-    | ShareReady
-    | StateReady
-    | Recorded
-    | MeanRecorded
-    | FileKept
-    | Sealed
-    | Restored
-    | StoreFailed
-)
-
-
-# the launcher to the zygote, and back
-
-
-class Fork(Message):
-    """Fork a process with the descriptors that come along. It is to be this worker's."""
-
-    descriptors: ClassVar[int] = 3
-
-    worker: Count
-    more: bool
-    """Whether another such order follows, which is to be carried out together with this one."""
-
-
-class Settle(Message):
-    """What is forked from now on is to know this."""
-
-    known: bytes
-
-
-ToZygote = Fork | Settle
-
-
-class Forked(Message):
-    """The processes that were ordered together are there, as children of the launcher."""
-
-    processes: list[int]
-
-
-class NotForked(Message):
-    """The machine can't start all of them, and none is there. The text says why."""
-
-    error: str
-
-
-FromZygote = Forked | NotForked
+ToAverager = AverageShare
+FromAverager = ShareAveraged

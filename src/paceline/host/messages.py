@@ -14,8 +14,7 @@ from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
 from paceline.host.machine import Machine
 from paceline.ipc import messages
-from paceline.ipc.endpoint import Count, Seconds, Word
-from paceline.ipc.messages import Message
+from paceline.ipc.endpoint import Count, Message, Seconds, Word
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
 from paceline.scenario.scenario import MOST_WORKERS
@@ -38,7 +37,7 @@ class Attached(msgspec.Struct, frozen=True, array_like=True):
     """Its bytes."""
 
 
-class Has(Message):
+class AttachmentFetched(Message):
     """What came along with a message by that name is here, and need not be kept any more."""
 
     attached: Annotated[str, msgspec.Meta(max_length=200)]
@@ -114,7 +113,7 @@ class Prepare(Message):
     workers: list[int]
 
 
-class Open(Message):
+class BeginScripts(Message):
     """Listen to the workers, and let them begin."""
 
 
@@ -141,7 +140,7 @@ class Train(Message):
     """Whether the host adds up its workers' updates."""
 
 
-class Expect(Message):
+class ExpectUpdate(Message):
     """That update is being computed: bring what there is of this host's range. Whether it counts, `Bring` says."""
 
     worker: int
@@ -194,10 +193,10 @@ class MakeRange(Message):
 class AllNorms(Message):
     """These are the norms of the mean gradients of the version that is being made, of all ranges."""
 
-    norms: messages.Norms
+    norms: messages.store.Norms
 
 
-class Free(Message):
+class FreeVersion(Message):
     """Nobody needs that version any more, which this host has a range of."""
 
     version: int
@@ -227,11 +226,11 @@ class Shards(Message):
     left: str
 
 
-class SendShare(Message):
+class PackState(Message):
     """Send what the optimizer has for this host's range, as of the version that was ordered last."""
 
     number: int
-    """What the request is known by. See `Share`."""
+    """What the request is known by. See `StatePacked`."""
 
 
 class CarryOut(Message):
@@ -254,7 +253,7 @@ class CarryOut(Message):
         return order
 
 
-class Made(Message):
+class VersionMade(Message):
     """The store has made that version, and all before it. A host is told of those that its orders are about."""
 
     version: int
@@ -273,14 +272,14 @@ class Look(Message):
     worker: int
     version: int
     hold: bool
-    """See `messages.SnapshotWanted`."""
+    """See `messages.worker.SnapshotWanted`."""
 
 
-class Say(Message):
+class TellWorker(Message):
     """Tell the worker that."""
 
     worker: int
-    message: messages.ToWorker
+    message: messages.worker.ToWorker
     attached: Attached | None = None
 
 
@@ -317,8 +316,8 @@ class TakeBack(Message):
     item: Fields
 
 
-class Borrow(Message):
-    """Bring that from this host, into that place. It is answered by `Borrowed`."""
+class CopyItem(Message):
+    """Bring that from this host, into that place. It is answered by `ItemCopied`."""
 
     number: int
     """What the request is known by."""
@@ -333,7 +332,7 @@ class Emptied(Message):
     place: int
 
 
-class PartOf(msgspec.Struct, frozen=True, array_like=True):
+class GroupPart(msgspec.Struct, frozen=True, array_like=True):
     """See `averaging.GroupShare`."""
 
     host: str
@@ -342,12 +341,12 @@ class PartOf(msgspec.Struct, frozen=True, array_like=True):
     weights: tuple[float, ...] | None
 
 
-class Average(Message):
+class AverageGroup(Message):
     """Make this host's part of that group's average. It is answered by `Averaged`. See `averaging.Group`."""
 
     group: int
     target: int
-    parts: tuple[PartOf, ...]
+    parts: tuple[GroupPart, ...]
 
 
 class DropAverage(Message):
@@ -362,13 +361,13 @@ class EndAverage(Message):
     group: int
 
 
-class Meet(Message):
+class ExpectHost(Message):
     """That host has come, and is about to dial this one for data."""
 
     neighbour: Neighbour
 
 
-class MissHost(Message):
+class HostLost(Message):
     """That host takes no part any more: nothing comes from it."""
 
     host: str
@@ -381,7 +380,7 @@ class StartWorker(Message):
     worker: int
 
 
-class Admit(Message):
+class AdmitWorker(Message):
     """Let a worker in that has come to `prepare` while others train. It shows parameters, and takes no part yet."""
 
     worker: int
@@ -392,7 +391,7 @@ class Admit(Message):
     """Of what the worker shows, if each owns a replica. See `Lend`."""
 
 
-class Join(Message):
+class JoinWorker(Message):
     """The worker takes part from now on."""
 
     worker: int
@@ -406,20 +405,20 @@ class EndWorker(Message):
     """What to say of that, if anything."""
 
 
-class Left(Message):
+class WorkerGone(Message):
     """The worker takes no part any more."""
 
     worker: int
     died: bool
 
 
-class SeenOff(Message):
+class ForgetWorker(Message):
     """All know that the worker's process has ended: nothing is kept for it any more."""
 
     worker: int
 
 
-class Kept(Message):
+class OutputWritten(Message):
     """A piece of what workers have printed is in its log."""
 
 
@@ -427,7 +426,7 @@ class Wake(Message):
     """The run is to end: have the processes go on that make versions and move bytes, if they are stopped."""
 
 
-class Close(Message):
+class EndRun(Message):
     """The run is over."""
 
     outcome: End
@@ -435,43 +434,43 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
-OfRange = Expect | Bring | Drop | MakeRange | AllNorms | Free | SendShare | TakeRange
+OfRange = ExpectUpdate | Bring | Drop | MakeRange | AllNorms | FreeVersion | PackState | TakeRange
 """What a host with a shard is ordered, in the order in which it has to do it."""
 OfSums = SumUp | DropSum
 """What a host is ordered that adds up its workers' updates."""
-OfReplicas = Lend | TakeBack | Borrow | Emptied | Average | DropAverage | EndAverage
+OfReplicas = Lend | TakeBack | CopyItem | Emptied | AverageGroup | DropAverage | EndAverage
 """What a host is ordered whose workers own replicas."""
 
 FromHead = (
     Introduce
     | FolderPart
     | Prepare
-    | Open
+    | BeginScripts
     | StandIn
     | Train
     | CarryOut
     | OfRange
     | OfSums
     | OfReplicas
-    | Meet
-    | MissHost
+    | ExpectHost
+    | HostLost
     | Shards
-    | Made
+    | VersionMade
     | Let
     | Look
-    | Say
+    | TellWorker
     | Adopt
     | Adopted
     | StartWorker
-    | Admit
-    | Join
+    | AdmitWorker
+    | JoinWorker
     | EndWorker
-    | Left
-    | SeenOff
-    | Has
-    | Kept
+    | WorkerGone
+    | ForgetWorker
+    | AttachmentFetched
+    | OutputWritten
     | Wake
-    | Close
+    | EndRun
 )
 
 
@@ -484,7 +483,7 @@ class SendPart(Message):
     at: Count
 
 
-class Here(Message):
+class HostOffer(Message):
     """The host has this for the run."""
 
     workers: Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)]
@@ -497,7 +496,7 @@ class Here(Message):
 class StandsIn(Message):
     """The script has come to `prepare` on this host, which has no workers, and brought this."""
 
-    offer: messages.Offered
+    offer: messages.worker.Offered
 
 
 class Leaves(Message):
@@ -510,16 +509,16 @@ class Drains(Message):
     """The host was asked to leave, and wants to do so in good order. It goes on until it is told to close."""
 
 
-class Heard(Message):
+class WorkerSaid(Message):
     """The worker has said this. What it says of items is done by now."""
 
     worker: Count
-    message: messages.FromWorker | None
+    message: messages.worker.FromWorker | None
     """None: the message itself comes along, as it is long."""
     attached: Attached | None = None
 
 
-class Gone(Message):
+class WorkerEnded(Message):
     """The worker's process has ended with this status. All that it had said is heard."""
 
     worker: Count
@@ -527,13 +526,13 @@ class Gone(Message):
 
 
 class Printed(Message):
-    """The worker has printed this. Empty: it will print no more. It is answered by `Kept`."""
+    """The worker has printed this. Empty: it will print no more. It is answered by `OutputWritten`."""
 
     worker: Count
     data: bytes
 
 
-class Said(Message):
+class HostRemarked(Message):
     """The user is to know this about the host."""
 
     line: str
@@ -600,7 +599,7 @@ class Fetched(Message):
         )
 
 
-class Moved(Message):
+class CpuUsed(Message):
     """Moving bytes of items has taken this host so much time of processors, in this incarnation."""
 
     cpu_seconds: Seconds
@@ -612,7 +611,7 @@ class Stored(Message):
     item: Fields
 
 
-class NotFinite(Message):
+class SumNotFinite(Message):
     """A gradient that was added up here has a NaN or an infinity."""
 
     parameter: Word
@@ -622,16 +621,16 @@ class NotFinite(Message):
 class RangeNorms(Message):
     """These are the norms of mean gradients, for this host's range of a version."""
 
-    norms: messages.Norms
+    norms: messages.store.Norms
 
 
 class RangeMade(Message):
     """This host's range of that version is made."""
 
-    made: messages.Committed
+    made: messages.store.Committed
 
 
-class Share(Message):
+class StatePacked(Message):
     """What the optimizer has for this host's range comes along. Nothing comes if it can't be packed."""
 
     number: Count
@@ -655,7 +654,7 @@ class SumsLost(Message):
     why: str
 
 
-class Borrowed(Message):
+class ItemCopied(Message):
     """What the host was told to bring is there."""
 
     number: Count
@@ -682,14 +681,14 @@ class Reaches(Message):
 
 OfStep = Taken | AwaitsPlace | Computes
 """What a host says of a worker that takes part."""
-OfWorker = Heard | Gone | Lacks | OfStep
+OfWorker = WorkerSaid | WorkerEnded | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-OfShard = Stored | RangeNorms | RangeMade | Share | RangeTaken | ShardLost
+OfShard = Stored | RangeNorms | RangeMade | StatePacked | RangeTaken | ShardLost
 """What a host with a shard says of that."""
-SaidOfSums = NotFinite | SumsLost
+SaidOfSums = SumNotFinite | SumsLost
 """What a host says that adds up its workers' updates."""
-SaidOfReplicas = Borrowed | Averaged | GivenUp
+SaidOfReplicas = ItemCopied | Averaged | GivenUp
 """What a host says whose workers own replicas."""
 
 ToHead = (
@@ -698,15 +697,15 @@ ToHead = (
     | SaidOfSums
     | SaidOfReplicas
     | SendPart
-    | Here
+    | HostOffer
     | StandsIn
     | Leaves
     | Drains
     | Begun
-    | Has
+    | AttachmentFetched
     | Fetched
-    | Moved
+    | CpuUsed
     | Printed
-    | Said
+    | HostRemarked
     | Reaches
 )

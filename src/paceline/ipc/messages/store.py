@@ -1,0 +1,394 @@
+"""What a host and its store's process say to each other."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from paceline.core.state_edits import StateEdit
+from paceline.ipc.endpoint import Count, Message, Seconds, Word
+
+# the coordinator to the store, and back
+
+
+class Commit(Message):
+    """Make this version. See `store.store.Store.commit`."""
+
+    version: int
+    source: int
+    target: int
+    pushed: list[tuple[int, float]]
+    """(push area, weight)."""
+    scalars: list[dict[str, Any]] | None
+    threads: int
+    look: bool
+    """Whether NaN and infinity are looked for."""
+    first: bool
+    """Whether the slot is used for the first time."""
+    tells: bool = False
+    """Whether `Making` is to be told meanwhile."""
+    summed: list[int] = msgspec.field(default_factory=list)
+    """Push areas whose updates are in sums that are pushed."""
+    norms: list[tuple[int, float]] | None = None
+    """Of all mean gradients, if several hosts make ranges and have told theirs before. See `TakeNorms`."""
+    edits: list[StateEdit] = msgspec.field(default_factory=list)
+    """What is edited in the optimizer's state before."""
+
+
+class TakeNorms(Message):
+    """Tell the norms of this range's mean gradients, before the version is made. See `store.store.Store.norms`."""
+
+    version: int
+    target: int
+    pushed: list[tuple[int, float]]
+    threads: int
+    first: bool
+    """As in `Commit`, which follows."""
+
+
+class MakeSum(Message):
+    """Put the sum of these updates into that push area. See `store.store.Store.sum_up`."""
+
+    number: int
+    target: int
+    terms: list[tuple[int, float]]
+    """(push area, weight), in the order in which they are summed."""
+    look: bool
+    """Whether NaN and infinity are looked for."""
+
+
+class WorkersTold(Message):
+    """What a version has of what workers tell beside their updates."""
+
+    edit: Count = 0
+    """The number of the model's structure. See `worker.EditWanted`."""
+    own: tuple[Count, Count] | None = None
+    """(worker, number) of the `worker.OwnValues` that it has."""
+
+
+UNTOLD = WorkersTold()
+
+
+class Record(Message):
+    """Write the version in that slot to a file, with the buffers of these workers."""
+
+    version: int
+    slot: int
+    file: str
+    workers: list[int]
+    buffers: str
+    waits: bool
+    """Whether other hosts make ranges of the version: then the file is written after `GoOn`."""
+    known: WorkersTold
+
+
+class GoOn(Message):
+    """All of the version is in its slot that is to be written to that file."""
+
+    file: str
+
+
+class RecordMean(Message):
+    """Write the mean of these replicas, which is made in the target area, to a file."""
+
+    version: int
+    sources: list[int]
+    target: int
+    file: str
+    buffers: str
+    known: WorkersTold
+
+
+class InstallAdopted(Message):
+    """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
+
+    descriptors: ClassVar[int] = 1
+
+
+class Restructure(Message):
+    """The model's structure, and the first values of new tensors, are in that file. Versions that follow have these."""
+
+    file: str
+
+
+class TakeValues(Message):
+    """That worker has sent these as `worker.OwnValues`."""
+
+    descriptors: ClassVar[int] = 1
+
+    worker: int
+    number: int
+
+
+class SendWhole(Message):
+    """Before the first commit: send what the stores of the other ranges are to begin with."""
+
+
+class Load(Message):
+    """Begin with this, which another store has sent as `WholeReady`."""
+
+    descriptors: ClassVar[int] = 1
+
+
+class ExtendRange(Message):
+    """Make this range as well, from the next version on. Its share of the optimizer's state comes along."""
+
+    descriptors: ClassVar[int] = 1
+    begin: int
+    end: int
+
+
+class SendShare(Message):
+    """Send what the optimizer has for your range, as of the newest version. Commits may follow at once."""
+
+    number: int
+    """What the request is known by, on all hosts. See `TakeShare`."""
+
+
+class TakeShare(Message):
+    """Another range's store has sent this as `ShareReady`. A `SendState` or `KeepState` of that number came before."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: int
+    error: str | None
+
+
+class SendState(Message):
+    """That worker wants the optimizer's state, as of the newest version. Commits may follow at once.
+
+    If so many shares of that number are to come, send it once the last of them is here.
+    """
+
+    worker: int
+    number: int = 0
+    shares: int = 0
+
+
+class KeepState(Message):
+    """Write the newest version, which is in that slot, and the optimizer's state to a file. Commits may follow at once.
+
+    There is no slot where workers own replicas. If so many shares of that number are to come, write it once the last
+    of them is here. By then the whole version is in its slot.
+    """
+
+    slot: int | None
+    file: str
+    number: int = 0
+    shares: int = 0
+
+
+class KeepReplica(Message):
+    """Write the replica in that area to a file. The area is kept until then."""
+
+    area: int
+    file: str
+
+
+class KeepWorker(Message):
+    """Write what a worker has packed, whose descriptor comes along, to a file."""
+
+    descriptors: ClassVar[int] = 1
+
+    file: str
+
+
+class Seal(Message):
+    """All other files of the snapshot in that folder are there: write its last one, and give the folder its name.
+
+    Remove these older ones then.
+    """
+
+    folder: str
+    state: bytes
+    old: list[str]
+
+
+class DropDraft(Message):
+    """A file of the snapshot in that folder can't be made: remove the others."""
+
+    folder: str
+
+
+class Restore(Message):
+    """Go on from a version in that file, before the first commit. See `store.store.Store.restore`."""
+
+    file: str
+    slot: int | None
+    areas: list[tuple[int, int]]
+    """(worker, area) of each worker's buffers, or of its replica."""
+    replicas: list[tuple[int, str]]
+    """(worker, file) of each replica that there is."""
+    buffers: str
+
+
+class Quit(Message):
+    """End the process."""
+
+
+ToStore = (
+    Commit
+    | TakeNorms
+    | MakeSum
+    | Record
+    | GoOn
+    | RecordMean
+    | InstallAdopted
+    | Restructure
+    | TakeValues
+    | SendWhole
+    | Load
+    | ExtendRange
+    | SendShare
+    | TakeShare
+    | SendState
+    | KeepState
+    | KeepReplica
+    | KeepWorker
+    | Seal
+    | DropDraft
+    | Restore
+    | Quit
+)
+
+
+class StoreReady(Message):
+    """The store holds the first version."""
+
+    process: int
+    beginning: str
+    """Its checksum."""
+
+
+class Making(Message):
+    """These bytes of that version are made. What is left is still being made."""
+
+    version: int
+    begin: int
+    end: int
+
+
+class Summing(Message):
+    """These bytes of that sum are there. What is left is still being summed."""
+
+    number: int
+    begin: int
+    end: int
+
+
+class Summed(Message):
+    """That sum is whole."""
+
+    number: int
+    not_finite: tuple[str, int | None] | None
+    """As in `Committed`."""
+
+
+class Norms(Message):
+    """These are the norms of that version's mean gradients: of this range, or of all of them."""
+
+    version: Count
+    norms: list[tuple[Count, float]]
+    """By the parameter's number."""
+
+
+class Committed(Message):
+    """That version is whole."""
+
+    version: Count
+    seconds: Seconds
+    checksum: int
+    """See `store.store.CommitResult`."""
+    not_finite: tuple[Word, Count | None] | None
+    """A parameter with a NaN or an infinity, and the worker whose gradient has it, if one has."""
+
+
+class WholeReady(Message):
+    """What the stores of the other ranges begin with comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    error: str | None
+
+
+class ShareReady(Message):
+    """What the optimizer has for the range comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: int
+    error: str | None
+
+
+class StateReady(Message):
+    """The optimizer's state for that worker comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    worker: int
+    error: str | None
+
+
+class VersionRecorded(Message):
+    """That version is on disk."""
+
+    version: int
+    sha256: str
+
+
+class MeanRecorded(Message):
+    """That mean is on disk."""
+
+    version: int
+    sha256: str
+    distance: float
+    """Root mean square of the replicas' Euclidean distances from it."""
+
+
+class FileKept(Message):
+    """That file of a snapshot is on disk, or can't be written."""
+
+    file: str
+    sha256: str
+    """Empty if it can't be written."""
+    error: str | None
+
+
+class Restored(Message):
+    """What training goes on with lies in its places, or the files are of another model."""
+
+    beginning: str
+    """Its checksum."""
+    refused: str | None
+
+
+class Sealed(Message):
+    """The snapshot is whole, and on disk; or it can't be."""
+
+    error: str | None
+
+
+class StoreFailed(Message):
+    """The store cannot go on."""
+
+    error: str
+
+
+FromStore = (
+    StoreReady
+    | Making
+    | Summing
+    | Summed
+    | Norms
+    | Committed
+    | WholeReady
+    | ShareReady
+    | StateReady
+    | VersionRecorded
+    | MeanRecorded
+    | FileKept
+    | Sealed
+    | Restored
+    | StoreFailed
+)
