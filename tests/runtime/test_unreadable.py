@@ -114,4 +114,4 @@ def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: 
         """
     )
     run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static").completed()
-    assert "worker 1 is ended: it sent a message that can't be read (Logged came with 2 descriptors" in run.err
+    assert "worker 1 is ended: it sent a message that can't be read (ScalarsLogged came with 2 descriptors" in run.err
