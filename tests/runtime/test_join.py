@@ -903,7 +903,7 @@ def test_a_host_that_says_what_can_not_be_takes_no_part_and_the_head_waits_on(la
     head = begun(launch, script(), "-p", "asp")
     for one, why in (
         (host_messages.Begun(), "a Begun, before the run has begun for it"),
-        (host_messages.WorkerEnded(0, 0), "a Gone, before the run has begun for it"),
+        (host_messages.WorkerEnded(0, 0), "a WorkerEnded, before the run has begun for it"),
         (host_messages.Printed(0, b"evil"), "a Printed, before the run has begun for it"),
     ):
         assert Hostile(head, {host_messages.Introduce: [one]}).why_over().endswith(f"it has said what can't be: {why}")
