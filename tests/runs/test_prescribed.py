@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.coordinator.recorded_course import Answer, RecordedCourse
+from paceline.coordinator.run_policy import Answer, RunPolicy
 from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
 from paceline.runs.recorded_schedule import RecordedPart
@@ -52,13 +52,13 @@ def test_a_lease_that_another_worker_was_given_since_is_prescribed_as_that() -> 
 
 
 def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_counts() -> None:
-    ledger, course = sqlite3.connect(":memory:"), RecordedCourse()
+    ledger, policy = sqlite3.connect(":memory:"), RunPolicy()
     ledger.executescript(TABLES)
     notes = {"admitted": [(1, 1, 2), (1, 1, 3)], "handed": [(1, 1, 0), (1, 1, None)]}
     segment = SimpleNamespace(workers=2, hosts=1, fact=1, notes=notes)
     given: dict[str, Any] = {"segment": segment, "recorded": SimpleNamespace(ledger=ledger, folder=Path("run"))}
-    RecordedPart(**given, begins=None, ends=None).prescribe(course)
-    assert (course.admitted, course.handed) == ({(1, 1): 3}, {(1, 1): None})
+    RecordedPart(**given, begins=None, ends=None).prescribe(policy)
+    assert (policy.admitted, policy.handed) == ({(1, 1): 3}, {(1, 1): None})
 
 
 def test_the_epochs_that_the_next_segment_goes_on_with_are_those_opened_before_its_snapshot() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.leases import Batch, Leases
@@ -28,8 +29,8 @@ class Books:
         self.undone: list[tuple[int, int]] = []
         data: Any = SimpleNamespace(leases=self.leases)
         journal: Any = SimpleNamespace(undone=lambda worker, step: self.undone.append((worker, step)))
-        leaves = lambda worker, step: (worker, step) in leaves_undone  # noqa: E731
-        self.applied = SampleAccounting(self.members, data, journal, leaves, owned=True)
+        policy = RunPolicy(undone=frozenset(leaves_undone))
+        self.applied = SampleAccounting(self.members, data, journal, policy, owned=True)
 
     def steps(self, *workers: int, group: int | None = None) -> None:
         for worker in workers:

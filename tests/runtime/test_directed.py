@@ -11,7 +11,7 @@ import pytest
 from paceline.coordinator.adoption import Adoption
 from paceline.coordinator.director import Director
 from paceline.coordinator.member import Member
-from paceline.coordinator.recorded_course import Answer, Prescribed, PrescribedLeases, RecordedCourse
+from paceline.coordinator.run_policy import Answer, Prescribed, PrescribedLeases, RunPolicy
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, StepDeclined, WorkerLeft
 from paceline.core.leases import Batch
@@ -58,7 +58,9 @@ class Full:
         host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(3, 4), full=True))
         settings = SimpleNamespace(choice=choose("asp", registry()))
         adopting = SimpleNamespace(book=Adoption())
-        self.run_state = SimpleNamespace(settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host)
+        self.run_state = SimpleNamespace(
+            settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host, policy=RunPolicy()
+        )
 
     def carry_out(self, order: Order) -> None:
         pass
@@ -67,7 +69,7 @@ class Full:
 def test_a_release_that_waits_for_an_update_which_can_not_be_applied_before_it_fails_at_once() -> None:
     coordinator: Any = Full()
     with pytest.raises(RunFailed, match="step 5 while its steps 3, 4 are not applied, and declares at most 2 at once"):
-        Director(coordinator, RecordedCourse()).direct(Release(worker=0, step=5, version=3, parameters="held"), 1.0)
+        Director(coordinator).direct(Release(worker=0, step=5, version=3, parameters="held"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -81,22 +83,21 @@ def test_a_release_that_waits_for_an_update_which_can_not_be_applied_before_it_f
 def test_a_worker_that_asks_for_other_data_than_it_is_to_get_waits(
     asks: list[tuple[int, int]], answered: bool, astray: str | None
 ) -> None:
-    course = RecordedCourse(prescribed={0: deque([Answer(0, Batch(0, 0))]), 1: deque([Answer(1, Batch(7, 0))])})
-    terms = course.terms()
-    terms.leases("queue", [0, 1], None)
+    policy = RunPolicy(prescribed={0: deque([Answer(0, Batch(0, 0))]), 1: deque([Answer(1, Batch(7, 0))])})
+    policy.leases("queue", [0, 1], None)
     for worker, epoch in asks:
-        assert terms.answers(worker, epoch) == answered
-        assert course.astray.get(worker) == astray
+        assert policy.answers(worker, epoch) == answered
+        assert policy.astray.get(worker) == astray
 
 
 def test_a_worker_that_asks_once_more_than_it_is_to_waits() -> None:
-    course = RecordedCourse(prescribed={0: deque()})
-    assert not course.terms().answers(0, 0)
-    assert list(course.asks_in_vain) == [0]
+    policy = RunPolicy(prescribed={0: deque()})
+    assert not policy.answers(0, 0)
+    assert list(policy.asks_in_vain) == [0]
 
 
 def test_where_no_data_is_prescribed_every_worker_is_answered() -> None:
-    assert RecordedCourse().terms().answers(0, 0)
+    assert RunPolicy().answers(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +108,15 @@ def test_who_handed_over_to_a_worker_does_so_again(
     handed: dict[tuple[int, int], int | None], others: list[int]
 ) -> None:
     """Of a worker that died before it got anything, nothing is noted: nobody does."""
-    assert RecordedCourse(prescribed={}, handed=handed).terms().hand_over(2, 1, [0, 1, 3]) == others
+    assert RunPolicy(prescribed={}, handed=handed).hand_over(2, 1, [0, 1, 3]) == others
 
 
 def test_a_worker_goes_on_in_the_epoch_in_which_it_was_let_in() -> None:
     """It may ask for its first batch in a later one. Where that is not noted, it goes on in that one."""
     leases: Prescribed = {1: deque([Answer(4, Batch(4, 0))])}
-    terms = RecordedCourse(prescribed=leases, admitted={(1, 1): 2}).terms()
-    assert (terms.admitted_in(1, 1), terms.joins_in(1)) == (2, 4)
-    assert terms.admitted_in(1, 2) == 4
+    policy = RunPolicy(prescribed=leases, admitted={(1, 1): 2})
+    assert (policy.admitted_in(1, 1), policy.joins_in(1)) == (2, 4)
+    assert policy.admitted_in(1, 2) == 4
 
 
 def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_that_is_told() -> None:
@@ -127,6 +128,7 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
     members = {worker: Member(worker=worker) for worker in range(3)}
     coordinator: Any = SimpleNamespace(
         run_state=SimpleNamespace(
+            policy=RunPolicy(),
             members=members,
             happened=happened,
             tell=told.append,
@@ -136,7 +138,7 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
             loop=SimpleNamespace(wait=lambda: happened.append(waits.pop())),
         )
     )
-    director = Director(coordinator, RecordedCourse())
+    director = Director(coordinator)
     director.lose(0)
     director.tell(second)
     assert waits == []
@@ -151,7 +153,7 @@ def directed(*happened: Fact) -> Director:
     run_state.leaving = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
     run_state.ending = SimpleNamespace(stopping=False)
     run_state.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
-    return Director(coordinator, RecordedCourse())
+    return Director(coordinator)
 
 
 DIED = WorkerLeft(worker=0, reason="died", at=1.0)
@@ -181,6 +183,6 @@ def test_a_step_in_which_its_worker_died_fails_the_replay() -> None:
 
 def test_in_a_replay_nobody_hands_over_to_a_joiner_that_got_nothing() -> None:
     """The others may wait for data that they were never given."""
-    course = RecordedCourse(prescribed={0: deque(), 1: deque()}, handed={(1, 2): 0})
-    assert [course.terms().hand_over(1, nth, [0, 2]) for nth in (1, 2)] == [[], [0]]
-    assert RecordedCourse().terms().hand_over(1, 1, [0, 2]) == [0, 2]
+    policy = RunPolicy(prescribed={0: deque(), 1: deque()}, handed={(1, 2): 0})
+    assert [policy.hand_over(1, nth, [0, 2]) for nth in (1, 2)] == [[], [0]]
+    assert RunPolicy().hand_over(1, 1, [0, 2]) == [0, 2]

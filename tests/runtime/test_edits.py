@@ -28,12 +28,12 @@ class Case:
             restructure=lambda file: self.done.append(("restructure", Path(file).name)),
             show_recorded=lambda worker, message, file: self.done.append(("take", worker, message.number)),
         )
-        terms: Any = SimpleNamespace(told_edit=lambda number: self.recorded)
+        policy: Any = SimpleNamespace(told_edit=lambda number: self.recorded)
         self.edits = Edits(
             folder,
             host,
             self.members,
-            terms,
+            policy,
             send=lambda member, message: self.done.append(("tell", member.worker)),
             refuse=lambda why: self.done.append(("refused", why)),
             apart=lambda: None,

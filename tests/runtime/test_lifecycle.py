@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -377,7 +378,7 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
 
 def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path) -> None:
     """In a replay. The recorded one died between its last step and its end, and what its replica had was lost."""
-    stage = training(Stage(tmp_path, workers=2, restart=1, terms={"stays": lambda worker: worker == 0}))
+    stage = training(Stage(tmp_path, workers=2, restart=1, policy={"leaving": {0: deque(["died"])}}))
     for worker in range(2):
         stage.crew.hear(worker, messages.worker.ScriptEnded())
     stage.run_state.leaving.go_on()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.run_policy import of_a_run
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.run_state import RunState
 from paceline.core.choice import choose
 from paceline.ipc import messages
@@ -177,15 +177,14 @@ class Said:
 class Stage:
     """A coordinator with all its run state, and stand-ins around them."""
 
-    def __init__(self, folder: Path, workers: int = 1, terms: Mapping[str, Any] = {}, **given: Any) -> None:
-        """`terms` are other ones than those of any run."""
+    def __init__(self, folder: Path, workers: int = 1, policy: Mapping[str, Any] = {}, **given: Any) -> None:
+        """`policy` is what the run would not settle by itself."""
         (folder / "versions").mkdir()
         self.settings = replace(SETTINGS, workers=workers, folder=folder, **given)
         self.loop, self.crew, self.output = Clockwork(), Crew(workers), Said()
         stand_ins: Any = self.crew, self.output, self.loop
         crew, output, loop = stand_ins
-        all_terms = replace(of_a_run(self.settings, loop.now), **terms)
-        self.run_state = RunState(self.settings, crew, Journal(NoLedger()), output, loop, all_terms)
+        self.run_state = RunState(self.settings, crew, Journal(NoLedger()), output, loop, RunPolicy(loop.now, **policy))
         self.coordinator = Coordinator(self.run_state, lambda _: None)
 
 

@@ -24,7 +24,7 @@ class Agreeing:
         self,
         members: Mapping[int, Member],
         ledger: Ledger,
-        terms: RunPolicy,
+        policy: RunPolicy,
         clock: Clock,
         *,
         send: Callable[[Member, messages.Message], None],
@@ -39,7 +39,7 @@ class Agreeing:
         """
         self._members = members
         self._ledger = ledger
-        self._terms = terms
+        self._policy = policy
         self._clock = clock
         self._send = send
         self._drop = drop
@@ -68,7 +68,7 @@ class Agreeing:
         if not (member.trains or member.stage == "offered"):
             return  # it is told that the run is stopped
         self._waiting[worker] = wanted
-        if not self._terms.measures:
+        if self._policy.directed:
             self._as_recorded(member)
             return
         call = Call(wanted.epoch, wanted.nth)
@@ -118,7 +118,7 @@ class Agreeing:
         """As recorded, the worker goes on now: it has its answer."""
         if self._pausing.pop(worker, None):
             self._going_on.add(worker)
-        if worker in self._waiting and (recorded := self._terms.agreed(worker)):
+        if worker in self._waiting and (recorded := self._policy.agreement(worker)):
             self._answer(self._members[worker], *recorded)
 
     def copies(self, worker: int) -> None:
@@ -139,9 +139,9 @@ class Agreeing:
         self._going_on.discard(fact.worker)
 
     def _as_recorded(self, member: Member) -> None:
-        if self._terms.decides():
+        if self._policy.decides:
             self._refuse(NOT_SIMULATED)
-        elif member.step is not None and self._terms.pauses(member.worker, member.step):
+        elif member.step is not None and (member.worker, member.step) in self._policy.paused:
             self._pause(member)
         else:
             self.resume(member.worker)

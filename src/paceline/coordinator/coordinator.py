@@ -304,7 +304,7 @@ class Coordinator:
             case messages.worker.FinishWanted():
                 run_state.leaving.finish(member)
             case messages.worker.StopWanted(reason=reason):
-                if run_state.terms.measures:  # else the run is stopped where the recorded one was
+                if not run_state.policy.directed:  # else the run is stopped where the recorded one was
                     run_state.limits.stop_asked(worker, reason)
             case messages.worker.ScriptEnded():
                 run_state.leaving.end(member)

@@ -19,7 +19,7 @@ class Data:
     def __init__(
         self,
         ledger: Ledger,
-        terms: RunPolicy,
+        policy: RunPolicy,
         *,
         send: Callable[[Member, messages.Message], None],
         refuse: Callable[[str], None],
@@ -32,7 +32,7 @@ class Data:
         """
         self.leases = Leases("queue", [])
         self._ledger = ledger
-        self._terms = terms
+        self._policy = policy
         self._send = send
         self._refuse = refuse
         self._give_up = give_up
@@ -47,7 +47,7 @@ class Data:
         if not member.trains:
             self._send(member, messages.worker.EpochOver())
             return
-        if not self._terms.answers(member.worker, wanted.epoch):
+        if not self._policy.answers(member.worker, wanted.epoch):
             return
         if self.leases.opens_anew(wanted.epoch, wanted.digest, wanted.blocks):
             self._anew.add(wanted.epoch)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.coordinator.step_timing import StepTiming
 from paceline.core.facts import Fact, WorkerLeft
@@ -25,12 +26,12 @@ class Departures:
         applied: SampleAccounting,
         data: Data,
         clock: Clock,
+        policy: RunPolicy,
         *,
-        stays: Callable[[int], bool],
         happened: Callable[[Fact], None],
         unprepared: Callable[[], None],
     ) -> None:
-        """`stays(worker)`: see `Terms`. `happened` takes the fact that a worker has left.
+        """`happened` takes the fact that a worker has left.
 
         `unprepared()`: a script ended without `prepare`.
         """
@@ -40,7 +41,7 @@ class Departures:
         self._applied = applied
         self._data = data
         self._clock = clock
-        self._stays = stays
+        self._policy = policy
         self._happened = happened
         self._unprepared = unprepared
         self._finishing: dict[int, Member] = {}
@@ -108,7 +109,7 @@ class Departures:
 
     def _has_to_wait(self, member: Member, end: Callable[[Member], None]) -> bool:
         """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
-        waits = self._host.updates(member.worker).coming or self._stays(member.worker)
+        waits = self._host.updates(member.worker).coming or self._policy.stays(member.worker)
         if not (member.trains and member.here and waits):
             return False
         member.wait("the last update is on its way")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.lifecycle import Training
 from paceline.coordinator.member import Member
-from paceline.coordinator.recorded_course import RecordedCourse
 from paceline.coordinator.recordings import Recordings
 from paceline.core.facts import (
     GradientReady,
@@ -42,12 +41,11 @@ class Director:
     Then `end`.
     """
 
-    def __init__(self, coordinator: Coordinator, course: RecordedCourse) -> None:
-        """The coordinator runs on the terms of that course."""
+    def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._run_state = coordinator.run_state
-        self.course = course
-        """What it is to do, apart from the orders. It is filled before `begin`."""
+        self.policy = coordinator.run_state.policy
+        """What the coordinator is to do, apart from the orders. It is filled before `begin`."""
         self._results: dict[tuple[int, int], Result] = {}
         """By (worker, step), the releases that no `result` has asked about yet."""
         self._averaged: dict[int, ReduceFinished] = {}
@@ -86,7 +84,7 @@ class Director:
         """
         self._coordinator.open()
         for worker in absent:
-            self.course.lost[worker] = None
+            self.policy.lost[worker] = None
             self._run_state.workers.end(worker)
         self._await(lambda: self._began is not None or not self._run_state.membership.here())
         if self._began is None:
@@ -108,7 +106,7 @@ class Director:
 
     def direct(self, order: Order, at: float) -> None:
         """Carry the order out at that moment, to its end."""
-        run_state, self.course.moment = self._run_state, at
+        run_state, self.policy.moment = self._run_state, at
         if isinstance(order, Release):  # in a run the release comes before that
             run_state.adopting.book.shows(order.worker)
         self._coordinator.carry_out(order)
@@ -135,8 +133,8 @@ class Director:
 
     def result(self, worker: int, step: int) -> Result:
         """Return the result of that released step. Raises RunFailed if its script has failed or asks for other data."""
-        if worker in self.course.astray:
-            raise RunFailed(self.course.astray[worker])
+        if worker in self.policy.astray:
+            raise RunFailed(self.policy.astray[worker])
         left = self._gone.get(worker)
         made = self._results.pop((worker, step), None)
         # a worker that dies right after the step may be gone before anybody asks about the step
@@ -144,7 +142,7 @@ class Director:
             raise RunFailed(f"worker {worker} died in step {step}: its script failed")
         if isinstance(made, GradientReady):
             self._run_state.tell(made)
-        return made or left or StepDeclined(worker=worker, step=step, at=self.course.moment)
+        return made or left or StepDeclined(worker=worker, step=step, at=self.policy.moment)
 
     def arrived(self, fact: UpdateArrived) -> None:
         """That update is here, as all are. It may be in a sum."""
@@ -166,13 +164,13 @@ class Director:
         Raises RunFailed if it begins with another step.
         """
         member = self._run_state.members[worker]
-        self.course.returns(worker)
+        self.policy.returns(worker)
         self._gone.pop(worker, None)
         self._run_state.returns.begin(member)
         self._await(lambda: worker in self._joined or worker in self._gone or not member.comes)
         joined = self._joined.pop(worker, None)
         if joined is None:  # there is no data left for it
-            self._gone.setdefault(worker, WorkerLeft(worker=worker, reason="finished", at=self.course.moment))
+            self._gone.setdefault(worker, WorkerLeft(worker=worker, reason="finished", at=self.policy.moment))
         elif joined.step != step:
             raise RunFailed(f"worker {worker} joins with step {joined.step}, and not with {step}")
         else:
@@ -191,7 +189,7 @@ class Director:
         members = self._run_state.members.values()
         if not any(member.here for member in members):
             member = min(members, key=lambda member: member.worker)
-            self.course.returns(member.worker)
+            self.policy.returns(member.worker)
             self._run_state.returns.begin(member)
             self._await(lambda: not member.comes or member.worker in self._joined)
 
@@ -203,15 +201,15 @@ class Director:
         Nor will it hear of those that nobody has asked about. So their batches return, too.
         """
         member = self._run_state.members[worker]
-        self.course.lost[worker] = None
+        self.policy.lost[worker] = None
         if how == "drained":
             member.left = how  # so its end is no death
         self._run_state.workers.end(worker)
         self._await(lambda: not member.here)
-        self.course.leaves(worker)
+        self.policy.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = how  # also if its script had ended by itself
-        self._run_state.tell(WorkerLeft(worker=worker, reason=how, at=self.course.moment))
+        self._run_state.tell(WorkerLeft(worker=worker, reason=how, at=self.policy.moment))
         unasked = [step for one, step in self._results if one == worker]
         for step in unasked if untold is None else [*unasked, untold]:
             self._results.pop((worker, step), None)
@@ -222,13 +220,13 @@ class Director:
 
         Raises RunFailed if it asks for another batch than it was to get.
         """
-        self._await(lambda: worker in self._gone or worker in self.course.asks_in_vain or worker in self.course.astray)
-        if worker in self.course.astray:
-            raise RunFailed(self.course.astray[worker])
-        if worker in self.course.asks_in_vain and worker not in self._gone and not self._run_state.ending.stopping:
+        self._await(lambda: worker in self._gone or worker in self.policy.asks_in_vain or worker in self.policy.astray)
+        if worker in self.policy.astray:
+            raise RunFailed(self.policy.astray[worker])
+        if worker in self.policy.asks_in_vain and worker not in self._gone and not self._run_state.ending.stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
-        self.course.leaves(worker)
-        self._run_state.tell(WorkerLeft(worker=worker, reason="finished", at=self.course.moment))
+        self.policy.leaves(worker)
+        self._run_state.tell(WorkerLeft(worker=worker, reason="finished", at=self.policy.moment))
 
     def stop(self) -> None:
         """No worker makes a step any more."""
@@ -249,8 +247,8 @@ class Director:
     def _has_come_of(self, member: Member, step: int) -> bool:
         """Whether that step's gradient is there, or there will be none."""
         worker = member.worker
-        leaving = worker in self.course.asks_in_vain or self._run_state.leaving.awaits(member)
-        return (worker, step) in self._results or worker in self._gone or leaving or worker in self.course.astray
+        leaving = worker in self.policy.asks_in_vain or self._run_state.leaving.awaits(member)
+        return (worker, step) in self._results or worker in self._gone or leaving or worker in self.policy.astray
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Listen until that is true, or the run is to stop."""

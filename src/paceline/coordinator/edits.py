@@ -37,7 +37,7 @@ class Edits:
         folder: Path,
         host: Host,
         members: Mapping[int, Member],
-        terms: RunPolicy,
+        policy: RunPolicy,
         *,
         send: Callable[[Member, messages.Message], None],
         refuse: Callable[[str], None],
@@ -47,7 +47,7 @@ class Edits:
         self._run = folder
         self._host = host
         self._members = members
-        self._terms = terms
+        self._policy = policy
         self._send = send
         self._refuse = refuse
         self._apart = apart
@@ -150,7 +150,7 @@ class Edits:
                     self._have_told(edit.waiting.pop(0), number)
 
     def _new(self, number: int) -> _Edit:
-        told = self._terms.told_edit(number)
+        told = self._policy.told_edit(number)
         if told is None:
             return _Edit(None)
         Path(self._file(number)).parent.mkdir(exist_ok=True)

@@ -177,7 +177,7 @@ class Joining:
         applied: SampleAccounting,
         recordings: Recordings,
         ledger: Ledger,
-        terms: RunPolicy,
+        policy: RunPolicy,
         clock: Clock,
         *,
         hosts: Mapping[int, str],
@@ -198,7 +198,7 @@ class Joining:
         self._applied = applied
         self._recordings = recordings
         self._ledger = ledger
-        self._terms = terms
+        self._policy = policy
         self._clock = clock
         self._happened = happened
         self._say = say
@@ -230,7 +230,7 @@ class Joining:
         member.scalars = offer.scalars
         self._membership.comes(member.worker)
         nth = self._joins[member.worker] + 1
-        epoch = self._terms.admitted_in(member.worker, nth)
+        epoch = self._policy.admitted_in(member.worker, nth)
         epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
         self._admitted.append((member.worker, nth, epoch))
         self._tell_admitted(member.worker, epoch)
@@ -239,7 +239,7 @@ class Joining:
 
     def wanted(self, member: Member, epoch: int) -> None:
         """The worker, which takes no part yet, asks for a batch in that epoch. If there may be one, it joins."""
-        first = self._terms.joins_in(member.worker)
+        first = self._policy.joins_in(member.worker)
         if self._data.leases.offers(member.worker, epoch) if first is None else epoch >= first:
             self.joins(member)
 
@@ -297,7 +297,7 @@ class Joining:
                 self._joins[worker] += 1
                 if worker in self._membership.absent():  # it has left since, and the machine is about to hear that
                     return
-                self._host.join(worker, self._terms.hand_over(worker, self._joins[worker], others))
+                self._host.join(worker, self._policy.hand_over(worker, self._joins[worker], others))
 
 
 def _nothing() -> None:

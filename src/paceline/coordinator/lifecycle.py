@@ -116,7 +116,7 @@ class Gathering:
             return False
         if self.fit:
             return True
-        why = lack_of_work(first, settings) if run_state.terms.decides() else ""
+        why = lack_of_work(first, settings) if run_state.policy.decides else ""
         why = why or lack_of_metrics(first, settings) or unfit(first, settings)
         spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
         here = workers if run_state.others is None else len(run_state.others.workers_here())
@@ -150,7 +150,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     workers = [member.worker for member in offered]
     state = None if settings.resumed is None else settings.resumed.state
     before = None if state is None else state.leases
-    run_state.data.leases = run_state.terms.leases(dealing(offer, settings), workers, before)
+    run_state.data.leases = run_state.policy.leases(dealing(offer, settings), workers, before)
     for worker in workers:
         run_state.membership.trains(worker)
     run_state.host.begin(workers)

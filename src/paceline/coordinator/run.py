@@ -20,8 +20,7 @@ import tomli_w
 from paceline import files
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.director import Director
-from paceline.coordinator.recorded_course import RecordedCourse
-from paceline.coordinator.run_policy import of_a_run
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.run_state import RunState
 from paceline.core.drive import drive
 from paceline.core.phrases import count, workers_named
@@ -319,9 +318,9 @@ def _coordinate(
 
         describe(None)  # while the workers get ready
 
-        course = RecordedCourse(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
-        terms = of_a_run(settings, loop.now) if direct is None else course.terms()
-        run_state = RunState(settings, workers, journal, output, loop, terms, others)
+        moment = 0.0 if settings.resumed is None else settings.resumed.state.at
+        policy = RunPolicy(clock=loop.now if direct is None else None, moment=moment)
+        run_state = RunState(settings, workers, journal, output, loop, policy, others)
         coordinator, ending, limits = Coordinator(run_state, describe), run_state.ending, run_state.limits
 
         def see_to_signals() -> None:
@@ -335,7 +334,7 @@ def _coordinate(
             ending.fail(failure)
         try:
             if direct is not None:
-                director = Director(coordinator, course)
+                director = Director(coordinator)
                 direct(director, journal)
                 director.end()
             else:

@@ -65,7 +65,7 @@ class RunState:
         journal: Journal,
         output: WorkerOutput,
         loop: Loop,
-        terms: RunPolicy,
+        policy: RunPolicy,
         others: HostRegistry | None = None,
     ) -> None:
         """`workers` are those of this host. `others`: the other hosts, if there are any."""
@@ -83,8 +83,8 @@ class RunState:
         self.journal = journal
         self.output = output
         self.loop = loop
-        self.terms = terms
-        self.clock = Clock(terms.now)
+        self.policy = policy
+        self.clock = Clock(policy.now)
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
         self.members = {worker: Member(worker=worker, now=loop.now) for worker in self.workers.numbers}
@@ -93,7 +93,7 @@ class RunState:
         self.news = News(self)
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
-        self.accounts = StepTiming(journal, self.clock, terms.measures)
+        self.accounts = StepTiming(journal, self.clock, not policy.directed)
         self.ending = Shutdown(
             self.membership,
             loop,
@@ -108,11 +108,11 @@ class RunState:
             settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began
         )
         self.data = Data(
-            ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
+            ledger, policy, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
         )
         spec = settings.choice.spec
         owned = spec.holder == "replica"
-        self.applied = SampleAccounting(self.members, self.data, journal, terms.leaves_undone, owned=owned)
+        self.applied = SampleAccounting(self.members, self.data, journal, policy, owned=owned)
         self.snapshots = Snapshots(
             settings.folder,
             settings.checkpoint,
@@ -134,7 +134,7 @@ class RunState:
             settings.folder,
             self.host,
             self.members,
-            terms,
+            policy,
             send=self.send,
             refuse=self.ending.refuse,
             apart=self._apart,
@@ -149,14 +149,14 @@ class RunState:
             self.applied,
             self.data,
             self.clock,
-            stays=terms.stays,
+            policy,
             happened=self.happened.append,
             unprepared=self._unprepared,
         )
         self.agreeing = Agreeing(
             self.members,
             ledger,
-            terms,
+            policy,
             self.clock,
             send=self.send,
             drop=self.drop,
@@ -169,7 +169,7 @@ class RunState:
             self.membership,
             ledger,
             self.ending,
-            goes_on_without=terms.goes_on_without,
+            policy,
             died=output.died,
         )
         self.returns = Returns(
@@ -195,7 +195,7 @@ class RunState:
             self.applied,
             self.recordings,
             ledger,
-            terms,
+            policy,
             self.clock,
             hosts=self.hosts,
             happened=self.happened.append,
@@ -286,7 +286,7 @@ class RunState:
         self.host.close()
 
     def _made_host(self, workers: Workers, others: HostRegistry | None) -> Host:
-        settings, spec = self.settings, self.settings.choice.spec
+        settings, spec, policy = self.settings, self.settings.choice.spec, self.policy
         host = LocalHost(
             plan(spec, settings.choice.unapplied, settings.workers),
             spec,
@@ -304,9 +304,9 @@ class RunState:
             traffic=None if others is None else others.traffic(),
             evaluator=self.evaluator,
             now=self.clock.at,
-            host_of=self.terms.host_of if others is None else others.host_of,
-            leaves_undone=self.terms.leaves_undone,
-            deaths_are_told=self.terms.deaths_are_told,
+            host_of=(lambda worker: policy.hosts.get(worker, "")) if others is None else others.host_of,
+            leaves_undone=lambda worker, step: (worker, step) in policy.undone,
+            deaths_are_told=policy.directed,
         )
         return host if others is None else others.together(host, self.news, self.clock.at)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.coordinator.data import Data
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied, TrainingBegan
 from paceline.core.membership import Standing
 from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
@@ -20,11 +21,11 @@ class SampleAccounting:
         members: Mapping[int, Standing],
         data: Data,
         journal: Journal,
-        leaves_undone: Callable[[int, int], bool],
+        policy: RunPolicy,
         *,
         owned: bool,
     ) -> None:
-        """`leaves_undone(worker, step)`: see `Terms`. `owned`: whether each worker owns a replica."""
+        """`owned`: whether each worker owns a replica."""
         self.steps = 0
         """Steps whose updates are in a version that is ordered, or in a replica."""
         self.samples = 0
@@ -34,7 +35,7 @@ class SampleAccounting:
         self._members = members
         self._data = data
         self._journal = journal
-        self._leaves_undone = leaves_undone
+        self._policy = policy
         self._owned = owned
         self._of: Counter[int] = Counter()
         """By worker: steps that its replica was ordered and makes."""
@@ -124,7 +125,7 @@ class SampleAccounting:
 
     def _step(self, order: StepReplica) -> None:
         worker, step = order.worker, order.step
-        trains = self._members[worker].trains and not self._leaves_undone(worker, step)
+        trains = self._members[worker].trains and (worker, step) not in self._policy.undone
         if not trains:
             self._journal.undone(worker, step)
         if order.group is None and not trains:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from paceline.coordinator.member import Member
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.shutdown import Shutdown
 from paceline.core.membership import Membership
 from paceline.ipc.processes import exit_phrase
@@ -41,16 +42,16 @@ class WorkerFailures:
         membership: Membership[Member],
         ledger: Ledger,
         ending: Shutdown,
+        policy: RunPolicy,
         *,
-        goes_on_without: Callable[[int, int], bool],
         died: Callable[[int, str, str], None],
     ) -> None:
-        """`goes_on_without(worker, status)`: see `Terms`. `died(worker, how, at)` tells of a death."""
+        """`died(worker, how, at)` tells of a death."""
         self._on_loss = on_loss
         self._membership = membership
         self._ledger = ledger
         self._ending = ending
-        self._goes_on_without = goes_on_without
+        self._policy = policy
         self._died = died
         self._deaths: dict[str, str] = {}
         """By worker: how it died."""
@@ -64,8 +65,8 @@ class WorkerFailures:
         self._deaths[str(member.worker)] = how
         self._ledger.note("deaths", self._deaths)
         others, at = bool(self._membership.running()), "" if step is None else f" in step {step}"
-        goes_on = others and self._goes_on_without(member.worker, status)
         borne = loss_is_borne(self._on_loss, status)
+        goes_on = others and self._policy.goes_on_without(member.worker, borne)
         after = "; the others go on" if goes_on else ""
         if borne and back is not None:
             after += "; it comes back" + (f" in {as_duration(back)}" if back else "")

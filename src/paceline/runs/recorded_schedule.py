@@ -19,7 +19,7 @@ from paceline.records.segments import ASKED, Segment
 from paceline.records.snapshots import Snapshot, State, folder_of, read
 
 if TYPE_CHECKING:
-    from paceline.coordinator.recorded_course import Prescribed, RecordedCourse
+    from paceline.coordinator.run_policy import Prescribed, RunPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +58,21 @@ class RecordedPart:
         end = self.recorded.end
         return self.ends is None and isinstance(end, dict) and end.get("outcome") == "failed"
 
-    def prescribe(self, course: RecordedCourse) -> None:
+    def prescribe(self, policy: RunPolicy) -> None:
         """Have the replay go the course that the run went in this segment."""
         recorded, notes = self.recorded, self.segment.notes
-        course.prescribed, course.recorded = self.leases(), recorded.folder
-        course.leaving, course.paused, course.agreed = self.leaving(), self.paused(), self.agreed()
+        policy.prescribed, policy.recorded = self.leases(), recorded.folder
+        policy.leaving, policy.paused, policy.agreed = self.leaving(), self.paused(), self.agreed()
         # A worker that came, and died before its first step, came anew as the same return: the last time counts.
-        course.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
-        course.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
-        course.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
+        policy.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
+        policy.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
+        policy.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
         if self.segment.hosts > 1:  # in averages, what workers of one host have is summed first
-            course.hosts = dict(enumerate(recorded.scenario_of(self.segment).hosts(self.segment.workers)))
+            policy.hosts = dict(enumerate(recorded.scenario_of(self.segment).hosts(self.segment.workers)))
 
     def leases(self) -> Prescribed:
         """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
-        from paceline.coordinator.recorded_course import Answer
+        from paceline.coordinator.run_policy import Answer
 
         leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}
         query = "SELECT worker, during, epoch, batch FROM leases WHERE rowid > ? AND rowid <= ? ORDER BY rowid"

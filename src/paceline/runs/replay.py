@@ -203,7 +203,7 @@ def _direct(
     journal.ledger.note("replay_of", str(recorded.folder))
     if until is not None:
         journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
-    part.prescribe(workers.course)
+    part.prescribe(workers.policy)
     notes = part.segment.notes
     workers.recordings.prescribed = part.recordings()
     workers.recordings.lacking = frozenset(notes.get(LACKING, ()))
@@ -211,8 +211,8 @@ def _direct(
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
             return
-        if isinstance(fact, WorkerJoined) and workers.course.hosts:
-            workers.course.hosts[fact.worker] = fact.host
+        if isinstance(fact, WorkerJoined) and workers.policy.hosts:
+            workers.policy.hosts[fact.worker] = fact.host
         if isinstance(fact, TrainingBegan):
             _expect_beginning(fact, began)
         else:

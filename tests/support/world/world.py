@@ -21,7 +21,7 @@ from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.emulated import GATHERING, Forked
 from paceline.coordinator.host_registry import HostRegistry
 from paceline.coordinator.rendezvous import Rendezvous
-from paceline.coordinator.run_policy import of_a_run
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.run_state import RunState
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
@@ -138,7 +138,7 @@ class World:
         self.workers.start(settings.head_workers)
         journal = Journal(NoLedger())
         run_state = self.run_state = RunState(
-            settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
+            settings, self.workers, journal, output, stand_in, RunPolicy(loop.now), others
         )
         coordinator, limits = Coordinator(run_state, lambda _: None), run_state.limits
         if self.replicas is not None:
