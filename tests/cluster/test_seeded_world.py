@@ -44,6 +44,7 @@ from support.world.faults import (
     serving,
 )
 from support.world.histories import all_tried, tried
+from support.world.late import comes_late
 from support.world.world import run
 
 SEEDS, MANY, AT_ONCE = 80, 20_000, 100
@@ -57,6 +58,13 @@ def seeds() -> range:
 
 def test_any_history_keeps_the_rules_and_comes_to_its_end() -> None:
     all_tried(seeds())
+
+
+def test_any_history_keeps_the_rules_where_bytes_of_what_was_cancelled_come_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comes_late(monkeypatch)
+    all_tried(seeds()[::2])
 
 
 def test_any_history_in_which_hosts_leave_in_good_order_keeps_the_rules() -> None:

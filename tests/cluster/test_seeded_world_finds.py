@@ -47,6 +47,7 @@ from paceline.transfer.remote_fetcher import Wire
 from support.seeded_network import Blocked, Killed, Slow
 from support.suites import each
 from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn, grouped
+from support.world.late import comes_late
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -297,9 +298,7 @@ def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
 
 
 def an_update_that_did_not_come_is_kept(patch: Patch) -> None:
-    patch.setattr(
-        ShardServer, "comes_no_more", lambda self, item, whole: self._shelf.release(("range arriving", *item))
-    )
+    patch.setattr(ShardServer, "comes_no_more", lambda self, item, whole: None)
 
 
 def an_update_is_served_before_it_is_told(patch: Patch) -> None:
@@ -628,6 +627,11 @@ def a_gradient_goes_with_its_worker_that_is_about_to_be_averaged(patch: Patch) -
     patch.setattr(Pushes, "left", lambda self, worker, unapplied=(): left(self, worker))
 
 
+def what_comes_late_is_written_over_what_is_made_here(patch: Patch) -> None:
+    comes_late(patch)
+    patch.setattr(Shelf, "comes", lambda self, number, place: None)
+
+
 OURS = [one for one in list(globals().values()) if callable(one) and getattr(one, "__module__", "") == __name__]
 OURS = [one for one in OURS if not one.__name__.startswith("_")]
 
@@ -807,12 +811,14 @@ HISTORIES = {
     an_update_stays_after_its_worker: _stopped_early,
     a_version_that_did_not_come_counts_as_here: _stopped_early,
     a_worker_that_has_left_takes_a_version: _stopped_early,
+    what_comes_late_is_written_over_what_is_made_here: _in_groups_whose_members_die,
     a_version_is_let_go_while_its_worker_may_compute_on_it_again: _with_idle_workers,
 }
 """What is made of a seed's history for faults that few of them would find."""
 
 
 FOUND_BEFORE = {
+    what_comes_late_is_written_over_what_is_made_here: 20,
     what_is_not_acknowledged_is_not_sent_again: 17,
     an_update_stays_after_its_worker: 35,
     a_version_is_let_go_while_its_worker_may_compute_on_it_again: 14,

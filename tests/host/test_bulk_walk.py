@@ -58,6 +58,8 @@ class Side:
         self.gots: list[Fetched] = []
         self.came: list[tuple[int, Item]] = []
         self.places: dict[Item, bytearray] = {}
+        self.numbers: dict[int, bytearray] = {}
+        """By number: memory to which something may be written."""
         self.freed: list[bytearray] = []
         """Memory of what came here once, which nothing may be written to any more."""
         self.holds: dict[Owner, Item] = {}
@@ -71,14 +73,17 @@ class Side:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return [(self.other, 0, size(item))]
 
-    def lay(self, item: Item) -> Span:
+    def lay(self, item: Item, number: int) -> Span:
         assert item not in self.places
         assert len(self.places) < self.room
-        self.places[item] = bytearray(size(item))
+        self.places[item] = self.numbers[number] = bytearray(size(item))
         return Span(memoryview(self.places[item]))
 
     def free(self, item: Item, whole: bool) -> None:
-        memory = self.places.pop(item)
+        del self.places[item]
+
+    def settled(self, number: int) -> None:
+        memory = self.numbers.pop(number)
         memory[:] = bytes(len(memory))
         self.freed.append(memory)
 

@@ -21,7 +21,7 @@ class Case:
     def __init__(self) -> None:
         self.at = 1.0
         self.items: Any = Mock(ranges=lambda item: [("b", 0, 5), ("b", 5, 8)])
-        self.items.lay.side_effect = lambda item: Span(memoryview(bytearray(8)))
+        self.items.lay.side_effect = lambda item, number: Span(memoryview(bytearray(8)))
         self.carrier = TransferManager("a", 3, lambda: self.at)
         self.carrier.meet(*OTHER)
         self.carrier.begins(0, self.items)

@@ -133,12 +133,15 @@ class Elsewhere:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return [(OTHER.host, 0, SIZE)]
 
-    def lay(self, item: Item) -> Span:
+    def lay(self, item: Item, number: int) -> Span:
         assert item not in self.places
         file, span = empty_file(SIZE)
         os.close(file)
         self.places[item] = span.memory
         return span
+
+    def settled(self, number: int) -> None:
+        pass
 
     def free(self, item: Item, whole: bool) -> None:
         assert whole == (self.places.pop(item) == b"x" * SIZE)

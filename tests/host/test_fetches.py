@@ -98,7 +98,7 @@ def test_the_last_to_leave_cancels_and_what_comes_then_is_dropped() -> None:
     found.claim(ONE, SECOND, of(B))
     assert found.release(ONE, FIRST) == []
     assert found.release(ONE, FIRST) == []
-    assert found.release(ONE, SECOND) == [Cancel(B, 1), FreePlace(ONE, whole=False)]
+    assert found.release(ONE, SECOND) == [Cancel(B, 1, ONE), FreePlace(ONE, whole=False)]
     assert found.arrived(B, 1, 0, 100) == []
     assert found.refused(B, 1, "late") == []
     assert found.claim(ONE, FIRST, of(B)) == [TakePlace(ONE), Ask(B, 2, ONE, 0, 100)]
@@ -131,7 +131,7 @@ def test_a_claim_that_ends_while_its_item_waits_for_a_place_leaves_nothing() -> 
     found.claim(ONE, FIRST, of(B))
     found.claim(TWO, FIRST, of(B))
     assert found.release(TWO, FIRST) == []
-    assert found.release(ONE, FIRST) == [Cancel(B, 1), FreePlace(ONE, whole=False)]
+    assert found.release(ONE, FIRST) == [Cancel(B, 1, ONE), FreePlace(ONE, whole=False)]
     assert list(found.pending()) == []
 
 
@@ -192,7 +192,12 @@ def test_what_waits_for_a_place_is_lost_as_well() -> None:
 def test_one_range_that_is_lost_cancels_the_others() -> None:
     found = fetches()
     found.claim(ONE, FIRST, of(B, C))
-    assert found.ended(B, "gone") == [Cancel(B, 1), Cancel(C, 2), FreePlace(ONE, whole=False), Lost(ONE, FIRST, "gone")]
+    assert found.ended(B, "gone") == [
+        Cancel(B, 1, ONE),
+        Cancel(C, 2, ONE),
+        FreePlace(ONE, whole=False),
+        Lost(ONE, FIRST, "gone"),
+    ]
 
 
 def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:

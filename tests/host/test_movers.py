@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +47,8 @@ class Side:
         self.held: dict[Owner, Item] = {}
         self.done: list[Item] = []
         self.lost: list[str] = []
+        self.coming: dict[int, Item] = {}
+        """By number: items to whose places something may still be written."""
         self.carrier = TransferManager("here", PLACES, loop.now, mover.pipe)
         self.carrier.begins(0, self)
         self.pipe = self.carrier.meet(other, 1)
@@ -72,8 +73,12 @@ class Side:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return [(self.other, 0, self.sizes[item])]
 
-    def lay(self, item: Item) -> Span:
+    def lay(self, item: Item, number: int) -> Span:
+        self.coming[number] = item
         return self.view(item)
+
+    def settled(self, number: int) -> None:
+        del self.coming[number]
 
     def free(self, item: Item, whole: bool) -> None:
         pass
@@ -205,6 +210,7 @@ def test_nothing_is_written_to_a_place_once_its_fetch_is_cancelled(plain: Two, m
         place = plain.b.view(item).memory
         plain.until(lambda: any(place[:1000]))  # noqa: B023 - it is called here
         plain.b.cancel(item)
+        plain.until(lambda: item not in plain.b.coming.values())  # noqa: B023
         place[:] = bytes(LARGE)
         again = Version(100 + number)
         plain.a.places[again], plain.b.places[again] = 0, 2
@@ -213,6 +219,37 @@ def test_nothing_is_written_to_a_place_once_its_fetch_is_cancelled(plain: Two, m
         plain.until(lambda: again in plain.b.done)  # noqa: B023
         assert not any(place)
     assert set(plain.b.done).isdisjoint(Version(number) for number in range(4))
+
+
+def test_the_loop_goes_on_while_the_process_is_late_to_cancel_and_the_place_is_kept_until_it_has(plain: Two) -> None:
+    plain.connect()
+    plain.a.has(Version(1), contents(LARGE))
+    plain.b.fetch(Version(1), LARGE)
+    place = plain.b.view(Version(1)).memory
+    plain.until(lambda: any(place[:1000]))
+    os.kill(plain.processes["b"], signal.SIGSTOP)
+    with in_time(1.0):
+        plain.b.cancel(Version(1))
+    for _ in range(10):
+        plain.loop.wait(0.01)
+    assert list(plain.b.coming.values()) == [Version(1)]
+    os.kill(plain.processes["b"], signal.SIGCONT)
+    plain.until(lambda: not plain.b.coming)
+    assert plain.b.done == []
+
+
+def test_the_place_of_what_was_cancelled_is_kept_until_its_connection_has_gone(plain: Two) -> None:
+    """The connection goes while the process is told of the cancel, which it then has no answer for."""
+    plain.connect()
+    plain.b.fetch(Version(1), LARGE)
+    plain.until(lambda: plain.a.held)
+    os.kill(plain.processes["b"], signal.SIGSTOP)
+    plain.b.mover.say(Break(plain.b.pipe._connection, "the test"))
+    plain.b.cancel(Version(1))
+    assert list(plain.b.coming.values()) == [Version(1)]
+    os.kill(plain.processes["b"], signal.SIGCONT)
+    plain.until(lambda: not plain.b.coming)
+    plain.until(lambda: plain.a.pipe.connected and plain.b.pipe.connected)
 
 
 def test_what_is_under_way_goes_on_after_a_reconnect(two: Two) -> None:
@@ -236,9 +273,11 @@ def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(pl
     plain.b.fetch(Version(1), LARGE)
     plain.until(lambda: any(plain.b.view(Version(1)).memory[:1000]))
     plain.b.carrier.ended("a", "silent for 15.0 s")
+    assert plain.b.lost == ["silent for 15.0 s"]
+    assert not plain.b.pipe.connected
+    plain.until(lambda: not plain.b.coming)
     place = plain.b.view(Version(1)).memory
     place[:] = bytes(LARGE)
-    assert plain.b.lost == ["silent for 15.0 s"]
     plain.until(lambda: not plain.a.pipe.connected)
     assert not any(place)
     plain.until(lambda: not plain.a.held)
@@ -282,29 +321,6 @@ def resident(process: int) -> int:
         return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_Dirty"))
 
 
-def test_the_loop_does_not_wait_for_what_was_received_as_something_else_was_settled_in_the_same_turn(
-    plain: Two,
-) -> None:
-    plain.connect()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-
-        def settles() -> None:
-            """Comes in the turn in which the process has said something, and before that is heard."""
-            plain.loop.unwatch(ours)
-            plain.a.pipe.cancel(1)
-
-        plain.loop.watch(ours, settles)
-        plain.loop.wait(0.0)  # events come in the order in which they happen, once those before are seen
-        theirs.send(b"1")
-        plain.b.fetch(Version(1), 10)  # what `a` does not have yet, so it has nothing to answer
-        assert plain.a.mover._channel.ready(PATIENCE)
-        with in_time(PATIENCE):
-            plain.loop.wait()
-    plain.a.has(Version(1), bytes(10))
-    plain.until(lambda: plain.b.done)
-
-
 @contextmanager
 def in_time(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in the midst of what takes longer, as a loop that waits for ever tells of nothing."""
@@ -331,16 +347,6 @@ def test_the_death_of_the_process_is_told_once_in_one_line_and_to_who_comes_late
     later: list[str] = []
     plain.b.mover.at_end(later.append)
     assert later == [DIED]
-
-
-def test_a_process_that_does_not_stop_in_time_is_ended(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.transfer.movers.PATIENCE", 0.1)
-    plain.connect()
-    plain.b.fetch(Version(1), 10)
-    os.kill(plain.processes["b"], signal.SIGSTOP)
-    plain.b.cancel(Version(1))
-    plain.until(lambda: plain.ends)
-    assert plain.ends == [DIED]
 
 
 def test_a_process_that_stops_amid_a_run_is_ended_as_its_connections_still_look_good(plain: Two) -> None:

@@ -79,7 +79,7 @@ class Several:
         def ends(data: bytes = b"", why: str = "") -> None:
             ((host, begin, end),) = self.hosts.ranges(item)
             assert (host, begin) == ("node-1", 0)
-            there = self.hosts.lay(item)
+            there = self.hosts.lay(item, 0)
             self.hosts.free(item, bool(data))
             if data:
                 there.memory[begin:end] = data

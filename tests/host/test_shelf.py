@@ -21,6 +21,27 @@ def test_an_item_is_put_into_the_first_free_place_and_keeps_it_while_it_is_claim
     assert (shelf.place(Version(1)), shelf.free(PLACES)) == (1, 0)
 
 
+def test_only_what_comes_from_another_host_is_put_where_late_bytes_may_come() -> None:
+    shelf = Shelf()
+    shelf.put(Version(0), ANNA, PLACES)
+    shelf.comes(7, 0)
+    shelf.comes(8, 0)
+    shelf.release(ANNA)
+    assert (shelf.free(PLACES), shelf.free(PLACES, comes=True)) == (1, 0)
+    assert not shelf.settled(8)
+    assert shelf.free(PLACES) == 1
+    assert shelf.settled(7)
+    assert shelf.free(PLACES) == 0
+
+
+def test_a_place_is_not_free_though_no_late_bytes_come_as_long_as_something_lies_there() -> None:
+    shelf = Shelf()
+    shelf.comes(7, 0)
+    shelf.put(Version(0), ANNA, PLACES, comes=True)
+    assert not shelf.settled(7)
+    assert not shelf.settled(7), "it never began"
+
+
 def test_nothing_is_put_where_no_place_is_free() -> None:
     shelf = Shelf()
     shelf.put(Version(0), ANNA, range(1))

@@ -113,13 +113,16 @@ class Side:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return self.hosts.get(item) or [(self.other, 0, len(self.coming(item)))]
 
-    def lay(self, item: Item) -> Span:
+    def lay(self, item: Item, number: int) -> Span:
         assert item not in self.places
         self.places.append(item)
         return Span(memoryview(self.coming(item)))
 
     def free(self, item: Item, whole: bool) -> None:
         self.places.remove(item)
+
+    def settled(self, number: int) -> None:
+        pass
 
     def fetched(self, fetch: Fetch) -> None:
         self.fetches.append(fetch)

@@ -578,22 +578,31 @@ class Branch:
             return pieces(self._offer.cuts, [one for one in shards if one.host != self._name])
         return [(self._head, 0, self._offer.cuts[-1])]
 
-    def lay(self, item: Item) -> Span:
-        """See `Items`. There is a place for a version that was claimed, as there is for all that workers may claim."""
+    def lay(self, item: Item, number: int) -> Span:
+        """See `Items`. Nothing here writes where updates of other hosts come to."""
         if isinstance(item, Blob):
             return self._beside[item]
+        assert self._offer is not None
+        place = self._place_for(item)
+        if not isinstance(item, Update):
+            self.shelf.comes(number, place)
+        return self._bytes(self._plan.bytes_of(place, self._offer))
+
+    def _place_for(self, item: Item) -> int:
+        """There is a place for a version that was claimed, as there is for all that workers may claim."""
         if isinstance(item, Update | Sum):
             assert self._ranges is not None
-            assert self._offer is not None
-            return self._bytes(self._plan.bytes_of(self._ranges.place_of(item), self._offer))
+            return self._ranges.place_of(item)
         if isinstance(item, Partial | Mean | Replica):
-            return self.view(item)
+            assert self._replicas is not None
+            return self._replicas.place(item)
         assert isinstance(item, Version | Beginning)
-        if not self.shelf.has(item):  # else a range of it is made here
-            owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
-            place = self.shelf.put(item, owner, self._plan.shared)
-            assert place is not None
-        return self.view(item)
+        if self.shelf.has(item):  # a range of it is made here
+            return self.shelf.place(item)
+        owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
+        place = self.shelf.put(item, owner, self._plan.shared, comes=True)
+        assert place is not None
+        return place
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`. A worker that has left may claim a version that did not come, until its process ends."""
@@ -612,6 +621,13 @@ class Branch:
         elif isinstance(item, Blob):
             del self._beside[item]
             self._lie_at.pop(item, None)
+
+    def settled(self, number: int) -> None:
+        """See `Items`. What has waited for a place goes on."""
+        if self.shelf.settled(number):
+            self._arithmetic.summer.go_on()
+            if self._ranges is not None:
+                self._ranges.go_on()
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`. What a model of links is asked about, the head notes as that says."""

@@ -93,11 +93,6 @@ class _Attached:
     """Those with which the host does not have it so far."""
 
 
-def _arriving(total: Sum) -> Owner:
-    """Who claims the place of a sum that is on its way here, even if that is void by now."""
-    return "sum arriving", *total
-
-
 class SeveralHosts:
     """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
 
@@ -385,19 +380,28 @@ class SeveralHosts:
     def _moving(self, item: Item) -> list[tuple[str, int, int]] | None:
         return None if self.moves is None or not isinstance(item, Update | Sum) else self.moves.ranges(item)
 
-    def lay(self, item: Item) -> Span:
-        """See `Items`. The update's place was laid out as its push began."""
-        if isinstance(item, Sum):
-            self._head.shelf.claim(_arriving(item), item)
-        return self._beside[item][1] if item in self._beside else self.view(item)
+    def lay(self, item: Item, number: int) -> Span:
+        """See `Items`. It was laid out as the item's fetch was ordered. Nothing here writes where updates come to."""
+        if item in self._beside:
+            return self._beside[item][1]
+        if isinstance(item, Partial | Mean | Replica):
+            assert self.replicas is not None
+            self._head.shelf.comes(number, self.replicas.place(item))
+        elif not isinstance(item, Update | Buffers):
+            self._head.shelf.comes(number, self._head.shelf.place(self._head.meant(item)))
+        return self.view(item)
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`."""
         self._beside.pop(item, None)
-        if isinstance(item, Sum):
-            self._head.shelf.release(_arriving(item))
         if whole and isinstance(item, Version):
             self._head.is_whole(item)
+
+    def settled(self, number: int) -> None:
+        """See `Items`. What has waited for a place goes on."""
+        if self._head.shelf.settled(number):
+            self._head.commits.go_on()
+            self._head.summer.go_on()
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`. What a model of links is asked about is noted as that says."""

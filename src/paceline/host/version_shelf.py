@@ -30,6 +30,8 @@ class Shelf:
         self._claims: dict[Owner, tuple[Item, ...]] = {}
         self._owners: dict[Item, dict[Owner, None]] = {}
         """By item, whether it is made or not. No item without an owner."""
+        self._coming: dict[int, int] = {}
+        """By number of what comes from another host, or was to: the place to which bytes of it may still be written."""
 
     def place(self, item: Item) -> int:
         """Where the item lies. Raises NotHere if it is not on the shelf."""
@@ -46,17 +48,34 @@ class Shelf:
         """What lies in that place."""
         return tuple(self._items.get(place, ()))
 
-    def free(self, among: Iterable[int]) -> int | None:
-        """The first of these places where nothing lies: places that are never needed cost nothing."""
-        return next((place for place in among if place not in self._items), None)
+    def free(self, among: Iterable[int], *, comes: bool = False) -> int | None:
+        """The first of these places where nothing lies: places that are never needed cost nothing.
 
-    def put(self, item: Item, owner: Owner, among: Iterable[int]) -> int | None:
+        `comes`: what is to lie there comes from another host, so no late byte is written after it. See `comes`.
+        """
+        taken = () if comes else self._coming.values()
+        return next((place for place in among if place not in self._items and place not in taken), None)
+
+    def put(self, item: Item, owner: Owner, among: Iterable[int], *, comes: bool = False) -> int | None:
         """Put the item into the first free one of these places, claimed by that owner. None: no place is free."""
-        place = self.free(among)
+        place = self.free(among, comes=comes)
         if place is not None:
             self._lay(item, place)
             self.claim(owner, item)
         return place
+
+    def comes(self, number: int, place: int) -> None:
+        """Bytes come into that place from another host, by that number, until `settled`.
+
+        If what lies there is dropped meanwhile, late bytes of it may still come. So nothing is put there that is
+        written on this host.
+        """
+        self._coming[number] = place
+
+    def settled(self, number: int) -> bool:
+        """No byte comes by that number any more. Return whether a place is free since."""
+        place = self._coming.pop(number, None)
+        return place is not None and place not in self._items and place not in self._coming.values()
 
     def name(self, item: Item, there: Item, owner: Owner) -> None:
         """Call what lies there by another name too, which that owner claims."""

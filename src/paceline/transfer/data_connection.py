@@ -119,6 +119,13 @@ class BulkNews(Protocol):
         """So many more bytes are there."""
 
 
+class PipeNews(BulkNews, Protocol):
+    """What a pipe tells."""
+
+    def settled(self, peer: Peer, request: int) -> None:
+        """Nothing is written any more for that request, which was cancelled. See `Pipe.cancel`."""
+
+
 class Pipe(Protocol):
     """What this host exchanges with one incarnation of another host.
 
@@ -134,7 +141,11 @@ class Pipe(Protocol):
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None: ...
 
-    def cancel(self, request: int) -> None: ...
+    def cancel(self, request: int) -> bool:
+        """Nobody wants the rest of the request. Return whether nothing is written for it any more.
+
+        Otherwise `settled` is told once that is so. Late bytes never come after those of what is asked for later.
+        """
 
     def send(self, request: int, span: Span) -> None: ...
 
@@ -188,9 +199,10 @@ class PeerExchange:
         """Ask for these bytes. Requests are numbered, and no number is used again."""
         self._say(Fetch(request, named.segment, self.peer.incarnation, fields_of(named.item), begin, end))
 
-    def cancel(self, request: int) -> None:
-        """Nobody wants the rest of the request."""
+    def cancel(self, request: int) -> bool:
+        """See `Pipe`. What comes of it from now on goes nowhere."""
         self._say(Cancel(request))
+        return True
 
     # --- what is served -----------------------------------------------------------------------------
 

@@ -91,10 +91,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell that host that the request has ended."""
+    """Tell that host that the request has ended, which was for some of that item."""
 
     peer: Peer
     request: int
+    named: Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +366,7 @@ class FetchTable:
         for one in record.coming:
             if one.request is not None:
                 del self._requests[one.request]
-                orders.append(Cancel(one.peer, one.request))
+                orders.append(Cancel(one.peer, one.request, record.named))
         if not record.placed:
             self._queue.pop(record.named, None)
             return orders

@@ -77,7 +77,7 @@ class Dial(Message):
 
 
 class End(Message):
-    """That host has ended. `Done` says that nothing is moved for it any more."""
+    """That host has ended. `Disconnected` says that nothing is moved for it any more, if it was connected."""
 
     pipe: int
 
@@ -113,7 +113,7 @@ class Ask(Message):
 
 
 class Cancel(Message):
-    """Nobody wants the rest of what was asked for. `Done` says that nothing of it is written any more."""
+    """Nobody wants the rest of what was asked for. Answer with `Settled`."""
 
     connection: int
     request: int
@@ -217,15 +217,21 @@ class Said(Message):
     line: str
 
 
-class Done(Message):
-    """What was ordered is done. Each `Cancel` and `End` has one."""
+class Settled(Message):
+    """Nothing is written any more for that request, which was cancelled.
+
+    What asks over a connection that has gone is not answered: `Disconnected` has said it.
+    """
+
+    connection: int
+    request: int
 
 
 class BeatHeard(Message):
     """This process does what it is told."""
 
 
-FromProcess = Connected | Disconnected | Asked | Cancelled | Sent | Refused | Came | Said | Done | BeatHeard
+FromProcess = Connected | Disconnected | Asked | Cancelled | Sent | Refused | Came | Said | Settled | BeatHeard
 
 
 def serve(end: socket.socket, keys: Keys) -> int:
@@ -356,18 +362,12 @@ class _Process:
                 pipe.bulk.end()
                 if pipe.dialler is not None:
                     pipe.dialler.close()
-                self.say(Done())
             case Forget():
                 self._files.clear()
                 self.asked = 0
             case Beat():
                 self.say(BeatHeard())
-            case Cancel(connection=connection, request=request):
-                if (one := self.by_connection.get(connection)) is not None and request in one.coming:
-                    del one.coming[request]
-                    one.bulk.cancel(request)
-                self.say(Done())
-            case Break() | Ask() | Send() | Stop() | Refuse():
+            case Break() | Ask() | Cancel() | Send() | Stop() | Refuse():
                 if (one := self.by_connection.get(message.connection)) is not None:
                     self._obey_about(one, message, descriptors)
                 elif descriptors and isinstance(message, Ask | Send) and message.place.stays:
@@ -381,6 +381,10 @@ class _Process:
                 self.asked = request
                 pipe.coming[request] = _Coming(self._mapped(place, descriptors, mmap.PROT_READ | mmap.PROT_WRITE))
                 pipe.bulk.ask(request, Named(segment, item_of(item)), begin, end)
+            case Cancel(connection=connection, request=request):
+                if pipe.coming.pop(request, None) is not None:
+                    pipe.bulk.cancel(request)
+                self.say(Settled(connection, request))
             case Send(request=request, place=place):
                 protection = mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0)
                 pipe.bulk.send(request, self._mapped(place, descriptors, protection))

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
-from paceline.transfer.data_connection import BulkNews, PeerExchange, Pipe
+from paceline.transfer.data_connection import PeerExchange, Pipe, PipeNews
 from paceline.transfer.fetch_table import (
     Arrived,
     Ask,
@@ -49,14 +50,20 @@ class Items(Protocol):
     def ranges(self, item: Item) -> Sequence[tuple[str, int, int]]:
         """Which hosts have the item: each with its first byte, and the byte after its last one."""
 
-    def lay(self, item: Item) -> Span:
-        """Lay out a place for an item that is to come, and return its bytes."""
+    def lay(self, item: Item, number: int) -> Span:
+        """Lay out a place for an item that is to come, and return its bytes.
+
+        By that number bytes come there until `settled`. Before that, nothing that is written here may lie there.
+        """
 
     def free(self, item: Item, whole: bool) -> None:
-        """Nothing comes into the item's place any more. Who needs the item has claimed it by now.
+        """The item comes no more. Who needs it has claimed it by now.
 
         `whole`: whether all of the item is there. If not, it isn't here, and may come again.
         """
+
+    def settled(self, number: int) -> None:
+        """No byte comes by that number any more, not even a late one of what was cancelled."""
 
     def fetched(self, fetch: Fetch) -> None:
         """All that one host has of an item has come. Who waits for the item hears once it is whole, after this."""
@@ -84,6 +91,16 @@ class _Told:
 
 
 @dataclass(slots=True)
+class _Place:
+    """Where an item comes to."""
+
+    number: int
+    span: Span
+    late: set[tuple[Peer, int]] = field(default_factory=set)
+    """Requests that were cancelled, and of which bytes may still be written."""
+
+
+@dataclass(slots=True)
 class _Waiting:
     """A fetch that is under way."""
 
@@ -105,7 +122,7 @@ class TransferManager:
     """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
 
     def __init__(
-        self, host: str, room: int, now: Callable[[], float], pipe: Callable[[Peer, BulkNews], Pipe] = PeerExchange
+        self, host: str, room: int, now: Callable[[], float], pipe: Callable[[Peer, PipeNews], Pipe] = PeerExchange
     ) -> None:
         """`host` is this one. `room`: how many items may be on their way here at once.
 
@@ -122,8 +139,11 @@ class TransferManager:
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
         self._pipes: dict[Peer, Pipe] = {}
-        self._places: dict[Named, Span] = {}
-        """The bytes of what is on its way."""
+        self._numbers = count()
+        self._places: dict[Named, _Place] = {}
+        """Where what is on its way comes to."""
+        self._late: dict[tuple[Peer, int], _Place] = {}
+        """By request that was cancelled: the place to which bytes of it may still be written."""
         self._waiting: dict[Owner, _Waiting] = {}
         self._by_item: dict[Named, dict[Owner, _Waiting]] = {}
         """The same, by what is waited for: with many workers, few of all wait for one item."""
@@ -151,9 +171,10 @@ class TransferManager:
     def ended(self, host: str, why: str) -> None:
         """The host takes no part any more. Whoever waits for an item of it is told why."""
         peer = Peer(host, self._incarnations[host])
+        orders = self._fetches.ended(peer, why)  # before its connection goes: they cancel what was asked over that
         self._pipes[peer].end()
         self._refused = {owner: one for owner, one in self._refused.items() if one != host}
-        self._obey(self._fetches.ended(peer, why))
+        self._obey(orders)
 
     def begins(self, segment: int, items: Items) -> None:
         """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
@@ -162,6 +183,7 @@ class TransferManager:
 
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
+        self._late.clear()
         self._waiting.clear()
         self._by_item.clear()
         for pipe in self._pipes.values():
@@ -249,7 +271,7 @@ class TransferManager:
         fetched = [f"{owners} wait for {why}: {named}" for named, owners, why in self._fetches.pending()]
         return fetched + [f"{owner} claims {named}" for named, owner in self._serves.claims()]
 
-    # --- what connections tell: see `BulkNews` ------------------------------------------------------
+    # --- what pipes tell: see `BulkNews` ------------------------------------------------------------
 
     def connected(self, peer: Peer) -> None:
         """See `BulkNews`."""
@@ -287,7 +309,7 @@ class TransferManager:
     def memory(self, peer: Peer, request: int) -> Span | None:
         """See `BulkNews`."""
         missing = self._fetches.missing(peer, request)
-        return None if missing is None else self._places[missing.named].part(missing.begin, missing.end)
+        return None if missing is None else self._places[missing.named].span.part(missing.begin, missing.end)
 
     def came(self, peer: Peer, request: int, count: int) -> None:
         """See `BulkNews`."""
@@ -300,6 +322,13 @@ class TransferManager:
             if one.told is not None and one.told.more is not None:
                 one.told.more(missing.begin, missing.begin + count)
         self._obey(self._fetches.arrived(peer, request, missing.begin, missing.begin + count))
+
+    def settled(self, peer: Peer, request: int) -> None:
+        """See `PipeNews`."""
+        if (place := self._late.pop((peer, request), None)) is not None:
+            place.late.remove((peer, request))
+            if not place.late:
+                self._items.settled(place.number)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -317,14 +346,19 @@ class TransferManager:
     def _carry_out(self, order: Order | ServeOrder) -> None:
         match order:
             case TakePlace(named):
-                self._places[named] = self._items.lay(named.item)
+                number = next(self._numbers)
+                self._places[named] = _Place(number, self._items.lay(named.item, number))
             case FreePlace(named, whole):
-                del self._places[named]
+                place = self._places.pop(named)
                 self._items.free(named.item, whole)
+                if not place.late:
+                    self._items.settled(place.number)
             case Ask(peer, request, named, begin, end):
                 self._pipes[peer].ask(request, named, begin, end)
-            case Cancel(peer, request):
-                self._pipes[peer].cancel(request)
+            case Cancel(peer, request, named):
+                if not self._pipes[peer].cancel(request):
+                    place = self._late[peer, request] = self._places[named]
+                    place.late.add((peer, request))
             case Brought(named, peer, size):
                 self._tell(named, peer.host, size)
             case Arrived(_, owner):

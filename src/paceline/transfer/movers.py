@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,12 +26,10 @@ from paceline.net.handshake import Answered, Keys
 from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.transfer import io_process as told
-from paceline.transfer.data_connection import PURPOSE, BulkNews, Dialler, PeerExchange, Pipe, Port
+from paceline.transfer.data_connection import PURPOSE, Dialler, PeerExchange, Pipe, PipeNews, Port
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.item_names import fields_of, item_of
 
-PATIENCE = 5.0
-"""Seconds that the process has to stop what it does. It takes a few milliseconds."""
 BEATS = 6
 """How often the process may leave a question unanswered. It is asked each fifth of the timeout. So a host whose bytes
 don't move is lost after 1.2 timeouts, whether its process or its link has stopped."""
@@ -49,7 +45,7 @@ class Mover(Protocol):
     def at_end(self, call: Callable[[str], object]) -> None:
         """Call with why no bytes are moved any more, if that happens, or has happened. An earlier call is forgotten."""
 
-    def pipe(self, peer: Peer, news: BulkNews) -> Pipe:
+    def pipe(self, peer: Peer, news: PipeNews) -> Pipe:
         """Return this host's end of what it exchanges with that one. `dial` or `expect` gives it connections."""
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
@@ -82,7 +78,7 @@ class InLoop:
     def at_end(self, call: Callable[[str], object]) -> None:
         """See `Mover`. A loop does not end before its host."""
 
-    def pipe(self, peer: Peer, news: BulkNews) -> PeerExchange:
+    def pipe(self, peer: Peer, news: PipeNews) -> PeerExchange:
         """See `Mover`."""
         return PeerExchange(peer, news)
 
@@ -161,8 +157,6 @@ class InProcess:
         self._loop = loop
         self._channel = Channel(forked.end, told.FromProcess, "the process that moves data")
         self._outbox = SendQueue(self._channel, loop, self._kill)
-        self._late: deque[Message] = deque()
-        """What was said before something was done that was waited for."""
         self._numbers = count()
         self._pipes: dict[int, _Far] = {}
         self._by_connection: dict[int, _Far] = {}
@@ -179,7 +173,7 @@ class InProcess:
         if self._has_ended:
             call(self._why)
 
-    def pipe(self, peer: Peer, news: BulkNews) -> _Far:
+    def pipe(self, peer: Peer, news: PipeNews) -> _Far:
         """See `Mover`."""
         number = next(self._numbers)
         pipe = self._pipes[number] = _Far(number, peer, news, self)
@@ -222,30 +216,6 @@ class InProcess:
         """Tell the process, now or when it can hear that. A process that has ended is found so by its end."""
         self._outbox.send(message, descriptors)
 
-    def settle(self, message: Message) -> None:
-        """Tell the process, and wait until it has done that. What it says before is heard after.
-
-        Memory may be another item's then. That is rare, and takes milliseconds. A process that takes longer is ended.
-        """
-        if not self._loop.watches(self._channel):  # it has ended
-            return
-        self.say(message)
-        deadline = time.monotonic() + PATIENCE
-        try:
-            while True:
-                self._outbox.go_on()
-                if self._channel.ready(0.01):
-                    said, _ = self._channel.receive()
-                    if isinstance(said, told.Done):
-                        break
-                    self._late.append(said)
-                elif time.monotonic() > deadline:
-                    self._kill()
-        except (PeerLost, MessageUnreadable):
-            return
-        if self._late:
-            self._loop.after(0.0, self._hear_late)
-
     def place(self, span: Span) -> tuple[told.Place, tuple[int, ...]]:
         """Return how the process is told of these bytes, and what comes along with that."""
         assert span.file is not None, "the process can't have these bytes"
@@ -255,16 +225,10 @@ class InProcess:
             self._files.add(file)
         return told.Place(file, stays, span.start, span.nbytes), comes_along
 
-    def gone(self, connection: int) -> None:
-        """That connection is not used any more."""
-        self._by_connection.pop(connection, None)
-
     # --- what the process says ----------------------------------------------------------------------
 
     def _heard(self) -> None:
-        """Hear what is there, which may be nothing: `settle` may have received it in this turn of the loop."""
         for _ in range(AT_ONCE):
-            self._hear_late()
             try:
                 received = self._channel.receive_now()
             except (PeerLost, MessageUnreadable):  # its end is about to show
@@ -274,10 +238,6 @@ class InProcess:
             if received is None:
                 return
             self._hear(received[0])
-
-    def _hear_late(self) -> None:
-        while self._late:
-            self._hear(self._late.popleft())
 
     def _hear(self, message: Message) -> None:
         match message:
@@ -292,8 +252,11 @@ class InProcess:
                 self._show(line)
             case told.BeatHeard():
                 self._unanswered = 0
+            case told.Settled(connection=connection, request=request):
+                if (pipe := self._by_connection.get(connection)) is not None:
+                    pipe.settled(request)
             case told.Asked() | told.Cancelled() | told.Sent() | told.Refused() | told.Came():
-                if (pipe := self._by_connection.get(message.connection)) is not None:
+                if (pipe := self._by_connection.get(message.connection)) is not None and not pipe.ended:
                     try:
                         pipe.hears(message)
                     except MessageUnreadable as error:
@@ -340,28 +303,30 @@ class InProcess:
 class _Far:
     """The host's end of a pipe whose bytes the process moves. See `PeerExchange`."""
 
-    def __init__(self, number: int, peer: Peer, news: BulkNews, mover: InProcess) -> None:
+    def __init__(self, number: int, peer: Peer, news: PipeNews, mover: InProcess) -> None:
         self.number = number
         self.peer = peer
         self.ended = False
         self._news = news
         self._mover = mover
         self._connection: int | None = None
+        """The connection for which the process may move something."""
+        self._late: set[int] = set()
+        """Requests that were cancelled, and for which the process may still write."""
 
     @property
     def connected(self) -> bool:
         """See `PeerExchange`."""
-        return self._connection is not None
+        return self._connection is not None and not self.ended
 
     def end(self) -> None:
         """See `PeerExchange`."""
         if self.ended:
             return
-        self.ended = True
-        self._mover.settle(told.End(self.number))
-        if self._connection is not None:
-            self._mover.gone(self._connection)
-            self.goes()
+        connected, self.ended = self.connected, True
+        self._mover.say(told.End(self.number))
+        if connected:
+            self._news.disconnected(self.peer)
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
         """See `PeerExchange`."""
@@ -371,10 +336,13 @@ class _Far:
             asks = told.Ask(self._connection, request, named.segment, fields_of(named.item), begin, end, place)
             self._mover.say(asks, files)
 
-    def cancel(self, request: int) -> None:
-        """See `PeerExchange`."""
-        if self._connection is not None:
-            self._mover.settle(told.Cancel(self._connection, request))
+    def cancel(self, request: int) -> bool:
+        """See `Pipe`."""
+        if self._connection is None:
+            return True
+        self._late.add(request)
+        self._mover.say(told.Cancel(self._connection, request))
+        return False
 
     def send(self, request: int, span: Span) -> None:
         """See `PeerExchange`."""
@@ -398,9 +366,17 @@ class _Far:
         self._news.connected(self.peer)
 
     def goes(self) -> None:
-        """It has gone."""
+        """It has gone: nothing is written for it any more."""
         self._connection = None
-        self._news.disconnected(self.peer)
+        for request in list(self._late):
+            self.settled(request)
+        if not self.ended:
+            self._news.disconnected(self.peer)
+
+    def settled(self, request: int) -> None:
+        """Nothing is written any more for that request, which was cancelled."""
+        self._late.discard(request)
+        self._news.settled(self.peer, request)
 
     def hears(self, message: Message) -> None:
         """The process says this of the connection. Raises MessageUnreadable."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_UNACKNOWLEDGED = 3_000
 """Messages that may wait for one host. A world has some thousand facts."""
 
-UNMADE = "update", "sum", "sum arriving", "range arriving", "for the range made here", "made here"
+UNMADE = "update", "sum", "for the range made here", "made here"
 """What those claims are for that stay where a version is ordered and can't be made."""
 
 UNFINISHED = "being summed"

@@ -72,7 +72,7 @@ class HostReducer:
         """
         self._newest = total.number
         self._ordered[total] = terms, look
-        self._go_on()
+        self.go_on()
 
     def heard(self, message: messages.store.Summing | messages.store.Summed) -> bool:
         """The process has come so far with a sum. Return whether it was to."""
@@ -107,7 +107,7 @@ class HostReducer:
         """The update is in a version by now, or will be in none: its sum is needed no more."""
         if (total := self._sums.pop(update, None)) is not None:
             self._shelf.release(needed(total))
-            self._go_on()
+            self.go_on()
 
     def drop(self, total: Sum) -> None:
         """The sum is void. Its updates may be added up anew."""
@@ -116,15 +116,15 @@ class HostReducer:
         self._shelf.release(needed(total))
         if self._arithmetic.lost:
             self._let_go(total)
-        self._go_on()
+        self.go_on()
 
     def _let_go(self, total: Sum) -> None:
         """Nothing is written in the sum's place any more."""
         self._made.pop(total, None)
         self._shelf.release(_being_made(total))
-        self._go_on()
+        self.go_on()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Have sums made that wait for a place, as far as there are any."""
         while self._ordered and self.has_room:
             total = next(iter(self._ordered))

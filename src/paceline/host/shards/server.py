@@ -32,11 +32,6 @@ def _brought(item: Update | Sum) -> Owner:
     return "for the range made here", *item
 
 
-def _arriving(item: Update | Sum) -> Owner:
-    """Who claims the place of an update or of a sum that is on its way, even if nobody needs it any more."""
-    return "range arriving", *item
-
-
 class RangesNews(Protocol):
     """What the head is told of ranges, each thing once."""
 
@@ -147,17 +142,15 @@ class ShardServer:
 
     def place_of(self, item: Update | Sum) -> int:
         """Lay out a place for what is to come, and return it. The head has one for it, too."""
-        self._shelf.claim(_arriving(item), item)
         if self._shelf.has(item):  # it was here in part
             return self._shelf.place(item)
         places = self._plan.of(item.worker) if isinstance(item, Update) else self._plan.of_sums
-        place = self._shelf.put(item, _brought(item), places)
+        place = self._shelf.put(item, _brought(item), places, comes=True)
         assert place is not None, f"there is no place for {item}"
         return place
 
     def comes_no_more(self, item: Update | Sum, whole: bool) -> None:
-        """Nothing of it comes into its place any more. If this host's range of it is not `whole`, the place is free."""
-        self._shelf.release(_arriving(item))
+        """Nothing of it comes any more. If this host's range of it is not `whole`, nobody needs it."""
         if not whole:
             self._shelf.release(_brought(item))
 
