@@ -62,7 +62,7 @@ FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subproces
 """Modules with clocks and sockets, which the loop hands out."""
 WITH_A_CLOCK = {
     *("coordinator/agent", "coordinator/ddp", "coordinator/rendezvous", "host/averaging_thread", "host/evaluator"),
-    *("host/seed_asked", "host/worker_output", "transfer/io_process", "transfer/movers"),
+    *("host/seed_asked", "host/worker_output", "transfer/io_process"),
 }
 """Modules of these folders that look at a clock or a socket by themselves."""
 PLACES = ("orders", "replicas.copies", "store_process", "version_shelf", "worker_state")
