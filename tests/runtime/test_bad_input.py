@@ -235,7 +235,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         "the optimizer, of class Lookahead, wraps another one, and Paceline can't tell which of them has the "
         "parameters",
     ),
-    "an attribute of a user's own optimizer that changes": (
+    "attributes of a user's own optimizer that change, of which the first is named": (
         training(
             before="""
             class Mine(torch.optim.SGD):
@@ -243,7 +243,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
 
             optimizer = Mine(model.parameters(), lr=0.1)
             """,
-            inside="optimizer.factor = 0.5",
+            inside="optimizer.factor, optimizer.one, optimizer.two, optimizer.three = 0.5, 1, 2, 3",
         ),
         ("-n", "2"),
         'the script changed the optimizer\'s attribute "factor", which does not reach the store',

@@ -46,7 +46,7 @@ def install_final(session: Session, file: Path) -> None:
         number, names = structure_of(recorded.metadata())
         if number != followed.structure.number:
             then = names or session.began_with.names
-            news = {name: id(added.get(name)) for name in recorded.keys() - then.keys()}
+            news = {name: id(added.get(name)) for name in sorted(recorded.keys() - then.keys())}
             _tell(session, {**then, **news})
 
 

@@ -206,7 +206,7 @@ class PreTrainingEdits:
 
     def _refuse_changed_attributes(self) -> None:
         unsent, known = _unsent(self._joined.optimizer), self._unsent
-        for place in unsent.keys() | known.keys():
+        for place in known | unsent:
             (value, count), (before, count_before) = unsent.get(place, (None, 0)), known.get(place, (None, 0))
             if count != count_before if value is before else not same(value, before):
                 self._joined.refuse(
@@ -215,7 +215,7 @@ class PreTrainingEdits:
                 )
         attributes, before = _attributes(self._joined.optimizer), self._attributes
         if attributes != before:
-            name = next(name for name in attributes.keys() | before if attributes.get(name) != before.get(name))
+            name = next(name for name in before | attributes if attributes.get(name) != before.get(name))
             self._joined.refuse(
                 f'the script changed the optimizer\'s attribute "{name}", which does not reach the store; keep what '
                 "changes in its param_groups"
