@@ -522,7 +522,7 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
     os.write(head.state, b"state")
     hosts.begin([0, 1, 2])
     os.close(head.state)
-    near.assert_called_once_with("node-1", ["node-1"])
+    near.assert_called_once_with("node-1", {"node-1"})
     assert told == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -480,7 +480,7 @@ class HostRegistry:
         settings = replace(self.settings, threads=self._threads(host), folder=Path())
         self._link.send(host, incarnation, host_messages.Prepare(packed(settings), list(workers)))
 
-    def _neighbours_of(self, host: str, hosts: Sequence[str]) -> tuple[host_messages.Neighbour, ...]:
+    def _neighbours_of(self, host: str, hosts: Container[str]) -> tuple[host_messages.Neighbour, ...]:
         """With which of these that host exchanges bytes, itself included."""
         near = []
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):

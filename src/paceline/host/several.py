@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -134,7 +134,7 @@ class SeveralHosts:
         """By version: when it was made. Those made last are remembered."""
         self.exchanges: Callable[[str], None] = lambda host: None
         """Told of each of these hosts that makes a range of each version, or averages, as it begins."""
-        self.neighbours: Callable[[str, Sequence[str]], tuple[host_messages.Neighbour, ...]] = lambda host, hosts: ()
+        self.neighbours: Callable[[str, Container[str]], tuple[host_messages.Neighbour, ...]] = lambda host, hosts: ()
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self.gathered: Callable[[], None] = lambda: None
         """Called when what `gathers` returns may have changed."""
@@ -866,7 +866,7 @@ class SeveralHosts:
             state = self._attach(other.name, file_bytes(self._head.state))
         shards = tuple(self._head.shards)
         other.knows = self._head.newest
-        near = self.neighbours(other.name, [*self._begun]) if shards or self.replicas is not None else ()
+        near = self.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
         if self.replicas is not None:
             self.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -48,9 +48,9 @@ class Taking:
 
     source: Shard
     """That host, and its range."""
-    arrived: Collection[Update | Sum]
+    arrived: dict[Update | Sum, None]
     """Updates and sums from elsewhere that all hosts have their ranges of. That host has its own, until it goes."""
-    had: Collection[Update | Sum]
+    had: Container[Update | Sum]
     """Those of which this host has its own range. That was noted, and how the rest comes is not."""
     carrier: TransferManager
     then: Callable[[], object]
@@ -241,7 +241,7 @@ class Moves:
         lacking = [version for version in self._versions() if head.lacks(version)]
         had = [item for item in coming if not self._others.lacks_here(item)]
         move.taking = Taking(
-            source, set(arrived), {*arrived, *had}, self._carrier, then=self._is_taken, lost=head.loses
+            source, dict.fromkeys(arrived), {*arrived, *had}, self._carrier, then=self._is_taken, lost=head.loses
         )
         head.takes(source)
         self._carrier.again(lambda item: isinstance(item, Update | Sum))

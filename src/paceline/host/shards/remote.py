@@ -165,7 +165,7 @@ class RemoteShards:
         for item in [item for item, one in self._coming.items() if one.worker == worker]:
             del self._coming[item]
             self.dropped(item)
-        for update in [update for update in self._expected if update.worker == worker]:
+        for update in [update for update in self.expected() if update.worker == worker]:
             self.forget(update)
         self._inner.cancel(worker)
 

@@ -86,7 +86,8 @@ class ShardServer:
         """What is lacking to make another host's range as well."""
         self._beginning = Awaited()
         """What waits for a version whose range is not being made yet."""
-        self._bringing: set[Update | Sum] = set()
+        self._bringing: dict[Update | Sum, None] = {}
+        """What is on its way here, in the order in which it was asked for."""
         self._hosts: dict[Sum, str] = {}
         """By sum that no version has yet: the host that makes it."""
         self._maker = CommitDispatch(shelf, plan, arithmetic, idle_cores, tells=True)
@@ -112,7 +113,8 @@ class ShardServer:
     def expect(self, worker: int, step: int) -> None:
         """Bring what there is of this host's range of an update that is being computed."""
         if worker not in self._own:
-            self._bringing.add(update := Update(worker, step))
+            update = Update(worker, step)
+            self._bringing[update] = None
             self._carrier.expect(update, _brought(update))
 
     def bring(self, item: Update | Sum, host: str | None) -> None:
@@ -125,7 +127,7 @@ class ShardServer:
                 self._shelf.claim(_brought(item), item)
                 self._news.stored(item)
             return  # else the worker has left, which the head is about to hear
-        self._bringing.add(item)
+        self._bringing[item] = None
         self._carrier.fetch(item, _brought(item), lambda: self._stored(item), None)
 
     def source_of(self, total: Sum) -> str:
@@ -159,7 +161,7 @@ class ShardServer:
         if self._taking is not None:
             self._taking.drop(item)
         if item in self._bringing:
-            self._bringing.discard(item)
+            del self._bringing[item]
             self._carrier.cancel(_brought(item))
         self._needs_no_more(item)
 
@@ -205,8 +207,8 @@ class ShardServer:
             if isinstance(item, Update | Sum) and owner == _brought(item)
         ]
         elsewhere = dict.fromkeys(item for item in (*known, *self._bringing) if not self._is_own(item))
-        arrived = {summand_of(one) for one in order.arrived} & elsewhere.keys()
-        coming, had = [item for item in elsewhere if item not in arrived], elsewhere.keys() - self._bringing
+        arrived = dict.fromkeys(item for item in map(summand_of, order.arrived) if item in elsewhere)
+        coming, had = [item for item in elsewhere if item not in arrived], elsewhere.keys() - self._bringing.keys()
         for item in self._bringing:
             self._carrier.cancel(_brought(item))
         self._bringing.clear()
@@ -287,7 +289,7 @@ class ShardServer:
         self._news.shard_lost(why)
 
     def _stored(self, item: Update | Sum) -> None:
-        self._bringing.discard(item)
+        self._bringing.pop(item, None)
         self._news.stored(item)
 
     def _is_own(self, item: Update | Sum) -> bool:
