@@ -152,6 +152,7 @@ def make(case: Case, protocol: str, seed: int, folder: Path) -> None:
     scenario.write_text(case.scenario)
     flags = ["-p", protocol, "--scenario", str(scenario), "--seed", str(seed)]
     flags += [] if load(scenario).host_tables else ["-n", str(case.workers)]
+    flags += ["--shards-on", "head"] if load(scenario).links_hosts else []  # as the simulator has it
     flags += ["--threads", "1", "--record", "0", "--tee", "none", "--out", str(folder / protocol)]
     command = [sys.executable, "-m", "paceline", "run", *flags, str(WORKLOAD), "--samples", str(case.steps * BATCH)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)

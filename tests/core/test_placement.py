@@ -19,10 +19,9 @@ def shards(
     protocol: str = "bsp",
     restart: bool = False,
     later: bool = False,
-    linked: bool = False,
 ) -> list[str]:
     choice = choose(protocol, registry())
-    return hosts_with_shards(said, hosts or HOSTS, choice, restart=restart, later=later, linked=linked)
+    return hosts_with_shards(said, hosts or HOSTS, choice, restart=restart, later=later)
 
 
 @pytest.mark.parametrize(
@@ -44,19 +43,19 @@ def test_hosts_have_shards_as_the_flag_says_in_the_order_of_their_workers(
     assert shards(said) == expected
 
 
-@pytest.mark.parametrize("how", [None, "restart", "later", "linked"])
+@pytest.mark.parametrize("how", [None, "restart", "later"])
 @pytest.mark.parametrize("said", [None, "all", HEAD, "a", "b", "a,b", "c"])
 def test_a_host_without_workers_is_idle_if_and_only_if_it_has_no_shard(said: str | None, how: str | None) -> None:
-    given = {"restart": False, "later": False, "linked": False} | ({} if how is None else {how: True})
-    if how in ("later", "linked") and said not in (None, HEAD):
+    given = {"restart": False, "later": False} | ({} if how is None else {how: True})
+    if how == "later" and said not in (None, HEAD):
         return  # it is refused whatever the hosts have
     idle = why_idle("b", said, choose("bsp", registry()), **given)
     assert bool(idle) == ("b" not in shards(said, **given))
     assert not idle or "host b has no workers" in idle
 
 
-@pytest.mark.parametrize("how", ["restart", "later", "linked"])
-def test_the_head_alone_has_the_store_by_default_where_hosts_come_and_go_or_a_model_has_it_there(how: str) -> None:
+@pytest.mark.parametrize("how", ["restart", "later"])
+def test_the_head_alone_has_the_store_by_default_where_hosts_come_and_go(how: str) -> None:
     assert shards(None, **{how: True}) == shards("head", **{how: True}) == ["c"]  # type: ignore[arg-type]
 
 
@@ -65,23 +64,12 @@ def test_shards_may_be_elsewhere_though_hosts_come_back_as_the_run_then_goes_on_
 
 
 @pytest.mark.parametrize("said", ["all", "a", "c", "c,a,b"])
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        (
-            "later",
-            "--hosts lets hosts come later, while a host with a shard has to stay: say head, or say how many hosts",
-        ),
-        (
-            "linked",
-            "the scenario describes links between hosts, whose model has the store on the head: say head, or leave",
-        ),
-    ],
-)
-def test_shards_elsewhere_are_refused_there(said: str, how: str, told: str) -> None:
+def test_shards_elsewhere_are_refused_where_hosts_come_later(said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        shards(said, **{how: True})  # type: ignore[arg-type]
-    assert str(caught.value).startswith(f"--shards-on is {said}, and {told}")
+        shards(said, later=True)
+    assert str(caught.value).startswith(
+        f"--shards-on is {said}, and --hosts lets hosts come later, while a host with a shard has to stay: say head, "
+    )
 
 
 @pytest.mark.parametrize("said", ["all", "head", "c", ""])
@@ -113,12 +101,12 @@ def test_a_name_that_no_host_has_is_refused_with_those_that_there_are(said: str,
 
 def test_names_are_not_looked_at_before_all_hosts_have_come() -> None:
     choice = choose("asp", registry())
-    check_shards_on("d", 3, choice, later=False, linked=False)
+    check_shards_on("d", 3, choice, later=False)
     with pytest.raises(ConfigError, match="one host"):
-        check_shards_on("d", 1, choice, later=False, linked=False)
+        check_shards_on("d", 1, choice, later=False)
 
 
 def test_without_a_store_a_host_without_workers_is_told_to_bring_some() -> None:
     """No other shards would give it something to do."""
-    why = why_idle("b", None, choose("ad-psgd", registry()), restart=False, later=False, linked=False)
+    why = why_idle("b", None, choose("ad-psgd", registry()), restart=False, later=False)
     assert why == "host b has no workers, and ad-psgd has no store: give it workers, or leave it out"

@@ -34,7 +34,7 @@ class Several:
 
     def __init__(self) -> None:
         self.head, self.carrier, self.news = (
-            Mock(linked=False, shards=(), owns_replicas=False, shards_on=()),
+            Mock(shards=(), owns_replicas=False, shards_on=()),
             Mock(),
             Mock(),
         )
@@ -185,21 +185,6 @@ def test_only_the_last_fetches_are_remembered() -> None:
     for version in range(100):
         several.takes(2, version)
     assert several.news.brought.call_count == 8, "four for each worker"
-
-
-def test_what_a_model_of_links_says_of_is_not_noted_as_it_was() -> None:
-    several = Several()
-    several.head.linked = True
-    several.hosts.fetched(
-        Fetch(host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5)
-    )
-    several.news.fetched.assert_not_called()
-
-
-def test_a_worker_elsewhere_is_let_have_a_version_by_way_of_its_host() -> None:
-    several = Several()
-    several.head.lets(3, 7)
-    assert several.told == [host_messages.Let(3, 7)]
 
 
 def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again() -> None:
@@ -513,7 +498,7 @@ def test_training_can_t_begin_without_any_worker_of_a_host_that_makes_a_range() 
 
 def test_only_hosts_that_begin_exchange_ranges() -> None:
     """Another one would never connect, and be given up for that."""
-    head, told = Mock(linked=False, shards=HALVES, newest=0, together=None), list[messages.Message]()
+    head, told = Mock(shards=HALVES, newest=0, together=None), list[messages.Message]()
     head.goes_on.return_value = None
     absent = Other("node-2", range(4, 6), told.append)
     hosts = SeveralHosts(head, [Other("node-1", range(2, 4), Mock()), absent], Mock(), Mock(), lambda: 0.0)
@@ -569,7 +554,7 @@ def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(
 
 def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:
     told: dict[str, list[messages.Message]] = {name: [] for name in ("node-1", "node-2", "node-3")}
-    head, carrier = Mock(linked=False, shards=(), newest=7), Mock()
+    head, carrier = Mock(shards=(), newest=7), Mock()
     head.name, head.others.taken.return_value = "node-0", ["arrived"]
     head.goes_on.return_value = None
     others = [Other(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
@@ -596,7 +581,7 @@ def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
 
 def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
     told: dict[str, list[host_messages.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
-    head = Mock(linked=False, shards=(), newest=7, workers=range(2), others=None, owns_replicas=False)
+    head = Mock(shards=(), newest=7, workers=range(2), others=None, owns_replicas=False)
     head.name, head.goes_on.return_value = "node-0", None
     head.prepares.return_value = True
 

@@ -108,7 +108,7 @@ class ThisMachine:
             check_hosts(choice, scenario)
         if choice is not None:
             placed = scenario.placed(workers) if hosts > 1 else {"": range(workers)}
-            how = How(restart=self.options.restart > 0, later=False, linked=scenario.links_hosts)
+            how = How(restart=self.options.restart > 0, later=False)
             hosts_with_shards(self.options.shards_on, list(placed), choice, **how)
             for host in (host for host, there in placed.items() if not there):
                 if why := why_idle(host, self.options.shards_on, choice, **how):
@@ -193,9 +193,9 @@ class Joining:
         assert choice is not None, "`joined` has refused that"
         said, later = self.options.shards_on, self.many.most > self.many.least
         if hosts is None:
-            check_shards_on(said, self.many.most, choice, later=later, linked=False)
+            check_shards_on(said, self.many.most, choice, later=later)
         else:
-            hosts_with_shards(said, hosts, choice, restart=self.options.restart > 0, later=later, linked=False)
+            hosts_with_shards(said, hosts, choice, restart=self.options.restart > 0, later=later)
 
 
 def machines_join(options: argparse.Namespace) -> bool:

@@ -56,6 +56,7 @@ from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.records.times import Fetch
 from paceline.scenario.scenario_file import LONGEST_NAME
+from paceline.transfer.emulated_link import EmulatedLink
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
@@ -329,6 +330,8 @@ class _Agent:
             case host_messages.Train(workers=workers, version=version, at=at, shards=shards, state=state, sums=sums):
                 self._begun = self._loop.now() - at
                 self._meet(message.neighbours)
+                if self._emulated is not None:
+                    self._emulated.carries(self._branch.offer.model_bytes)
                 self._branch.begin(
                     workers, version, lambda: self._link.send(host_messages.Begun()), shards, state, sums=sums
                 )
@@ -371,8 +374,6 @@ class _Agent:
                 self._branch.carry_out(message.order)
             case host_messages.VersionMade(version=version):
                 self._branch.made(version)
-            case host_messages.Let(worker=worker, version=version):
-                self._branch.let(worker, version)
             case host_messages.Look(worker=worker, version=version, hold=hold):
                 self._branch.show(worker, version, hold)
             case host_messages.TellWorker(worker=worker, message=said, attached=attached):
@@ -467,7 +468,9 @@ class _Agent:
         head = next(iter(settings.scenario.placed(settings.workers)))
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
-        self._carrier = TransferManager(self._name, places.places, self._loop.now, self._mover.pipe)
+        link = self._emulated = EmulatedLink.of(settings.scenario, self._name, self._loop)
+        pipes = self._mover.pipe if link is None else link.pipe
+        self._carrier = TransferManager(self._name, places.places, self._loop.now, pipes)
         pipe = self._carrier.meet(head, HEAD)
         self._hello = Hello(self._name, self.end.run, self._incarnation, 0)
         self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)
@@ -479,7 +482,6 @@ class _Agent:
             self._stand_in = BootstrapProcess(
                 number, company, came=lambda offer: self._link.send(host_messages.StandsIn(offer)), failed=self.leave
             )
-        linked = settings.scenario.links_hosts
         try:
             for first in range(0, len(workers), AT_ONCE):
                 self._workers.start(workers[first : first + AT_ONCE])
@@ -497,7 +499,6 @@ class _Agent:
             head=head,
             threads=settings.threads,
             now=self._now,
-            linked=linked,
             stand_in=self._stand_in,
         )
         self._carrier.begins(0, self._branch)

@@ -38,8 +38,8 @@ from paceline.net.listener import HostListener
 from paceline.net.numbered import LONGEST_OF_NEWCOMERS
 from paceline.net.tcp import ANY, shown
 from paceline.net.token import FILE_VARIABLE
-from paceline.scenario.host_traffic import HostTraffic
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
+from paceline.transfer.emulated_link import EmulatedLink
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover
 
@@ -173,15 +173,12 @@ class HostRegistry:
     def _how(self) -> How:
         """What decides where shards are if nobody says."""
         settings = self.settings
-        return How(
-            restart=settings.any_comes_back, later=self._meeting.room is not None, linked=settings.scenario.links_hosts
-        )
+        return How(restart=settings.any_comes_back, later=self._meeting.room is not None)
 
-    def traffic(self) -> HostTraffic | None:
-        """Return the model of what moves between the hosts; None if the scenario has none."""
-        settings = self.settings
-        begins = 0 if settings.resumed is None else settings.resumed.state.version
-        return HostTraffic.of(settings.scenario, settings.workers, begins)
+    def models_have(self, size: int) -> None:
+        """A model has so many bytes, as training is about to begin."""
+        if self._emulated is not None:
+            self._emulated.carries(size)
 
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
@@ -247,7 +244,10 @@ class HostRegistry:
         _, *placed = settings.scenario.placed(settings.workers).items()
         self.others = [Other(host, there, self._teller(host)) for host, there in placed]
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
-        self.carrier = TransferManager(meeting.head, room, self._loop.now, self._mover.pipe)
+        link = self._emulated = EmulatedLink.of(settings.scenario, meeting.head, self._loop)
+        self.carrier = TransferManager(
+            meeting.head, room, self._loop.now, self._mover.pipe if link is None else link.pipe
+        )
         self._hosts.begins(self._link.now())
         self._begun = True
         for other in self.others:

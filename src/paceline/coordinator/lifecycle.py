@@ -153,6 +153,8 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     run_state.data.leases = run_state.policy.leases(dealing(offer, settings), workers, before)
     for worker in workers:
         run_state.membership.trains(worker)
+    if run_state.others is not None:
+        run_state.others.models_have(offer.model_bytes)
     run_state.host.begin(workers)
     for member in offered:
         here = run_state.others is None or run_state.others.host_of(member.worker) == run_state.others.head

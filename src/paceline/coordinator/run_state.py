@@ -301,7 +301,6 @@ class RunState:
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,
             groups=GroupLinks.of(settings.scenario, settings.workers),
-            traffic=None if others is None else others.traffic(),
             evaluator=self.evaluator,
             now=self.clock.at,
             host_of=(lambda worker: policy.hosts.get(worker, "")) if others is None else others.host_of,

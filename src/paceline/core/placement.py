@@ -18,28 +18,26 @@ class How(TypedDict):
 
     restart: bool
     later: bool
-    linked: bool
 
 
 def hosts_with_shards(
-    said: str | None, hosts: Sequence[str], choice: Choice, *, restart: bool, later: bool, linked: bool
+    said: str | None, hosts: Sequence[str], choice: Choice, *, restart: bool, later: bool
 ) -> list[str]:
     """Return the hosts that have shards, in the order of `hosts`; none if the protocol has no store.
 
     Raises ConfigError, in one line, if the run can't have shards where `said` has them.
 
     Args:
-        said: What `--shards-on` says. None: all hosts have shards, or the head alone if one of the last three is true.
+        said: What `--shards-on` says. None: all hosts have shards, or the head alone if one of the last two is true.
         hosts: The names of all hosts, the head's first.
         choice: The protocol.
         restart: Whether hosts that are lost may come back. Those with shards end the run, which goes on by itself.
         later: Whether hosts may come while others train.
-        linked: Whether a scenario describes links between the hosts.
     """
-    check_shards_on(said, len(hosts), choice, later=later, linked=linked)
+    check_shards_on(said, len(hosts), choice, later=later)
     if choice.spec.versions != "stored":
         return []
-    said = usual(said, restart=restart, later=later, linked=linked)
+    said = usual(said, restart=restart, later=later)
     if said == ALL:
         return list(hosts)
     if said == HEAD:
@@ -53,12 +51,12 @@ def hosts_with_shards(
     return [name for name in hosts if name in named]
 
 
-def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, later: bool, linked: bool) -> str:
+def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, later: bool) -> str:
     """Return why that host would have nothing to do if it had no workers, in one sentence; empty if it has a shard.
 
     For the others see `hosts_with_shards`.
     """
-    said = usual(said, restart=restart, later=later, linked=linked)
+    said = usual(said, restart=restart, later=later)
     if choice.spec.versions == "stored" and (said == ALL or (said != HEAD and host in said.split(","))):
         return ""
     if choice.spec.in_groups:
@@ -69,12 +67,12 @@ def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, late
     )
 
 
-def usual(said: str | None, *, restart: bool, later: bool, linked: bool) -> str:
+def usual(said: str | None, *, restart: bool, later: bool) -> str:
     """Return what `--shards-on` says, or is taken to say. See `hosts_with_shards`."""
-    return said if said is not None else HEAD if restart or later or linked else ALL
+    return said if said is not None else HEAD if restart or later else ALL
 
 
-def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool, linked: bool) -> None:
+def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool) -> None:
     """Raise ConfigError for what is wrong whatever the hosts are called. See `hosts_with_shards`.
 
     `hosts`: how many there may be.
@@ -92,9 +90,4 @@ def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool
         raise ConfigError(
             f"{flag}, and --hosts lets hosts come later, while a host with a shard has to stay: say {HEAD}, or say how "
             "many hosts there are"
-        )
-    if linked:
-        raise ConfigError(
-            f"{flag}, and the scenario describes links between hosts, whose model has the store on the head: say "
-            f"{HEAD}, or leave bandwidth and latency out"
         )

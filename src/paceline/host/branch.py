@@ -40,7 +40,6 @@ from paceline.records.times import Fetch
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.fetcher import Fetcher, Local
 from paceline.transfer.item_names import summand_of
-from paceline.transfer.linked_fetcher import Told
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.remote_fetcher import ADOPTED, FIXED, Wire
 
@@ -118,14 +117,12 @@ class Branch:
         head: str,
         threads: int,
         now: Callable[[], float],
-        linked: bool = False,
         stand_in: BootstrapProcess | None = None,
     ) -> None:
         """`name` is this host's, `head` the head's, and `hosts` has that of each worker. `threads` are those of each
         worker here. `now()` is seconds since the run's start.
 
-        `linked`: whether the head says who may have a version, as a model of links has it. `stand_in`: what this host
-        has in the place of workers, if it has none.
+        `stand_in`: what this host has in the place of workers, if it has none.
         """
         self.shelf = Shelf()
         self.versions = Elsewhere()
@@ -187,14 +184,18 @@ class Branch:
         fetcher: Fetcher = Wire(
             Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks
         )
-        self._told: Told | None = None
-        if linked:
-            fetcher = self._told = Told(fetcher, now, news.happened)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats)
-        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=not linked)
+        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(
             self.shelf, self.pulls, self.pushes, self.versions, None, seats, news, workers.send, now
         )
+
+    @property
+    def offer(self) -> messages.worker.Offered:
+        """What scripts here have brought to `prepare`."""
+        offer = self._offer if self._stand_in is None else self._stand_in.offer
+        assert offer is not None
+        return offer
 
     # --- what the head orders -----------------------------------------------------------------------
 
@@ -217,8 +218,7 @@ class Branch:
         `shards`: who makes which range of each version. `state`: what goes with one that is made here. `sums`: whether
         the updates of workers here are added up.
         """
-        self._offer = self._offer if self._stand_in is None else self._stand_in.offer
-        assert self._offer is not None
+        self._offer = self.offer
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
@@ -378,11 +378,6 @@ class Branch:
         self._shards = shards
         self._carrier.again(lambda item: isinstance(item, Version))
         self._carrier.ended(left, "it has left in good order")
-
-    def let(self, worker: int, version: int) -> None:
-        """The worker may have that version."""
-        if self._told is not None:
-            self._told.let(worker, version)
 
     def show(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
@@ -630,12 +625,10 @@ class Branch:
                 self._ranges.go_on()
 
     def fetched(self, fetch: Fetch) -> None:
-        """See `Items`. What a model of links is asked about, the head notes as that says."""
+        """See `Items`."""
         if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
             fetch = fetch.moved()
-        modelled = self._told is not None and self._later is None and fetch.kind == "version"
-        if not modelled:
-            self._news.fetched(fetch)
+        self._news.fetched(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`. An update is here before the head hears that it is ready, and what was told of it before."""
@@ -697,7 +690,7 @@ class Branch:
     def _tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
         makes_all = [one.host for one in self._shards] == [self._name]
-        return self._spec.brings_early and self._told is None and not makes_all and not self._adds_up
+        return self._spec.brings_early and not makes_all and not self._adds_up
 
     def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None

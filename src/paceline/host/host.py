@@ -62,9 +62,7 @@ if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.overlap import Computing, Early
     from paceline.host.shards.aggregation_scheduler import AggregationScheduler
     from paceline.host.shards.remote import RemoteShards
-    from paceline.scenario.host_traffic import HostTraffic
     from paceline.transfer.fetch_table import Where
-    from paceline.transfer.linked_fetcher import Linked
     from paceline.transfer.manager import TransferManager
 
 
@@ -92,7 +90,6 @@ class LocalHost:
         rate_scale: float,
         network: Network | None,
         groups: GroupLinks | None,
-        traffic: HostTraffic | None = None,
         evaluator: Evaluator | None,
         now: Callable[[], float],
         host_of: Callable[[int], str] = lambda worker: "",
@@ -101,8 +98,8 @@ class LocalHost:
     ) -> None:
         """`elsewhere` are workers of other hosts. The store that is here is theirs, too; see `SeveralHosts`.
         `carrier` fetches their updates. `shards_on`: the hosts that make versions, where this one, called `name`, does
-        not make them alone. `threads` are those of each worker. `network` paces pushes and pulls, `groups`
-        averages, and `traffic` what moves between hosts. `evaluator` is forked besides the arithmetic process, if it is
+        not make them alone. `threads` are those of each worker. `network` paces pushes and pulls, and `groups`
+        averages. `evaluator` is forked besides the arithmetic process, if it is
         given. `now()` is seconds since the run's start. `host_of(worker)`: its host, if averages go by that. See
         `CommitQueue`, `ReplicaSteps` and `GroupAverages` for the others.
         """
@@ -153,8 +150,6 @@ class LocalHost:
         """Told that an update of a worker of another host will not come, and why."""
         self.brings: Brings = lambda replicas, then, lost: then()
         """Brings replicas of workers of other hosts here."""
-        self.lets: Callable[[int, int], None] = lambda worker, version: None
-        """Lets a worker of another host have a version that a link has brought there."""
         self._offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
@@ -196,17 +191,12 @@ class LocalHost:
 
             self._fetcher = self.others = RemoteShards(self._fetcher)
             self.shelf.freed = self._freed
-        if carrier is not None and self.sums is not None and traffic is None:  # a model of links knows no sums
+        if carrier is not None and self.sums is not None:
             from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 
             self._fetcher = self.together = AggregationScheduler(self._fetcher, self.sums, self.summer, news.happened)
             if self.others is not None:
                 self.others.host_of = self.together.host_of
-        self._linked: Linked | None = None
-        if traffic is not None:
-            from paceline.transfer.linked_fetcher import Linked  # which a run on one host does without
-
-            self._fetcher = self._linked = Linked(traffic, self._fetcher, news, now, self._moment)
         self.averaging = Averaging(
             self.shelf,
             plan,
@@ -231,7 +221,7 @@ class LocalHost:
             from paceline.host.overlap import Computing, Early  # which a run on one host does without
 
             self._computing = Computing()
-            if spec.brings_early and traffic is None:
+            if spec.brings_early:
                 self._early = Early(self.shelf, plan, self.pushes, wire, self.others)
         self.commits = CommitQueue(
             self.shelf,
@@ -245,7 +235,7 @@ class LocalHost:
             rate_scale=rate_scale,
             others=self.others,
             sums=self.sums,
-            spreads=carrier is not None and traffic is None,
+            spreads=carrier is not None,
         )
         self.commits.brings = self._brings
         if self.sums is not None:
@@ -256,10 +246,7 @@ class LocalHost:
         self.snapshots = HostSnapshots(
             self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, self._brings_replicas
         )
-        lets = None if traffic is None else self._lets
-        self.pulls = Pulls(
-            self.shelf, self.commits, self._fetcher, seats, lets, early=carrier is not None and traffic is None
-        )
+        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats, early=carrier is not None)
         self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
@@ -363,8 +350,6 @@ class LocalHost:
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._paced.size = model_bytes if given is None else given
-        if self._linked is not None:
-            self._linked.size = self._paced.size
         if owns_replica and not resumes:
             self.steps.begin(workers, Version(0))
             self.steps.keep_beginning(Version(0))
@@ -570,11 +555,6 @@ class LocalHost:
         """The newest version that is made."""
         return self.commits.newest
 
-    @property
-    def linked(self) -> bool:
-        """Whether a model of links says what comes from other hosts, and when."""
-        return self._linked is not None
-
     def prepares(self, worker: int) -> bool:
         """Whether the worker's script has come to `prepare`, and its process is there."""
         return worker in self._offers and self._seats[worker].here
@@ -675,9 +655,6 @@ class LocalHost:
     def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
         return self.region.span(*span)
-
-    def _lets(self, worker: int, version: int) -> None:
-        self.lets(worker, version)
 
     def _away(self, item: Update | Sum | Buffers | Version) -> bool:
         match item:
@@ -970,8 +947,6 @@ class LocalHost:
             return False
         if self.commits.whole:
             at = self._at = self._now()  # workers that wait for it go on at the same moment
-            if self._linked is not None:
-                self._linked.made(message.version, at)
             self._arrivals.whole(message.version)
             version = self.commits.made(at)
             self._at = None

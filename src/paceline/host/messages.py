@@ -259,13 +259,6 @@ class VersionMade(Message):
     version: int
 
 
-class Let(Message):
-    """The worker may have that version now, as far as the links between hosts are concerned."""
-
-    worker: int
-    version: int
-
-
 class Look(Message):
     """This version is the newest, and the worker wants to see it."""
 
@@ -456,7 +449,6 @@ FromHead = (
     | HostLost
     | Shards
     | VersionMade
-    | Let
     | Look
     | TellWorker
     | Adopt

@@ -161,7 +161,7 @@ class SeveralHosts:
         if head.owns_replicas:
             self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self._tell_host)
             self.replicas.amiss = lambda host, why: self.amiss(host, why)
-        head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
+        head.made, head.adopted = self._made, self._adopted
         head.hands, head.never_comes = self._hands, self._never_comes
 
     # --- what comes from other hosts ----------------------------------------------------------------
@@ -404,12 +404,11 @@ class SeveralHosts:
             self._head.summer.go_on()
 
     def fetched(self, fetch: Fetch) -> None:
-        """See `Items`. What a model of links is asked about is noted as that says."""
+        """See `Items`."""
         fetch = fetch.ending(self._now())
         if self.moves is not None and (item := fetch.summand) is not None and self.moves.had(item):
             fetch = fetch.moved()
-        if fetch.kind != "update" or not self._head.linked:
-            self._news.fetched(fetch)
+        self._news.fetched(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
@@ -828,9 +827,6 @@ class SeveralHosts:
         """The worker can't go on, unless it takes no part any more."""
         if worker not in self._left and worker not in self._gone:
             self._tell(worker, host_messages.EndWorker(worker, why))
-
-    def _lets(self, worker: int, version: int) -> None:
-        self._tell(worker, host_messages.Let(worker, version))
 
     def _made(self, version: int) -> None:
         self._made_at[version] = self._now()

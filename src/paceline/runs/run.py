@@ -119,11 +119,6 @@ def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
 def _check_several(choice: Choice | None, scenario: Scenario, named: str) -> None:
     if choice is None:
         raise ConfigError(f"{named}: {baseline.NAME} runs on one host only so far; name a protocol")
-    if choice.spec.in_groups and scenario.links_hosts:
-        raise ConfigError(
-            f"{named}: bandwidth and latency of links between hosts are modelled for protocols with a store, and "
-            f"{choice.spec.name} has none: leave them out"
-        )
     if scenario.network is not None and not scenario.host_tables:
         raise ConfigError(
             f"{named}: {scenario.name} has a [network], which is modelled on one host; write [[host]] tables, with "

@@ -155,7 +155,7 @@ class Pipe(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Sending:
+class Sending:
     """What is sent of one request."""
 
     request: int
@@ -173,7 +173,7 @@ class PeerExchange:
         self._connection: _Connection | None = None
         self._own = 0
         """This host's incarnation, as it has told the other."""
-        self._sending: deque[_Sending] = deque()
+        self._sending: deque[Sending] = deque()
         self._over: list[int] = []
         """Requests that are sent or stopped, while their last bytes may wait for room."""
 
@@ -208,7 +208,7 @@ class PeerExchange:
 
     def send(self, request: int, span: Span) -> None:
         """Send these bytes, after those of other requests. They must not change until `sent` is told."""
-        self._sending.append(_Sending(request, span.memory))
+        self._sending.append(Sending(request, span.memory))
         self._pump()
 
     def stop(self, request: int) -> None:
@@ -236,8 +236,7 @@ class PeerExchange:
         """The connection has gone."""
         if connection is self._connection:
             self._connection = None
-            self._sending.clear()
-            self._over.clear()
+            self._forget()
             self._news.disconnected(self.peer)
 
     def frame(self, frame: Frame) -> None:
@@ -283,7 +282,10 @@ class PeerExchange:
                 self._connection.renew()
                 return False
             one = self._sending[0]
-            part, one.left = one.left[:PART], one.left[PART:]
+            most = self._may_leave(one)
+            if not most:
+                return False
+            part, one.left = one.left[:most], one.left[most:]
             if not one.left:
                 self._sending.popleft()
                 self._over.append(one.request)
@@ -293,6 +295,15 @@ class PeerExchange:
         return bool(self._sending or self._over)
 
     # --- inside -------------------------------------------------------------------------------------
+
+    def _may_leave(self, one: Sending) -> int:
+        """How many of these bytes may be written now. If none may, `_pump` is called once some may."""
+        return PART
+
+    def _forget(self) -> None:
+        """The connection is lost, with all that was asked over it."""
+        self._sending.clear()
+        self._over.clear()
 
     def _pump(self) -> None:
         if self._connection is not None:

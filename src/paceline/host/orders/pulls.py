@@ -27,29 +27,22 @@ class Pulls:
         versions: Versions,
         fetcher: Fetcher,
         seats: Mapping[int, WorkerState],
-        lets: Callable[[int, int], None] | None = None,
         *,
-        early: bool = False,
+        early: bool,
     ) -> None:
-        """`lets(worker, version)` lets a worker of another host have that version. None: that host doesn't ask.
-
-        `early`: whether versions are brought here while other hosts make them.
-        """
+        """`early`: whether versions are brought here while other hosts make them."""
         self._early = early
         self._shelf = shelf
         self._versions = versions
         self._fetcher = fetcher
         self._seats = seats
-        self._lets = lets
 
     def carry_out(self, order: StartPull) -> None:
         """Bring the worker a version that a later step is to begin with."""
         if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
         self._shelf.claim(ahead(order.worker), Version(order.version))
-        if self._seats[order.worker].elsewhere:  # its own host fetches it
-            self.lend(order.worker, order.version)
-        else:
+        if not self._seats[order.worker].elsewhere:  # else its own host fetches it
             self.pull(order.worker, order.version, lambda: None)
 
     def pull(self, worker: int, version: int, then: Callable[[], None]) -> None:
@@ -81,20 +74,6 @@ class Pulls:
             self._versions.when_begun(version, begun)
         else:
             self._versions.when_made(version, made)
-
-    def lend(self, worker: int, version: int) -> None:
-        """Let a worker of another host have that version once it is made, and a link has brought it there."""
-        if (lets := self._lets) is None:
-            return
-
-        def there(at: float) -> None:
-            lets(worker, version)
-
-        def made() -> None:
-            if self._seats[worker].trains:
-                self._fetcher.fetch(worker, Version(version), there)
-
-        self._versions.when_made(version, made)
 
     def left(self, worker: int) -> None:
         """The worker takes no part any more."""

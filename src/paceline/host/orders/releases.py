@@ -99,10 +99,8 @@ class Releases:
         self._shelf.claim(step_of(order.worker), version)
         if order.parameters == "pull" or version in self._shelf.claimed(ahead(order.worker)):
             self._shelf.release(ahead(order.worker))
-        if order.parameters == "pull":
-            if order.version > self._versions.newest:
-                self._news.awaits_version(order.worker, order.version)
-            self._pulls.lend(order.worker, order.version)
+        if order.parameters == "pull" and order.version > self._versions.newest:
+            self._news.awaits_version(order.worker, order.version)
 
     def after(self, worker: int, do: Callable[[], None]) -> None:
         """Call `do` when the worker was told of every release that was ordered until now, or takes no part any more."""

@@ -165,8 +165,6 @@ class _There:
     """The version that the segment began with."""
     host: dict[int, str] = field(default_factory=dict)
     """By worker."""
-    modelled: bool = False
-    """Whether a model of links says how long fetches take."""
     ended: float = -math.inf
     """When the last fetch had ended."""
     sizes: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -210,7 +208,7 @@ class _There:
                 FETCHED_ONCE, f"version {had.version} once to host {self.host[worker]}", found, "fetches", row
             )
         match kind:
-            case "Release" if self.checking.run.choice.spec.brings_early and not self.modelled:
+            case "Release" if self.checking.run.choice.spec.brings_early:
                 self.released[worker, step] = at
             case "GradientReady":
                 self.ready[worker, step] = at
@@ -230,8 +228,7 @@ class _There:
         self.checking.table, self.checking.row = "fetches", row
         if self.checking.run.segments[max(0, self.number)].hosts == 1:
             raise Violation(FETCHES, "none: there is one host", "one")
-        modelled = self.modelled
-        after = fetch.began if modelled else max(self.ended, fetch.began)  # one as a model says, one as it is told
+        after = max(self.ended, fetch.began)
         if not after <= fetch.ended:
             raise Violation(FETCHES, f"it ends at {after!r} or later", fetch.ended)
         self.ended = fetch.ended
@@ -266,7 +263,6 @@ class _There:
             outstanding.clear()
         run = self.checking.run
         segment = run.segments[self.number]
-        self.modelled = run.scenario_of(segment).links_hosts
         began = self.first - 1, dict(segment.notes.get(PLACEMENT, {self.head: []}))
         cuts = [began, *((version, shards) for version, shards in segment.notes.get(MOVES, ()))]
         if [shards for _, shards in cuts] != [shards for _, shards in self.cuts]:
@@ -281,8 +277,8 @@ class _There:
     def _size(self, fetch: Fetch) -> None:
         """Compare the bytes with those of other fetches of the same range."""
         key = fetch.kind, fetch.source if fetch.kind == "version" else fetch.host
-        if fetch.kind == "version" and fetch.number == self.first and (self.modelled or len(self.makers) > 1):
-            return  # the model says nothing of it, and the head has all of it
+        if fetch.kind == "version" and fetch.number == self.first and len(self.makers) > 1:
+            return  # the head has all of it
         known = self.sizes.setdefault(key, [])
         if fetch.bytes in known:
             return
