@@ -147,10 +147,10 @@ class EmulatedExchange(PeerExchange):
             self._coming[request] = _Coming(end - begin)
         super().ask(request, named, begin, end)
 
-    def cancel(self, request: int) -> None:
+    def cancel(self, request: int) -> bool:
         """See `PeerExchange`."""
         self._coming.pop(request, None)
-        super().cancel(request)
+        return super().cancel(request)
 
     def memory(self, request: int) -> memoryview | None:
         """See `PeerExchange`. What is held back is in memory already."""
