@@ -42,8 +42,8 @@ from paceline.host.versions import Elsewhere
 from paceline.ipc import messages
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
+from paceline.transfer.fetcher import RemoteFetcher
 from paceline.transfer.manager import TransferManager
-from paceline.transfer.remote_fetcher import Wire
 from support.seeded_network import Blocked, Killed, Slow
 from support.suites import each
 from support.world.faults import HEAD, Drained, History, StoreKilled, StoreStopped, WorkerKilled, drawn, grouped
@@ -315,7 +315,7 @@ def what_a_worker_has_withdrawn_still_counts(patch: Patch) -> None:
 
 
 def what_a_worker_has_withdrawn_still_counts_at_the_head(patch: Patch) -> None:
-    patch.setattr(Wire, "forget", lambda self, update: None)
+    patch.setattr(RemoteFetcher, "forget", lambda self, update: None)
 
 
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
@@ -412,12 +412,12 @@ def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:
 
 
 def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
-    fetch = Wire.fetch
+    fetch = RemoteFetcher.fetch
 
-    def fetched(self: Wire, worker: int, item: Any, then: Any) -> None:
+    def fetched(self: RemoteFetcher, worker: int, item: Any, then: Any) -> None:
         fetch(self, worker, item, then) if not isinstance(item, Buffers) else self._local.fetch(worker, item, then)
 
-    patch.setattr(Wire, "fetch", fetched)
+    patch.setattr(RemoteFetcher, "fetch", fetched)
 
 
 def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:

@@ -27,11 +27,9 @@ from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews, PeerExchange, Pipe, Port
 from paceline.transfer.fetch_table import Peer, Where
-from paceline.transfer.fetcher import Fetcher, Local
+from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
-from paceline.transfer.remote_fetcher import Wire
-from paceline.transfer.shaped_fetcher import Paced
 from support.carriers import hello
 from support.clusters import PATIENCE, tls_keys
 
@@ -50,6 +48,8 @@ class Fetching:
         self.brings: Callable[[], None] = lambda: None
         """Has everything come that another host was asked for."""
         self.close: Callable[[], None] = lambda: None
+        self.shaped: ShapedFetcher | None = None
+        """What ends fetches in its own time, if that does."""
         self.fetcher = make(self)
 
     def note(self, worker: int, what: str, number: int, size: int, times: TransferTimes) -> None:
@@ -70,25 +70,32 @@ class Fetching:
     def all(self) -> list[Fact]:
         """Everything that comes of what is under way, as the loop would take it."""
         self.brings()
-        while (due := self.fetcher.due()) is not None:
+        while self.shaped is not None and (due := self.shaped.due()) is not None:
             self.at += due
-            while (fact := self.fetcher.next(self.at)) is not None:
+            while (fact := self.shaped.next(self.at)) is not None:
                 self.facts.append(fact)
         return self.facts
 
+    def over(self) -> bool:
+        """Whether nothing is under way."""
+        return self.shaped is None or (self.shaped.next(1e9), self.shaped.due()) == (None, None)
 
-def local(fetching: Fetching) -> Fetcher:
-    return Local(lambda: fetching.at, fetching.facts.append)
 
-
-def paced(fetching: Fetching) -> Fetcher:
+def shaped(fetching: Fetching, store: SharedLink | None, groups: GroupLinks | None) -> Fetcher:
     def now() -> float:
         return fetching.at
 
-    store, groups = SharedLink.of(NETWORK), GroupLinks.of(Scenario(network=NETWORK), 4)
-    made = Paced(store, groups, Local(now, fetching.facts.append), now, now, fetching.note)
+    fetching.shaped = made = ShapedFetcher(store, groups, now, now, fetching.facts.append, fetching.note)
     made.size = 100
     return made
+
+
+def local(fetching: Fetching) -> Fetcher:
+    return shaped(fetching, None, None)
+
+
+def paced(fetching: Fetching) -> Fetcher:
+    return shaped(fetching, SharedLink.of(NETWORK), GroupLinks.of(Scenario(network=NETWORK), 4))
 
 
 SIZE = 10
@@ -105,8 +112,7 @@ class Elsewhere:
         self.bulk = self.carrier.meet(*OTHER)
         self.carrier.begins(0, self)
         self.carrier.connected(OTHER)
-        self.wire = Wire(
-            local(fetching),
+        self.wire = RemoteFetcher(
             self.carrier,
             lambda: fetching.at,
             fetching.facts.append,
@@ -245,7 +251,7 @@ def test_each_fetch_ends_once(fetching: Fetching) -> None:
     fetching.pull(1, 7)
     facts = fetching.all()
     assert [(type(fact), fact.worker) for fact in facts] == [(UpdateArrived, 0), (ParametersTaken, 1)]  # type: ignore[union-attr]
-    assert (fetching.fetcher.next(1e9), fetching.fetcher.due()) == (None, None)
+    assert fetching.over()
 
 
 def test_ends_are_told_in_the_order_of_time(fetching: Fetching) -> None:
@@ -257,9 +263,11 @@ def test_ends_are_told_in_the_order_of_time(fetching: Fetching) -> None:
     assert (moments, len(moments)) == (sorted(moments), 8)
 
 
-def test_a_group_is_gathered_once_and_nothing_need_happen_then(fetching: Fetching) -> None:
-    ends: list[float] = []
-    began = fetching.fetcher.gather(5, (0, 1), ends.append)
+@pytest.mark.parametrize("make", [local, paced])
+def test_a_group_is_gathered_once_and_nothing_need_happen_then(make: Callable[[Fetching], Fetcher]) -> None:
+    fetching, ends = Fetching(make), list[float]()
+    assert fetching.shaped is not None
+    began = fetching.shaped.gather(5, (0, 1), ends.append)
     assert fetching.all() == []
     assert (began, len(ends)) == (0.0, 1)
 
@@ -282,7 +290,7 @@ def test_a_fetch_may_begin_as_another_ends(fetching: Fetching) -> None:
 
     fetching.fetcher.fetch(0, Version(7), then)
     assert sorted(fact.worker for fact in fetching.all()) == [0, 1]  # type: ignore[union-attr]
-    assert (fetching.fetcher.next(1e9), fetching.fetcher.due()) == (None, None)
+    assert fetching.over()
 
 
 def test_cancelling_what_is_not_there_disturbs_nothing(fetching: Fetching) -> None:
@@ -294,7 +302,8 @@ def test_cancelling_what_is_not_there_disturbs_nothing(fetching: Fetching) -> No
 def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_the_model_s_moments() -> None:
     """An average of two moves as much as one model here. Late as the loop may be, the moments are the links'."""
     fetching = Fetching(paced)
-    fetching.fetcher.gather(5, (0, 1), lambda at: UpdateArrived(worker=9, step=5, at=at))
+    assert fetching.shaped is not None
+    fetching.shaped.gather(5, (0, 1), lambda at: UpdateArrived(worker=9, step=5, at=at))
     fetching.at = 0.5
     fetching.push(0, 3)
     fetching.at = 60.0
@@ -304,11 +313,7 @@ def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_t
 
 
 def test_what_no_link_paces_is_local() -> None:
-    def only_averages(fetching: Fetching) -> Fetcher:
-        groups = GroupLinks.of(Scenario(network=NETWORK), 4)
-        return Paced(None, groups, Local(lambda: 0.0, fetching.facts.append), lambda: 0.0, lambda: 0.0, fetching.note)
-
-    fetching = Fetching(only_averages)
+    fetching = Fetching(lambda one: shaped(one, None, GroupLinks.of(Scenario(network=NETWORK), 4)))
     fetching.push(0, 3)
     assert (fetching.facts, fetching.noted) == ([UpdateArrived(worker=0, step=3, at=0.0)], [])
 

@@ -245,7 +245,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
 
 IS_THERE_LATE = """
 from paceline.host.several import SeveralHosts
-from paceline.transfer.remote_fetcher import FIXED
+from paceline.transfer.item_names import FIXED
 look, made = SeveralHosts.look, SeveralHosts._made
 def late(self, item, *asked):
     return "coming" if item == FIXED and self._head.newest < 3 else look(self, item, *asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.core.facts import Fact
 from paceline.transfer.fetcher import Fetchable, Then
 
 
@@ -12,14 +11,5 @@ class NoFetcher:
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         raise NotImplementedError
 
-    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
-        raise NotImplementedError
-
     def cancel(self, worker: int) -> None:
         raise NotImplementedError
-
-    def next(self, until: float) -> Fact | None:
-        return None
-
-    def due(self) -> float | None:
-        return None

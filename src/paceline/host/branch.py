@@ -38,10 +38,9 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region, Span
 from paceline.records.times import Fetch
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.fetcher import Fetcher, Local
-from paceline.transfer.item_names import summand_of
+from paceline.transfer.fetcher import RemoteFetcher
+from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
 from paceline.transfer.manager import TransferManager
-from paceline.transfer.remote_fetcher import ADOPTED, FIXED, Wire
 
 BEGINNING = ("version that training begins with",)
 LONG = 1 << 20
@@ -181,9 +180,7 @@ class Branch:
             )
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        fetcher: Fetcher = Wire(
-            Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks
-        )
+        fetcher = RemoteFetcher(carrier, now, news.happened, away=self._away, lost=news.lacks)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(

@@ -54,9 +54,8 @@ from paceline.ipc.memory import Region, Span
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
-from paceline.transfer.fetcher import Fetcher, Local
-from paceline.transfer.remote_fetcher import ADOPTED, FIXED, Wire
-from paceline.transfer.shaped_fetcher import Paced
+from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
+from paceline.transfer.item_names import ADOPTED, FIXED
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.overlap import Computing, Early
@@ -154,14 +153,11 @@ class LocalHost:
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
         """The worker that was asked last to fork the arithmetic process."""
-        self._paced = Paced(
-            SharedLink.of(network), groups, Local(now, news.happened), now, self._moment, news.transferred
-        )
-        self._fetcher: Fetcher = self._paced
-        wire: Wire | None = None
+        self._shaped = ShapedFetcher(SharedLink.of(network), groups, now, self._moment, news.happened, news.transferred)
+        fetcher: Fetcher = self._shaped
+        remote: RemoteFetcher | None = None
         if carrier is not None:
-            self._fetcher = wire = Wire(
-                self._paced,
+            fetcher = remote = RemoteFetcher(
                 carrier,
                 now,
                 news.happened,
@@ -189,12 +185,12 @@ class LocalHost:
         if carrier is not None and shards_on:
             from paceline.host.shards.remote import RemoteShards  # which a run on one host does without
 
-            self._fetcher = self.others = RemoteShards(self._fetcher)
+            fetcher = self.others = RemoteShards(fetcher)
             self.shelf.freed = self._freed
         if carrier is not None and self.sums is not None:
             from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 
-            self._fetcher = self.together = AggregationScheduler(self._fetcher, self.sums, self.summer, news.happened)
+            fetcher = self.together = AggregationScheduler(fetcher, self.sums, self.summer, news.happened)
             if self.others is not None:
                 self.others.host_of = self.together.host_of
         self.averaging = Averaging(
@@ -210,19 +206,19 @@ class LocalHost:
         )
         makers = MadeHere(name, self.averaging)
         self.averages = GroupAverages(
-            self.shelf, plan, self._fetcher, seats, makers, news, now, host_of, deaths_are_told=deaths_are_told
+            self.shelf, plan, self._shaped.gather, seats, makers, news, now, host_of, deaths_are_told=deaths_are_told
         )
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
-        self.pushes = Pushes(self.shelf, plan, self._fetcher, seats)
+        self.pushes = Pushes(self.shelf, plan, fetcher, seats)
         self._computing: Computing | None = None
         self._early: Early | None = None
-        if wire is not None:
+        if remote is not None:
             from paceline.host.overlap import Computing, Early  # which a run on one host does without
 
             self._computing = Computing()
             if spec.brings_early:
-                self._early = Early(self.shelf, plan, self.pushes, wire, self.others)
+                self._early = Early(self.shelf, plan, self.pushes, remote, self.others)
         self.commits = CommitQueue(
             self.shelf,
             plan,
@@ -246,7 +242,7 @@ class LocalHost:
         self.snapshots = HostSnapshots(
             self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, self._brings_replicas
         )
-        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats, early=carrier is not None)
+        self.pulls = Pulls(self.shelf, self.commits, fetcher, seats, early=carrier is not None)
         self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
@@ -267,7 +263,7 @@ class LocalHost:
             self.commits,
             self.steps,
             self.releases,
-            self._fetcher,
+            fetcher,
             seats,
             news,
             self._tell,
@@ -349,7 +345,7 @@ class LocalHost:
         self._whole.add(Version(self.newest))
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
-        self._paced.size = model_bytes if given is None else given
+        self._shaped.size = model_bytes if given is None else given
         if owns_replica and not resumes:
             self.steps.begin(workers, Version(0))
             self.steps.keep_beginning(Version(0))
@@ -489,11 +485,11 @@ class LocalHost:
 
     def next(self, until: float) -> Fact | None:
         """See `contract.Host`."""
-        return self._fetcher.next(until)
+        return self._shaped.next(until)
 
     def due(self) -> float | None:
         """See `contract.Host`."""
-        return self._fetcher.due()
+        return self._shaped.due()
 
     # --- how workers leave, and the end -------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from paceline.host.shards.remote import RemoteShards
 from paceline.host.version_shelf import Shelf
 from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.remote_fetcher import Wire
+from paceline.transfer.fetcher import RemoteFetcher
 
 
 class Computing:
@@ -53,12 +53,14 @@ class Computing:
 class Early:
     """Has hosts that make versions expect the updates that workers compute, as the head sees to it."""
 
-    def __init__(self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, wire: Wire, others: RemoteShards | None) -> None:
-        """`wire` brings what is to come to this host. `others`: None if it makes all of each version."""
+    def __init__(
+        self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, fetcher: RemoteFetcher, others: RemoteShards | None
+    ) -> None:
+        """`fetcher` brings what is to come to this host. `others`: None if it makes all of each version."""
         self._shelf = shelf
         self._plan = plan
         self._pushes = pushes
-        self._wire = wire
+        self._fetcher = fetcher
         self._others = others
         self.rests = False
         """Whether nothing is expected: a range moves, and is wanted elsewhere then."""
@@ -66,7 +68,7 @@ class Early:
     def rest(self) -> None:
         """A range moves: nothing that came of any update counts before its step is finished."""
         self.rests = True
-        expected = dict.fromkeys(self._wire.expected())
+        expected = dict.fromkeys(self._fetcher.expected())
         expected |= dict.fromkeys(() if self._others is None else self._others.expected())
         for update in expected:
             self.withdrawn(*update[:2])
@@ -81,13 +83,13 @@ class Early:
         update = Update(worker, step)
         if elsewhere:
             self._pushes.lay(worker, step)
-            self._wire.expect(update)
+            self._fetcher.expect(update)
         if self._others is not None and self._others.hosts:
             self._others.expect(update)
 
     def withdrawn(self, worker: int, step: int) -> None:
         """The worker has changed what was told of that step: nothing that came of it counts."""
         update = Update(worker, step)
-        self._wire.forget(update)
+        self._fetcher.forget(update)
         if self._others is not None:
             self._others.forget(update)

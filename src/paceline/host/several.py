@@ -33,9 +33,8 @@ from paceline.ipc.memory import Span
 from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.item_names import summand_of
+from paceline.transfer.item_names import ADOPTED, summand_of
 from paceline.transfer.manager import TransferManager
-from paceline.transfer.remote_fetcher import ADOPTED
 
 MOST_SAID = 128 << 20
 """Bytes of what a worker says at once. The longest is an epoch's order, of some 5 bytes for each sample."""

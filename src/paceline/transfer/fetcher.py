@@ -1,23 +1,39 @@
-"""Moving items is one operation: a fetch. On one host every item is there already, so a fetch is over as it begins."""
+"""Moving items is one operation: a fetch. On one host it moves nothing, and takes the time that a scenario says.
+
+    one host          ShapedFetcher
+    several hosts     AggregationScheduler ─► RemoteShards ─► RemoteFetcher
+
+Each stage has what comes to this host come, or hands the fetch on to the next one. `AggregationScheduler` makes one
+fetch of several, and `RemoteShards` ends one once the other hosts that make versions have their part.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.facts import Fact
 from paceline.core.items import Buffers, Replica, Sum, Update, Version
+from paceline.host.version_shelf import Owner
+from paceline.records.times import TransferTimes
+from paceline.scenario.group_links import GroupLinks, Moved, ring_bytes
+from paceline.scenario.network import Direction, SharedLink, Transfer
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.transfer.manager import TransferManager
 
 Then = Callable[[float], Fact | None]
 """Called once the item is there, with that moment in seconds since the run's start. It says what has happened, if
 anything has."""
-
-
 Fetchable = Update | Sum | Buffers | Version | Replica
+Ended = Callable[[int, str, int, int, TransferTimes], None]
+"""Told of each transfer: the worker, what it was, the number of its step, version or group, bytes, times."""
 
 
 class Fetcher(Protocol):
-    """Brings updates of workers to the store, versions to workers, and what members of a group average together."""
+    """Brings updates of workers to the store, and versions to workers."""
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """Bring that worker's update to the store, or that version or another worker's replica to the worker.
@@ -27,48 +43,201 @@ class Fetcher(Protocol):
         It ends in one call of `then`, unless the worker leaves before, or the item can't come.
         """
 
-    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
-        """Bring together what the group averages, and the mean to its members. Return when that began."""
-
     def cancel(self, worker: int) -> None:
         """The worker takes no part any more: what is on the way to it or from it never arrives."""
 
-    def next(self, until: float) -> Fact | None:
-        """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""
 
-    def due(self) -> float | None:
-        """Seconds until the next fetch may end, if one is under way."""
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A transfer under way on the store's link."""
+
+    worker: int
+    number: int
+    """The step that is pushed, the version that is pulled, or the worker whose replica is copied."""
+    then: Then
 
 
-class Local:
-    """Everything lies on this host: nothing moves, and no fetch takes any time."""
+class ShapedFetcher:
+    """See `Fetcher`. Everything lies on this host, so no byte moves. A fetch ends when the model of its link says so.
 
-    def __init__(self, now: Callable[[], float], happened: Callable[[Fact], None]) -> None:
-        """`now()` is seconds since the run's start. `happened` takes the facts."""
+    The end is the model's time, to the last bit, however late the loop comes to it. What no link paces is over as it
+    begins.
+    """
+
+    def __init__(
+        self,
+        store: SharedLink | None,
+        groups: GroupLinks | None,
+        now: Callable[[], float],
+        moment: Callable[[], float],
+        happened: Callable[[Fact], None],
+        ended: Ended,
+    ) -> None:
+        """`store` paces pushes and pulls, `groups` averages. `now()` is seconds since the run's start.
+
+        `moment()` is the time of the event that is being handled: at that time a fetch begins. `happened` takes what
+        has happened if no link paces it. Otherwise `next` returns that.
+        """
+        self.size = 0
+        """Bytes of one model. Set when training begins."""
+        self._store = store
+        self._groups = groups
         self._now = now
+        self._moment = moment
         self._happened = happened
+        self._ended = ended
+        self._flows: dict[int, _Flow] = {}
+        self._gathering: dict[int, Then] = {}
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
-        self._over(then)
-
-    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
-        """See `Fetcher`."""
-        began = self._now()
-        self._over(then)
-        return began
+        if self._store is None:
+            self._ends(then)
+            return
+        direction: Direction = "push" if isinstance(item, Update) else "pull"
+        match item:
+            case Update(step=number) | Version(version=number) | Replica(worker=number):
+                pass
+        self._flows[self._store.begin(worker, direction, self.size, self._moment())] = _Flow(worker, number, then)
 
     def cancel(self, worker: int) -> None:
-        """See `Fetcher`. Nothing is ever on the way."""
+        """See `Fetcher`. An average goes on: its other members may make the worker's share."""
+        for number, flow in list(self._flows.items()):
+            if flow.worker == worker and self._store is not None and self._store.cancel(number, self._now()):
+                del self._flows[number]
+
+    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
+        """Bring together what the group averages, and the mean to its members. Return when that began."""
+        if self._groups is None:
+            began = self._now()
+            self._ends(then)
+            return began
+        self._gathering[group] = then
+        began = self._moment()
+        self._groups.begin(group, members, ring_bytes(len(members), self.size), began)
+        return began
 
     def next(self, until: float) -> Fact | None:
-        """See `Fetcher`."""
-        return None
+        """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""
+        while True:
+            end = None if self._store is None else self._store.next_end()
+            before = until if end is None else min(until, end)
+            if self._groups is not None and (moved := self._groups.finish(before)) is not None:
+                fact = self._gathered(moved)
+            elif self._store is not None and (fetched := self._store.finish(until)) is not None:
+                fact = self._fetched(fetched)
+            else:
+                return None
+            if fact is not None:
+                return fact
 
     def due(self) -> float | None:
-        """See `Fetcher`."""
-        return None
+        """Seconds until the next fetch may end, if one is under way."""
+        ends = [self._store.next_end() if self._store else None, self._groups.next_change() if self._groups else None]
+        due = min((end for end in ends if end is not None), default=None)
+        return None if due is None else max(0.0, due - self._now())
 
-    def _over(self, then: Then) -> None:
+    def _ends(self, then: Then) -> None:
         if (fact := then(self._now())) is not None:
             self._happened(fact)
+
+    def _fetched(self, fetched: Transfer) -> Fact | None:
+        flow = self._flows.pop(fetched.number)
+        times = TransferTimes(fetched.began, fetched.ended, self._now())
+        self._ended(flow.worker, fetched.direction, flow.number, fetched.size, times)
+        return flow.then(fetched.ended)
+
+    def _gathered(self, moved: Moved) -> Fact | None:
+        times = TransferTimes(moved.began, moved.ended, self._now())
+        for worker in moved.members:
+            self._ended(worker, "average", moved.group, moved.size, times)
+        return self._gathering.pop(moved.group)(moved.ended)
+
+
+class RemoteFetcher:
+    """See `Fetcher`. An item that lies on another host is brought here once, for all who wait for it.
+
+    What is here is there at once.
+    """
+
+    def __init__(
+        self,
+        carrier: TransferManager,
+        now: Callable[[], float],
+        happened: Callable[[Fact], None],
+        *,
+        away: Callable[[Update | Sum | Buffers | Version], bool],
+        lost: Callable[[int, str], None],
+        brought: Callable[[int, float, float], None] = lambda worker, began, ended: None,
+    ) -> None:
+        """`away(item)`: whether it is not here, and lies on another host.
+
+        `lost(worker, why)` is told in place of `then` if an item of the worker can't come. `brought(worker, began,
+        ended)` is told of each version that has come for a worker, before `then`. See `ShapedFetcher` for the others.
+        """
+        self._carrier = carrier
+        self._now = now
+        self._happened = happened
+        self._away = away
+        self._lost = lost
+        self._brought = brought
+        self._numbers = count()
+        self._under_way: dict[Owner, int] = {}
+        """By fetch from another host: its worker."""
+        self._expected: dict[Update, Owner] = {}
+        """Who claims what is only expected. See `expect`."""
+
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
+        """See `Fetcher`."""
+        if isinstance(item, Replica) or not self._away(item):
+            self._ends(then)
+            return
+        expected = self._expected.pop(item, None) if isinstance(item, Update) else None
+        owner, began = expected or self._owner(worker), self._now()
+
+        def arrived() -> None:
+            del self._under_way[owner]
+            if isinstance(item, Version):
+                self._brought(worker, began, self._now())
+            self._ends(then)
+
+        def lost(why: str) -> None:
+            del self._under_way[owner]
+            self._lost(worker, f"{item} can't come: {why}")
+
+        self._under_way[owner] = worker
+        self._carrier.fetch(item, owner, arrived, lost)
+
+    def expect(self, update: Update) -> None:
+        """Bring what there is of that update, whose worker computes it on another host.
+
+        See `TransferManager.expect`.
+        """
+        owner = self._expected[update] = self._owner(update.worker)
+        self._under_way[owner] = update.worker
+        self._carrier.expect(update, owner)
+
+    def expected(self) -> list[Update]:
+        """What is only expected."""
+        return list(self._expected)
+
+    def forget(self, update: Update) -> None:
+        """What has come of that update does not count, if anything has."""
+        if (owner := self._expected.pop(update, None)) is not None:
+            del self._under_way[owner]
+            self._carrier.cancel(owner)
+
+    def cancel(self, worker: int) -> None:
+        """See `Fetcher`. The last one to leave has the item left where it is."""
+        for owner in [owner for owner, one in self._under_way.items() if one == worker]:
+            del self._under_way[owner]
+            self._carrier.cancel(owner)
+        for update in [update for update in self._expected if update.worker == worker]:
+            del self._expected[update]
+
+    def _ends(self, then: Then) -> None:
+        if (fact := then(self._now())) is not None:
+            self._happened(fact)
+
+    def _owner(self, worker: int) -> Owner:
+        return "fetch", worker, next(self._numbers)

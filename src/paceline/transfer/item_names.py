@@ -21,6 +21,10 @@ _KINDS: dict[str, type[Any]] = {
     "beginning": Beginning,
     "blob": Blob,
 }
+FIXED = Blob("fixed")
+"""What never moves."""
+ADOPTED = Blob("adopted")
+"""What takes its place, if a script changes that before its first step."""
 Fields = Annotated[tuple[Count | Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=8)]
 
 

@@ -16,7 +16,7 @@ from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.worker_state import WorkerState
-from paceline.transfer.fetcher import Fetcher
+from paceline.transfer.fetcher import Then
 
 
 def mean_of(group: int) -> Owner:
@@ -94,7 +94,7 @@ class GroupAverages:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        fetcher: Fetcher,
+        gather: Callable[[int, tuple[int, ...], Then], float],
         seats: Mapping[int, WorkerState],
         makers: Makers,
         news: News,
@@ -103,7 +103,9 @@ class GroupAverages:
         *,
         deaths_are_told: bool,
     ) -> None:
-        """`now()` is seconds since the run's start. `host_of(worker)`: its host. Those of one host are summed first.
+        """For `gather` see `ShapedFetcher`.
+
+        `now()` is seconds since the run's start. `host_of(worker)`: its host. Those of one host are summed first.
 
         `deaths_are_told`: whether a replay or simulation dictates which groups fail. Otherwise a member's death fails
         its group. Replicas outlive their workers there, so the others can make its share.
@@ -115,7 +117,7 @@ class GroupAverages:
         self.makers = makers
         self._shelf = shelf
         self._plan = plan
-        self._fetcher = fetcher
+        self._gather = gather
         self._seats = seats
         self._news = news
         self._now = now
@@ -160,7 +162,7 @@ class GroupAverages:
                 return
             average.moving = average.begun = True
             average.awaited = self.makers.begin(group)
-            average.began = self._fetcher.gather(order.group, order.members, partial(self._moved, average))
+            average.began = self._gather(order.group, order.members, partial(self._moved, average))
 
         self.steps.after(order.members, go)
 

@@ -100,10 +100,6 @@ class AggregationScheduler:
         self._ready[item] = then
         self._settle(self._hosts[worker])
 
-    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
-        """See `Fetcher`."""
-        return self._inner.gather(group, members, then)
-
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. A sum with an update of that worker is void: the others are added up anew."""
         self._inner.cancel(worker)
@@ -115,14 +111,6 @@ class AggregationScheduler:
         self._ready = {update: then for update, then in self._ready.items() if update.worker != worker}
         self._computing.pop(worker, None)
         self._settle(self._hosts[worker])
-
-    def next(self, until: float) -> Fact | None:
-        """See `Fetcher`."""
-        return self._inner.next(until)
-
-    def due(self) -> float | None:
-        """See `Fetcher`."""
-        return self._inner.due()
 
     # --- inside -------------------------------------------------------------------------------------
 

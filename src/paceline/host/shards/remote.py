@@ -156,10 +156,6 @@ class RemoteShards:
         self._tell_all(host_messages.Bring(fields_of(item), self.host_of(item) if isinstance(item, Sum) else None))
         self._inner.fetch(worker, item, partial(self._comes, item, HERE))
 
-    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
-        """See `Fetcher`."""
-        return self._inner.gather(group, members, then)
-
     def cancel(self, worker: int) -> None:
         """See `Fetcher`."""
         for item in [item for item, one in self._coming.items() if one.worker == worker]:
@@ -168,14 +164,6 @@ class RemoteShards:
         for update in [update for update in self.expected() if update.worker == worker]:
             self.forget(update)
         self._inner.cancel(worker)
-
-    def next(self, until: float) -> Fact | None:
-        """See `Fetcher`."""
-        return self._inner.next(until)
-
-    def due(self) -> float | None:
-        """See `Fetcher`."""
-        return self._inner.due()
 
     # --- inside -------------------------------------------------------------------------------------
 
