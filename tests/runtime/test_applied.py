@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.data import Data
+from paceline.coordinator.member import Member
 from paceline.coordinator.run_policy import RunPolicy
-from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.leases import Batch, Leases
-from paceline.core.membership import Standing
 from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
 
 
@@ -19,18 +19,17 @@ class Books:
     """Three workers, of which each has a batch of four samples bound to its step 0. `undone`: as the ledger has it."""
 
     def __init__(self, *leaves_undone: tuple[int, int]) -> None:
-        self.members = {worker: Standing(worker=worker, stage="training") for worker in range(3)}
-        self.leases = Leases("queue", [0, 1, 2])
+        self.members = {worker: Member(worker=worker, stage="training") for worker in range(3)}
+        self.undone: list[tuple[int, int]] = []
+        members: Any = self.members
+        journal: Any = SimpleNamespace(undone=lambda worker, step: self.undone.append((worker, step)))
+        self.applied = Data(members, journal, RunPolicy(undone=frozenset(leaves_undone)), owned=True)
+        self.leases = self.applied.leases = Leases("queue", [0, 1, 2])
         self.leases.open(0, [4, 4, 4], "digest")
         for worker in range(3):
             batch = self.leases.take(worker, 0, "digest")
             assert batch is not None
             self.leases.bind(worker, 0, (batch,))
-        self.undone: list[tuple[int, int]] = []
-        data: Any = SimpleNamespace(leases=self.leases)
-        journal: Any = SimpleNamespace(undone=lambda worker, step: self.undone.append((worker, step)))
-        policy = RunPolicy(undone=frozenset(leaves_undone))
-        self.applied = SampleAccounting(self.members, data, journal, policy, owned=True)
 
     def steps(self, *workers: int, group: int | None = None) -> None:
         for worker in workers:
@@ -77,7 +76,7 @@ def test_a_replica_counts_for_the_last_mean_unless_its_worker_died(left: Any, se
     books = Books()
     books.steps(0)
     books.members[0].left = left
-    books.applied.left(0)
+    books.applied.left(0, left)
     assert (books.counts, books.settled) == ((1, 4), settled)
 
 

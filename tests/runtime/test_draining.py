@@ -11,9 +11,8 @@ import pytest
 
 from paceline.coordinator.agent import _interrupted
 from paceline.coordinator.drain import Drain
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import GRACE
-from paceline.core.membership import Membership
 from paceline.core.shards import Shard
 from paceline.ipc import messages
 
@@ -25,34 +24,24 @@ class Run:
     """Workers 0 on the head, and 1 and 2 on host b, which all train."""
 
     def __init__(self) -> None:
-        self.members = {worker: Member(worker=worker) for worker in range(3)}
-        self.membership = Membership(self.members)
         self.coming: dict[int, tuple[int, ...]] = {}
         self.left: list[int] = []
         self.told: list[tuple[int, messages.Message]] = []
         self.killed: list[int] = []
         self.departing, self.ledger, self.loop, self.say = Mock(), Mock(), Mock(), Mock()
-        for worker in self.members:
-            self.membership.trains(worker)
-        leaving: Any = Mock(leave=self._leave)
+        departures: Any = Mock(leave=self._leave)
         host: Any = Mock(updates=lambda worker: Mock(coming=self.coming.get(worker, ()), unapplied=()))
-        self.draining = Drain(
-            self.members,
-            {0: "head", 1: "b", 2: "b"},
-            host,
-            leaving,
-            self.departing,
-            self.ledger,
-            self.loop,
-            seconds=SECONDS,
-            say=self.say,
-            send=lambda member, message: self.told.append((member.worker, message)),
-            kill=lambda member: self.killed.append(member.worker),
-        )
+        workers: Any = Mock(numbers=range(3), end=self.killed.append)
+        workers.send = lambda worker, message: self.told.append((worker, message))
+        self.members = Members(workers, host, {0: "head", 1: "b", 2: "b"}, lambda: 0.0)
+        for worker in self.members:
+            self.members.trains(worker)
+        output: Any = Mock(say=self.say)
+        self.draining = Drain(self.members, host, self.departing, departures, self.ledger, self.loop, output, SECONDS)
 
     def _leave(self, member: Member, how: str) -> None:
         assert how == "drained"
-        self.membership.leaves(member.worker, how)  # type: ignore[arg-type]
+        self.members.leaves(member.worker, how)  # type: ignore[arg-type]
         self.left.append(member.worker)
 
     def asked(self) -> None:
@@ -67,7 +56,7 @@ class Run:
 
     def gone(self, *workers: int) -> None:
         for worker in workers:
-            self.membership.goes(worker)
+            self.members.goes(worker)
         self.draining.go_on()
 
     @property
@@ -105,7 +94,7 @@ def test_a_worker_that_waits_leaves_at_once_and_others_of_other_hosts_stay() -> 
 def test_a_range_moves_once_the_last_worker_is_gone_and_then_the_host_goes() -> None:
     run = Run()
     run.asked()
-    run.membership.ends(1)
+    run.members.ends(1)
     run.draining.go_on()
     run.draining.go_on()
     assert run.told.count((1, EXIT)) == 1
@@ -133,7 +122,7 @@ def test_a_host_without_a_range_goes_and_nothing_is_noted() -> None:
 
 def test_a_worker_that_has_finished_before_is_told_to_stop_and_its_end_is_no_death() -> None:
     run = Run()
-    run.membership.leaves(1, "finished")
+    run.members.leaves(1, "finished")
     assert not run.draining.sees_off(1)
     run.asked()
     assert (1, STOP) in run.told

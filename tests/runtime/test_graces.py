@@ -19,7 +19,7 @@ class Ended(Stage):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.run_state.membership.ends(0)
+        self.run_state.members.ends(0)
 
     @property
     def killed(self) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(
     (recorded := tmp_path / "version").touch()
     STOPS["a limit"](ended.run_state)
     ended.run_state.evaluations.begin([(1, str(recorded))])
-    ended.run_state.evaluations.go_on(ended.run_state.membership.ended())
+    ended.run_state.evaluations.go_on(ended.run_state.members.ended())
     ended.pass_time()
     assert ended.killed == []
     ended.run_state.evaluations.done()

@@ -51,7 +51,7 @@ def record(stage: Stage) -> None:
 def come_back(stage: Stage) -> None:
     """Workers that are to come back do."""
     stage.loop.pass_time(0.1)
-    stage.run_state.returns.go_on()
+    stage.coordinator.bring_back()
 
 
 def finish(stage: Stage, step: int) -> None:
@@ -321,7 +321,7 @@ def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Pat
     for times in (1, 2, 2):
         stage.crew.gone(1, KILLED)
         stage.loop.pass_time(1.0)
-        stage.run_state.returns.go_on()
+        stage.coordinator.bring_back()
         assert stage.crew.started == [1] * times
 
 
@@ -329,13 +329,13 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     stage = training(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(1, KILLED)
     stage.loop.pass_time(1.0)
-    stage.run_state.returns.go_on()
+    stage.coordinator.bring_back()
     stage.crew.hear(1, OFFER)
     record(stage)
     stage.run_state.limits.stop()
     stage.crew.hear(1, messages.worker.Joins())
     assert [type(fact) for fact in stage.run_state.happened] == [WorkerLeft]
-    assert not stage.run_state.membership.any_trains
+    assert not stage.run_state.members.any_trains
 
 
 @pytest.mark.parametrize(("hosts", "ends"), [(2, True), (1, False)])
@@ -385,7 +385,7 @@ def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path
     assert [fact.worker for fact in stage.run_state.happened if isinstance(fact, WorkerLeft)] == [1]
     stage.crew.gone(0, KILLED)
     stage.loop.pass_time(0.1)
-    stage.run_state.returns.go_on()
+    stage.coordinator.bring_back()
     stage.run_state.leaving.go_on()
     assert stage.run_state.members[0].stage == "starting", "its next process has not ended"
 
@@ -402,7 +402,7 @@ def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     assert isinstance(stage.coordinator.phase, Closing)
     stage.crew.gone(2, KILLED)
     stage.loop.pass_time()
-    stage.run_state.returns.go_on()
+    stage.coordinator.bring_back()
     assert stage.crew.started == []
     assert stage.run_state.members[1].stage == stage.run_state.members[2].stage == "gone"
 

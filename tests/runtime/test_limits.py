@@ -10,10 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Members
 from paceline.coordinator.shutdown import GRACE, Shutdown
 from paceline.coordinator.stop_conditions import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, StopConditions
-from paceline.core.membership import Membership
 from paceline.records.summary import Target
 
 Stopped = tuple[int, bool, bool]
@@ -27,8 +26,10 @@ class Run:
         limits = {"max_steps": None, "max_seconds": None, "targets": (), "stop_at_target": False}
         limits |= {"checkpoint": 0, "drain": 10.0, "resumed": None, **given}
         settings: Any = SimpleNamespace(**limits)
-        self.members = {worker: Member(worker=worker, stage="training") for worker in range(2)}
-        self.membership = Membership(self.members)
+        host: Any = Mock()
+        self.members = Members(Mock(numbers=range(2)), host, {}, lambda: 0.0)
+        for worker in self.members:
+            self.members.trains(worker)
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.said: list[str] = []
         self.stopped: list[Stopped] = []
@@ -37,7 +38,7 @@ class Run:
         self.began = True
         loop: Any = SimpleNamespace(after=lambda seconds, call: self.timers.append((seconds, call)))
         self.ending = Shutdown(
-            self.membership,
+            self.members,
             loop,
             say=self.said.append,
             stop=lambda member, at_once, interrupted: self.stopped.append((member.worker, at_once, interrupted)),
@@ -47,7 +48,7 @@ class Run:
             give_up_hosts=lambda: self.said.append("other hosts are given up"),
         )
         self.limits = StopConditions(
-            settings, self.membership, self.ending, loop, say=self.said.append, began=lambda: self.began
+            settings, self.members, self.ending, loop, say=self.said.append, began=lambda: self.began
         )
 
     def pass_time(self) -> list[float]:

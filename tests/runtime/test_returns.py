@@ -8,8 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from paceline.coordinator.joining import AWAY, Returns, There
-from paceline.coordinator.member import Member
-from paceline.core.membership import Membership
+from paceline.coordinator.member import Members
 from paceline.host.contract import Updates
 from paceline.scenario.scenario import Scenario
 
@@ -41,42 +40,33 @@ class Company:
     def __init__(self) -> None:
         self.there: There = "here"
         self.clock = Clock()
-        self.members = {worker: Member(worker=worker) for worker in (0, 1)}
-        self.membership = Membership(self.members)
         self.lines: list[str] = []
         self.in_vain: list[int] = []
-        self.workers, self.host = Mock(), Mock()
+        self.workers, self.host = Mock(numbers=(0, 1)), Mock()
         self.has_room()
         settings = Mock(scenario=Scenario(), restart=1, start="together")
         loop: Any = self.clock
-        self.returns = Returns(
-            settings,
-            self.membership,
-            self.workers,
-            self.host,
-            loop,
-            say=self.lines.append,
-            stopping=lambda: False,
-            there=lambda worker: self.there if worker == 1 else "here",
-        )
-        self.returns.in_vain = lambda member: self.in_vain.append(member.worker)
+        self.members = Members(self.workers, self.host, {}, lambda: 0.0)
+        others: Any = Mock(there=lambda worker: self.there if worker == 1 else "here")
+        output: Any = Mock(say=self.lines.append)
+        self.returns = Returns(settings, self.members, self.workers, self.host, others, loop, output)
         for worker in (0, 1):
-            self.membership.comes(worker)
-            self.membership.trains(worker)
+            self.members.comes(worker)
+            self.members.trains(worker)
 
     def has_room(self, full: bool = False) -> None:
         self.host.updates.return_value = Updates(coming=(), in_the_way=(), full=full)
 
     def dies(self, worker: int) -> None:
         member = self.members[worker]
-        self.membership.leaves(worker, "died")
-        self.membership.goes(worker)
+        self.members.leaves(worker, "died")
+        self.members.goes(worker)
         if (seconds := self.returns.due(member, None)) is not None:
             self.returns.begin_after(member, seconds)
 
     def go_on(self, time: float = 0.0) -> None:
         self.clock.pass_until(time)
-        self.returns.go_on()
+        self.in_vain += [member.worker for member in self.returns.go_on()]
 
     @property
     def begun(self) -> bool:
@@ -135,8 +125,8 @@ def test_if_nobody_trains_a_host_has_a_minute_to_come_back() -> None:
     company.dies(1)
     company.go_on()
     company.there = "away"
-    company.membership.leaves(0, "died")
-    company.membership.goes(0)
+    company.members.leaves(0, "died")
+    company.members.goes(0)
     company.go_on(100.0)
     company.go_on(100.0 + AWAY - 1)
     assert not company.in_vain

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
+from paceline.errors import ConfigError
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
@@ -92,23 +92,16 @@ class Adoption:
 
 
 class Adopting:
-    """Tells workers what follows from the book: which of them writes, and which may go on."""
+    """Tells workers what follows from the book: which of them writes, and which may go on.
 
-    def __init__(
-        self,
-        host: Host,
-        members: Mapping[int, Member],
-        ledger: Ledger,
-        send: Callable[[Member, messages.Message], None],
-        refuse: Callable[[str], None],
-    ) -> None:
-        """`refuse(why)` ends the run."""
+    Each method raises ConfigError if the workers don't begin with the same.
+    """
+
+    def __init__(self, host: Host, members: Members, ledger: Ledger) -> None:
         self.book = Adoption()
         self._host = host
         self._members = members
         self._ledger = ledger
-        self._send = send
-        self._refuse = refuse
 
     def wanted(self, member: Member, digest: str) -> None:
         """The worker's script changed the parameters or the optimizer before its first step."""
@@ -122,13 +115,11 @@ class Adopting:
         self._ledger.note("beginning", self.book.adopted)
         self._go_on()
 
-    def pushed(self, worker: int) -> bool:
-        """The worker has made a step. Return whether it began with what all begin with: else no worker goes on."""
+    def pushed(self, worker: int) -> None:
+        """The worker has made a step."""
         self.book.pushed.add(worker)
-        if self.book.agrees(worker):
-            return True
-        self._refuse(self.book.disagreement(worker))
-        return False
+        if not self.book.agrees(worker):
+            raise ConfigError(self.book.disagreement(worker))
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended: what it was writing is void, and another one writes."""
@@ -139,12 +130,10 @@ class Adopting:
         worker = self.book.to_write()
         if worker is not None:
             if self.book.pushed:
-                self._refuse(self.book.too_late(worker))
-                return
+                raise ConfigError(self.book.too_late(worker))
             self.book.writes(worker)
             self._host.adopt(worker)
         for worker in self.book.to_let_on():
             if not self.book.agrees(worker):
-                self._refuse(self.book.disagreement(worker))
-                return
-            self._send(self._members[worker], messages.worker.AdoptedAlready())
+                raise ConfigError(self.book.disagreement(worker))
+            self._members.send(self._members[worker], messages.worker.AdoptedAlready())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 from paceline.coordinator.clock import Clock
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
+from paceline.core.orders import DropUpdate
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
+from paceline.host.contract import Host
+from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
 
@@ -22,30 +26,21 @@ class Agreeing:
 
     def __init__(
         self,
-        members: Mapping[int, Member],
+        members: Members,
+        host: Host,
         ledger: Ledger,
         policy: RunPolicy,
         clock: Clock,
-        *,
-        send: Callable[[Member, messages.Message], None],
-        drop: Callable[[int, int], None],
-        happened: Callable[[Fact], None],
-        refuse: Callable[[str], None],
-        say: Callable[[str], None],
+        happened: deque[Fact],
+        output: WorkerOutput,
     ) -> None:
-        """`drop(worker, step)`: there will be no update of that step. `refuse(why)` ends the run.
-
-        `happened` takes the facts that a worker pauses and goes on.
-        """
         self._members = members
+        self._host = host
         self._ledger = ledger
         self._policy = policy
         self._clock = clock
-        self._send = send
-        self._drop = drop
         self._happened = happened
-        self._refuse = refuse
-        self._say = say
+        self._output = output
         self._book = Agreements()
         self._waiting: dict[int, messages.worker.Agrees] = {}
         """By worker: the call that it waits in."""
@@ -63,7 +58,7 @@ class Agreeing:
         self._book.joins(worker, epoch)
 
     def wants(self, member: Member, wanted: messages.worker.Agrees) -> None:
-        """The worker's script has called `agree`."""
+        """The worker's script has called `agree`. Raises ConfigError if that can't be answered."""
         worker = member.worker
         if not (member.trains or member.stage == "offered"):
             return  # it is told that the run is stopped
@@ -72,12 +67,7 @@ class Agreeing:
             self._as_recorded(member)
             return
         call = Call(wanted.epoch, wanted.nth)
-        try:
-            late = self._book.give(worker, call, wanted.how, wanted.value)
-        except ConfigError as error:
-            self._refuse(str(error))
-            return
-        if late:
+        if self._book.give(worker, call, wanted.how, wanted.value):  # it was decided before
             self._answer(member, self._book.decided[call])
             return
         self.go_on()
@@ -92,15 +82,15 @@ class Agreeing:
             return
         epoch = max((epoch for epoch, _ in batches), default=-1)
         if self._members[worker].trains and (line := self._book.goes_on(worker, epoch)):
-            self._say(line)
+            self._output.say(line)
 
     def paused(self, member: Member) -> None:
         """The worker has declined the step that it was released for."""
         if member.step is None or member.worker not in self._pausing:
             return
         worker, step, member.step = member.worker, member.step, None
-        self._drop(worker, step)
-        self._happened(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
+        self._host.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self._clock.moment())
+        self._happened.append(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
         self._pausing[worker] = True
         if worker not in self._waiting:  # it has its answer by now
             self._go_on_with(worker)
@@ -125,7 +115,7 @@ class Agreeing:
         """The worker is to get another replica. One that goes on is told to wait for it, which a joiner does anyway."""
         if worker in self._going_on:
             self._going_on.discard(worker)
-            self._send(self._members[worker], messages.worker.Behind())
+            self._members.send(self._members[worker], messages.worker.Behind())
 
     def released(self, worker: int) -> None:
         """The worker is released."""
@@ -140,21 +130,21 @@ class Agreeing:
 
     def _as_recorded(self, member: Member) -> None:
         if self._policy.decides:
-            self._refuse(NOT_SIMULATED)
-        elif member.step is not None and (member.worker, member.step) in self._policy.paused:
+            raise ConfigError(NOT_SIMULATED)
+        if member.step is not None and (member.worker, member.step) in self._policy.paused:
             self._pause(member)
         else:
             self.resume(member.worker)
 
     def _pause(self, member: Member) -> None:
         self._pausing[member.worker] = False
-        self._send(member, messages.worker.Pause())
+        self._members.send(member, messages.worker.Pause())
 
     def _answer(self, member: Member, result: Value) -> None:
         worker, wanted = member.worker, self._waiting.pop(member.worker)
         self._ledger.agreed(worker, (wanted.epoch, wanted.nth), wanted.how, wanted.value, result)
         member.wait(None)
-        self._send(member, messages.worker.Agreed(wanted.epoch, wanted.nth, result))
+        self._members.send(member, messages.worker.Agreed(wanted.epoch, wanted.nth, result))
         if self._pausing.get(worker):
             self._go_on_with(worker)
 
@@ -162,7 +152,7 @@ class Agreeing:
         del self._pausing[worker]
         if self._members[worker].trains:
             self._going_on.add(worker)
-            self._happened(WorkerResumed(worker=worker, at=self._clock.at()))
+            self._happened.append(WorkerResumed(worker=worker, at=self._clock.at()))
 
     def _name_awaited(self, call: Call) -> None:
         awaited = self._book.awaited(call, self._training())

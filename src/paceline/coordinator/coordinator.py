@@ -59,7 +59,6 @@ class Coordinator:
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
         self.run_state.news.pass_on(self._hear, self._gone, self._begin)
-        self.run_state.returns.in_vain = self._not_back
         if self.run_state.others is not None:
             self.run_state.others.gathered = self._go_on
         self.run_state.host.open()
@@ -85,7 +84,7 @@ class Coordinator:
                 run_state.clock.present = None
                 run_state.leaving.go_on()
                 continue
-            run_state.returns.go_on()
+            self.bring_back()
             run_state.agreeing.go_on()
             self._take_in()
             if run_state.draining is not None and isinstance(self.phase, Training) and not run_state.ending.stopping:
@@ -110,27 +109,27 @@ class Coordinator:
                 member = run_state.members[worker]
                 if member.trains:
                     member.step, member.ordered_at = step, run_state.clock.moment()
-                run_state.host.carry_out(replace(order, progress=run_state.applied.batches), run_state.clock.moment())
+                run_state.host.carry_out(replace(order, progress=run_state.data.batches), run_state.clock.moment())
             case StartPull() | StartPush() | AdjustTraining():
                 run_state.host.carry_out(order, run_state.clock.moment())
             case Reduce() | CopyReplica():
                 if isinstance(order, CopyReplica):
                     run_state.agreeing.copies(order.worker)
-                run_state.applied.ordered(order)
+                run_state.data.ordered(order)
                 run_state.host.carry_out(order, run_state.clock.moment())
             case ApplyUpdate() | StepReplica():
                 if isinstance(order, StepReplica):
                     self._tell_decisions(order.worker)
-                run_state.applied.ordered(order)
+                run_state.data.ordered(order)
                 run_state.host.carry_out(order, run_state.clock.moment())
                 run_state.versions.ordered(order.version)
                 run_state.snapshots.ordered(order.version)
-                run_state.limits.stepped(run_state.applied.steps)
+                run_state.limits.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(run_state.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
                 run_state.host.carry_out(order, run_state.clock.moment())
-                run_state.applied.dropped(worker, step)
+                run_state.data.dropped(worker, step)
                 run_state.data.leases.drop(worker, step, samples)
             case LeaveOut(worker=worker):
                 run_state.data.leases.leave_out(worker)
@@ -141,31 +140,38 @@ class Coordinator:
         """The worker, or its replica, is about to make a step, at the rates that were decided."""
         news, member = self.run_state.plateaus.news(worker), self.run_state.members[worker]
         if news is not None and member.trains:
-            self.run_state.send(member, news)
+            self.run_state.members.send(member, news)
 
     def pass_on(self, number: int) -> None:
         """The launcher has got a signal that is for scripts. Have those called that have a handler for it."""
         run_state = self.run_state
-        handling = [member for member in run_state.membership.running() if number in member.handles]
+        handling = [member for member in run_state.members.running() if number in member.handles]
         for member in handling:
-            run_state.send(member, messages.worker.Signal(number))
+            run_state.members.send(member, messages.worker.Signal(number))
         if not handling:
             run_state.output.say(without_handler(number))
 
     def ended(self) -> bool:
         """Do what is due once no worker trains any more. Return whether all is done, and every process has ended."""
         run_state = self.run_state
-        if not run_state.membership.through:
+        if not run_state.members.through:
             return False
         if not isinstance(self.phase, Closing):
             run_state.returns.close()
             self.phase = Closing(run_state, self._training)
         waits = self.phase.go_on() and not run_state.ending.at_once
-        if waits or run_state.membership.here():
+        if waits or run_state.members.here():
             return False
-        if why := run_state.membership.why_none_finished:
+        if why := run_state.members.why_none_finished:
             run_state.ending.failed(why)
         return True
+
+    def bring_back(self) -> None:
+        """Begin processes that are due in the place of dead ones."""
+        for member in self.run_state.returns.go_on():
+            if isinstance(self.phase, Gathering):
+                self.phase.gone(member)
+                self._go_on()
 
     def _take_in(self) -> None:
         """While workers train, have hosts take part that have come since."""
@@ -235,23 +241,31 @@ class Coordinator:
     # --- what workers say ---------------------------------------------------------------------------
 
     def _hear(self, worker: int, message: messages.Message) -> None:
-        run_state, member = self.run_state, self.run_state.members[worker]
-        member.heard = run_state.loop.now()
+        member = self.run_state.members[worker]
+        member.heard = self.run_state.loop.now()
+        with self.run_state.ending.refusals():
+            self._take_up(member, message)
+
+    def _take_up(self, member: Member, message: messages.Message) -> None:
+        run_state, worker = self.run_state, member.worker
         match message:
             case messages.worker.StepFinished():
                 self._step_finished(member, message)
             case messages.worker.LeaseWanted(epoch=epoch):
-                if not run_state.ending.stopping and (line := self._early.goes_on(worker, epoch)):
-                    run_state.output.say(line)
-                if member.stage == "offered":
-                    run_state.joining.wanted(member, epoch)
+                if not run_state.ending.stopping:
+                    if line := self._early.goes_on(worker, epoch):
+                        run_state.output.say(line)
+                    if member.stage == "offered":
+                        run_state.joining.wanted(member, epoch)
                 run_state.data.wanted(member, message)
             case messages.worker.BeginWanted():
                 run_state.data.begins(member, message)
             case messages.worker.Joins():
-                run_state.joining.joins(member)
+                if not run_state.ending.stopping:
+                    run_state.joining.joins(member)
             case messages.worker.OrderDrawn():
-                run_state.data.drawn(message)
+                if (samples := run_state.data.drawn(message)) is not None:
+                    run_state.epoch_opened(samples)
             case messages.worker.GivenBack(batches=batches):
                 run_state.data.given_back(member, batches)
             case messages.worker.LookedAt():
@@ -295,7 +309,9 @@ class Coordinator:
                 run_state.adopting.wanted(member, digest)
             case messages.worker.AdoptionWritten():
                 run_state.adopting.written(worker)
-            case messages.worker.EditWanted():
+            case messages.worker.EditWanted(ties=ties):
+                if not ties:
+                    run_state.scores.apart()
                 run_state.edits.wanted(member, message)
             case messages.worker.Edited(number=number):
                 run_state.edits.told(number)
@@ -307,8 +323,7 @@ class Coordinator:
                 if not run_state.policy.directed:  # else the run is stopped where the recorded one was
                     run_state.limits.stop_asked(worker, reason)
             case messages.worker.ScriptEnded():
-                run_state.leaving.end(member)
-                self._go_on()
+                self._script_ended(member)
             case messages.worker.Evaluated(version=version, metrics=metrics):
                 run_state.scores.worker_evaluated(version, metrics)
             case messages.worker.EvaluationFailed(version=version, error=error):
@@ -320,7 +335,8 @@ class Coordinator:
                 self.phase.offered(member, offer)
                 self._go_on()
             case Training(offer=first):
-                self.run_state.joining.offered(member, first, offer)
+                if (epoch := self.run_state.joining.offered(member, first, offer)) is not None:
+                    self.run_state.agreeing.joins(member.worker, epoch)
             case Closing():  # it was told to stop on its way
                 pass
 
@@ -336,12 +352,13 @@ class Coordinator:
             member.scalars = done.scalars
         if not member.trains:
             return  # it was on its way when the run was stopped: its batches returned then
-        if not run_state.adopting.pushed(worker) or not run_state.edits.pushed(worker, done.step):
-            return
+        run_state.adopting.pushed(worker)
+        run_state.edits.pushed(worker, done.step)
         if done.gradient is not None and (line := self._alike.warning(worker, done.gradient)):
             run_state.output.say(line)
         if not run_state.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
-            run_state.drop(worker, done.step)
+            dropped = DropUpdate(worker=worker, step=done.step, samples="return")
+            run_state.host.carry_out(dropped, run_state.clock.moment())
             return
         run_state.accounts.step_finished(member, done)
         run_state.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
@@ -384,14 +401,14 @@ class Coordinator:
         run_state, member = self.run_state, self.run_state.members[worker]
         drained = member.left == "drained" or (run_state.draining is not None and run_state.draining.sees_off(worker))
         if status == 0 and member.stage != "ended" and not drained:
-            run_state.leaving.end_now(member)  # by os._exit(0), say: the script could not tell
-            self._go_on()
+            self._script_ended(member, at_once=True)  # by os._exit(0), say
         step = member.step
         died = run_state.leaving.gone(
             member, "stopped" if run_state.ending.stopping else "drained" if drained else "died"
         )
         run_state.host.gone(worker)
-        run_state.adopting.gone(worker)
+        with run_state.ending.refusals():
+            run_state.adopting.gone(worker)
         run_state.edits.gone(worker)
         run_state.snapshots.gone(worker)
         if died and not run_state.ending.stopping and not drained:
@@ -403,8 +420,12 @@ class Coordinator:
             self.phase.gone(member)
             self._go_on()
 
-    def _not_back(self, member: Member) -> None:
-        """The worker was to come back, and its process can't be started."""
-        if isinstance(self.phase, Gathering):
-            self.phase.gone(member)
-            self._go_on()
+    def _script_ended(self, member: Member, at_once: bool = False) -> None:
+        run_state, unprepared = self.run_state, member.stage == "starting"
+        run_state.leaving.end(member, at_once)
+        if unprepared:
+            run_state.ending.fail(
+                f"{run_state.settings.script} ended without calling paceline.prepare(); add the line "
+                "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
+            )
+        self._go_on()

@@ -1,98 +1,110 @@
-"""Which worker gets which batch of data: what loaders ask for, use, give back, and only look at."""
+"""Which worker gets which batch of data, and which steps with their samples are in the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
+from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, TrainingBegan
 from paceline.core.leases import Batch, Leases
-from paceline.errors import ConfigError
+from paceline.core.membership import Left
+from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
 from paceline.ipc import messages
-from paceline.records.ledger import Ledger
+from paceline.records.journal import Journal
 
 
 class Data:
-    """Answers the workers' loaders from the book of leases, and writes down what comes of each batch."""
+    """Answers the workers' loaders from the book of leases, and writes down what comes of each batch.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        policy: RunPolicy,
-        *,
-        send: Callable[[Member, messages.Message], None],
-        refuse: Callable[[str], None],
-        give_up: Callable[[Member, str], None],
-        opened: Callable[[int], None],
-    ) -> None:
-        """`refuse(why)` ends the run, and `give_up(member, why)` a worker that says what is false.
+    Steps are counted as they are ordered. Their batches are settled once no death can take them away.
+    """
 
-        `opened(samples)` is called when an epoch of so many samples begins.
-        """
+    def __init__(self, members: Members, journal: Journal, policy: RunPolicy, *, owned: bool) -> None:
+        """`owned`: whether each worker owns a replica."""
         self.leases = Leases("queue", [])
-        self._ledger = ledger
+        self.steps = 0
+        """Steps whose updates are in a version that is ordered, or in a replica."""
+        self.samples = 0
+        """Samples in these."""
+        self.ordered_steps = 0
+        """Steps in replicas, also those that were lost with one since."""
+        self._members = members
+        self._journal = journal
         self._policy = policy
-        self._send = send
-        self._refuse = refuse
-        self._give_up = give_up
-        self._opened = opened
         self._anew: set[int] = set()
         """Epochs that are opened with another order than before the run was resumed."""
         self._untold: dict[tuple[int, int], tuple[Batch, ...]] = {}
         """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
+        self._owned = owned
+        self._of: Counter[int] = Counter()
+        """By worker: steps that its replica was ordered and makes."""
+        self._unshared: dict[int, list[int]] = {}
+        """By worker: steps in its replica that are in no other one yet."""
+        self._groups: dict[int, tuple[int, ...]] = {}
+        """By number: members of the groups that average replicas now."""
+        self._owners: dict[int, None] = {}
+        """Workers that own a replica which counts: not of those that died."""
+        self._copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        """By worker that gets a copy: whose replica it is of, how many steps were in that then, and which of these were
+        in no other one."""
+
+    # --- what loaders say ---------------------------------------------------------------------------
 
     def wanted(self, member: Member, wanted: messages.worker.LeaseWanted) -> None:
-        """The worker's loader wants its next batch: lease it one, or have the order drawn that it comes from."""
+        """The worker's loader wants its next batch: lease it one, or have the order drawn that it comes from.
+
+        Raises ConfigError if its data isn't what it was.
+        """
         if not member.trains:
-            self._send(member, messages.worker.EpochOver())
+            self._members.send(member, messages.worker.EpochOver())
             return
         if not self._policy.answers(member.worker, wanted.epoch):
             return
         if self.leases.opens_anew(wanted.epoch, wanted.digest, wanted.blocks):
             self._anew.add(wanted.epoch)
         if (undrawn := self.leases.undrawn(member.worker, wanted.epoch)) is not None:
-            self._send(member, messages.worker.OrderWanted(*undrawn))
+            self._members.send(member, messages.worker.OrderWanted(*undrawn))
             return
         leases, worker = self.leases, member.worker
         begun = wanted.begins is None or leases.begin(worker, Batch(*wanted.begins))
-        try:
-            batch = leases.take(worker, wanted.epoch, wanted.digest, wanted.blocks, wanted.ahead)
-        except ConfigError as error:
-            self._refuse(str(error))
-            return
+        batch = leases.take(worker, wanted.epoch, wanted.digest, wanted.blocks, wanted.ahead)
         if batch is None and (found := leases.take_over(worker, wanted.epoch, wanted.ahead)) is not None:
             other, batch = found
-            self._ledger.taken(other, (batch.epoch, batch.index))
+            self._journal.ledger.taken(other, (batch.epoch, batch.index))
         if batch is not None:
-            self._ledger.leased(worker, wanted.epoch, (batch.epoch, batch.index))
+            self._journal.ledger.leased(worker, wanted.epoch, (batch.epoch, batch.index))
             if was_taken := batch not in leases.held.get(worker, {}):  # as in the recorded run
-                self._ledger.taken(worker, (batch.epoch, batch.index))
+                self._journal.ledger.taken(worker, (batch.epoch, batch.index))
             ahead = was_taken or batch in leases.ahead.get(worker, {})
-            self._send(member, messages.worker.Leased(batch.epoch, batch.index, ahead, begun))
+            self._members.send(member, messages.worker.Leased(batch.epoch, batch.index, ahead, begun))
             return
         for_now = leases.may_get_more(wanted.ahead)
-        self._ledger.leased(worker, wanted.epoch, None, for_now)
-        self._send(member, messages.worker.EpochOver(for_now, begun))
+        self._journal.ledger.leased(worker, wanted.epoch, None, for_now)
+        self._members.send(member, messages.worker.EpochOver(for_now, begun))
 
     def begins(self, member: Member, wanted: messages.worker.BeginWanted) -> None:
         """The worker begins with a batch that it was leased ahead of use."""
         begun = not member.trains or self.leases.begin(member.worker, Batch(wanted.epoch, wanted.index))
-        self._send(member, messages.worker.MayBegin(begun))
+        self._members.send(member, messages.worker.MayBegin(begun))
 
-    def drawn(self, drawn: messages.worker.OrderDrawn) -> None:
-        """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile."""
+    def drawn(self, drawn: messages.worker.OrderDrawn) -> int | None:
+        """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile.
+
+        Return the samples of the epoch that begins with this, if their number is known.
+        """
         opened = self.leases.epochs.get(drawn.epoch)
         if drawn.block != (0 if opened is None else len(opened.digests)):
-            return
+            return None
         first = 0 if opened is None else len(opened.sizes)
         self.leases.open(drawn.epoch, [len(batch) for batch in drawn.order], drawn.digest, drawn.last)
-        self._ledger.epoch_opened(drawn.epoch, drawn.order, drawn.digest, first, drawn.samples)
+        self._journal.ledger.epoch_opened(drawn.epoch, drawn.order, drawn.digest, first, drawn.samples)
         if drawn.epoch in self._anew:
             self._anew.remove(drawn.epoch)
-            self._ledger.opened_otherwise(drawn.epoch)
-        if drawn.block == 0 and drawn.samples is not None:
-            self._opened(drawn.samples)
+            self._journal.ledger.opened_otherwise(drawn.epoch)
+        return drawn.samples if drawn.block == 0 else None
 
     def given_back(self, member: Member, batches: list[tuple[int, int]]) -> None:
         """The worker will not use these batches."""
@@ -107,10 +119,10 @@ class Data:
         if not member.trains:
             return
         if looked.ran_out:
-            self._ledger.looked_at(member.worker, looked.epoch, None)
+            self._journal.ledger.looked_at(member.worker, looked.epoch, None)
         kept = self.leases.still_with(member.worker, _batches(looked.batches))
         for batch in self.leases.put_back(member.worker, looked.epoch, kept):
-            self._ledger.looked_at(member.worker, batch.epoch, batch.index)
+            self._journal.ledger.looked_at(member.worker, batch.epoch, batch.index)
 
     def used(self, worker: int, done: messages.worker.StepFinished) -> int | None:
         """Note which batches went into that step, and which the script skipped. Return the samples in the step.
@@ -121,30 +133,20 @@ class Data:
             self.leases.skip(worker, _batches(done.skipped))
             self._untold[worker, done.step] = _batches(done.skipped)
         for epoch, index in done.skipped:
-            self._ledger.batch_used(worker, done.step, epoch, index, "skipped")
+            self._journal.ledger.batch_used(worker, done.step, epoch, index, "skipped")
         if done.batches is None:
             return None
         samples = self.leases.bind(worker, done.step, _batches(done.batches), _batches(done.again))
         for epoch, index in done.batches:
-            self._ledger.batch_used(worker, done.step, epoch, index, "step")
+            self._journal.ledger.batch_used(worker, done.step, epoch, index, "step")
         for epoch, index in done.again:
-            self._ledger.batch_used(worker, done.step, epoch, index, "again")
+            self._journal.ledger.batch_used(worker, done.step, epoch, index, "again")
         return samples
 
-    def told(self, worker: int, step: int) -> None:
-        """The machine is told of that step now: what was skipped before it is used up for good."""
-        self._untold.pop((worker, step), None)
-
-    def plain(self, in_replicas: Collection[tuple[int, int]]) -> dict[str, Any]:
-        """The book of leases as it is with all that the machine was told. See `Leases.plain`."""
-        return self.leases.plain(in_replicas, self._unskipped())
-
-    def epoch(self, in_replicas: Collection[tuple[int, int]]) -> int:
-        """The epoch that a run goes on in which has all that the machine was told. See `Leases.epoch`."""
-        return self.leases.epoch(in_replicas, self._unskipped())
-
-    def _unskipped(self) -> list[Batch]:
-        return [batch for batches in self._untold.values() for batch in batches]
+    def joins(self, worker: int) -> None:
+        """The worker takes part from now on."""
+        self.leases.join(worker)
+        self._journal.ledger.leased(worker, None, None)
 
     def holds(self, member: Member, batches: list[tuple[int, int]], again: Collection[tuple[int, int]] = ()) -> bool:
         """Return whether these batches were leased to the worker, each once. If not, give the worker up.
@@ -157,8 +159,123 @@ class Data:
         if not strange and len(set(batches)) == len(batches):
             return True
         epoch, index = (strange or batches)[0]
-        self._give_up(member, f"it used batch {index} of epoch {epoch}, which it was not leased")
+        self._members.give_up(member, f"it used batch {index} of epoch {epoch}, which it was not leased")
         return False
+
+    # --- what is in the model -----------------------------------------------------------------------
+
+    def ordered(self, order: ApplyUpdate | StepReplica | Reduce | CopyReplica) -> None:
+        """A version is to be made, a replica to make a step or to be copied, or a group to average."""
+        match order:
+            case ApplyUpdate(contributions=contributions):
+                self.steps += len(contributions)
+                self.samples += sum(self.leases.settle(worker, step) for worker, step, _ in contributions)
+            case StepReplica():
+                self._step(order)
+            case Reduce(group=group, members=members, what="parameters"):
+                self._groups[group] = members
+            case CopyReplica(source=source, worker=worker):
+                self._copies[worker] = source, self._of[source], tuple(self._unshared.get(source, ()))
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now."""
+        match fact:
+            case GradientReady(worker=worker, step=step):  # what was skipped before it is used up for good
+                self._untold.pop((worker, step), None)
+            case ReduceFinished(group=group):
+                for worker in self._groups.pop(group, ()):
+                    self._share(worker)
+            case ReduceFailed(group=group):
+                self._groups.pop(group, None)
+            case TrainingBegan(members=members):
+                self._owners = {worker: None for worker, _, _ in members} if self._owned else {}
+            case ReplicaCopied(worker=worker):
+                self._owners[worker] = None
+                source, self._of[worker], steps = self._copies.pop(worker)
+                for step in steps:
+                    if step in (unshared := self._unshared.get(source, [])):
+                        unshared.remove(step)
+                        self.leases.settle(source, step)
+
+    def dropped(self, worker: int, step: int) -> None:
+        """The step is in no replica, or its replica is gone."""
+        if step in (unshared := self._unshared.get(worker, [])):
+            unshared.remove(step)
+            self.steps -= 1
+            self.samples -= self.leases.samples(worker, step)
+
+    def left(self, worker: int, how: Left) -> None:
+        """The worker takes no part any more. Unless it died, its replica counts in the means from now on."""
+        if self._members[worker].left != "died":
+            self._share(worker)
+        else:
+            self._owners.pop(worker, None)
+        self.leases.leave(worker, died=how in ("died", "drained"))  # others take what was set aside for it
+
+    def plain(self) -> dict[str, Any]:
+        """The book of leases as it is with all that the machine was told. See `Leases.plain`."""
+        return self.leases.plain(self._in_replicas, self._unskipped)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that a run goes on in which has all that the machine was told. See `Leases.epoch`."""
+        return self.leases.epoch(self._in_replicas, self._unskipped)
+
+    @property
+    def batches(self) -> int:
+        """Batches that are in the model, or that no step will use."""
+        bound = self.leases.bound
+        unshared = sum(len(bound.get((worker, step), ())) for worker, step in self._in_replicas)
+        return self.leases.used_up + unshared
+
+    @property
+    def replicas(self) -> list[int]:
+        """Workers whose replicas have made steps, or could: none where there is a store."""
+        return sorted(self._owners)
+
+    def begins_anew(self, worker: int) -> None:
+        """The worker begins with a recorded mean, as no replica is left."""
+        self._owners[worker], self._of[worker] = None, max(self._of.values(), default=0)
+
+    def resumed(self, steps: int, samples: int) -> None:
+        """The run goes on, with so many steps of so many samples in the model."""
+        self.steps, self.samples = steps, samples
+
+    def foremost(self, workers: Sequence[int]) -> list[int]:
+        """Those of these workers whose replicas make the most steps."""
+        most = max((self._of[worker] for worker in workers), default=0)
+        return [worker for worker in workers if self._of[worker] == most]
+
+    def _step(self, order: StepReplica) -> None:
+        worker, step = order.worker, order.step
+        trains = self._members[worker].trains and (worker, step) not in self._policy.undone
+        if not trains:
+            self._journal.undone(worker, step)
+        if order.group is None and not trains:
+            return  # it will not be made: the machine is about to hear that its worker has left
+        self.steps += 1
+        self.ordered_steps += 1
+        self._of[worker] += trains
+        if order.group is None:
+            self._unshared.setdefault(worker, []).append(step)
+            self.samples += self.leases.samples(worker, step)
+        else:  # the mean gradient is in every replica
+            self.samples += self.leases.settle(worker, step)
+
+    def _share(self, worker: int) -> None:
+        """What this worker's replica has is in another one, too, or counts for the last mean."""
+        for step in self._unshared.pop(worker, ()):
+            self.leases.settle(worker, step)
+
+    @property
+    def _in_replicas(self) -> list[tuple[int, int]]:
+        """Each (worker, step) that is in that worker's replica, and in no other one yet."""
+        return [(worker, step) for worker, steps in self._unshared.items() for step in steps]
+
+    @property
+    def _unskipped(self) -> list[Batch]:
+        """What was skipped before steps that the machine was not told of."""
+        return [batch for batches in self._untold.values() for batch in batches]
 
 
 def _batches(pairs: list[tuple[int, int]]) -> tuple[Batch, ...]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
-from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.coordinator.step_timing import StepTiming
 from paceline.core.facts import Fact, WorkerLeft
-from paceline.core.membership import Left, Membership
+from paceline.core.membership import Left
 from paceline.host.contract import Host
 
 
@@ -20,30 +20,21 @@ class Departures:
 
     def __init__(
         self,
-        membership: Membership[Member],
+        members: Members,
         host: Host,
-        accounts: StepTiming,
-        applied: SampleAccounting,
         data: Data,
-        clock: Clock,
+        timing: StepTiming,
         policy: RunPolicy,
-        *,
-        happened: Callable[[Fact], None],
-        unprepared: Callable[[], None],
+        clock: Clock,
+        happened: deque[Fact],
     ) -> None:
-        """`happened` takes the fact that a worker has left.
-
-        `unprepared()`: a script ended without `prepare`.
-        """
-        self._membership = membership
+        self._members = members
         self._host = host
-        self._accounts = accounts
-        self._applied = applied
         self._data = data
-        self._clock = clock
+        self._timing = timing
         self._policy = policy
+        self._clock = clock
         self._happened = happened
-        self._unprepared = unprepared
         self._finishing: dict[int, Member] = {}
         """Workers that wait in `finish()`."""
         self._postponed: list[tuple[Member, Callable[[Member], None]]] = []
@@ -51,15 +42,14 @@ class Departures:
 
     def leave(self, member: Member, how: Left) -> None:
         """The worker trains no more: tell the machine if it did, and return what the worker held."""
-        if not self._membership.leaves(member.worker, how):
+        if not self._members.leaves(member.worker, how):
             return
         member.step = None
         member.wait(None)
         self._host.left(member.worker, how == "died")
-        self._applied.left(member.worker)
-        self._accounts.left(member)
-        self._data.leases.leave(member.worker, died=how in ("died", "drained"))  # others take what was set aside for it
-        self._happened(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
+        self._data.left(member.worker, how)
+        self._timing.left(member)
+        self._happened.append(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
 
     def finish(self, member: Member) -> None:
         """The worker's script waits in `finish()`."""
@@ -69,17 +59,12 @@ class Departures:
         self.leave(member, "finished")
         member.wait("finish() waits until the other workers end")
 
-    def end(self, member: Member) -> None:
-        """The worker's script has ended."""
-        if not self._has_to_wait(member, self.end):
-            self.end_now(member)
-
-    def end_now(self, member: Member) -> None:
-        """The worker's script has ended. If its last update is on its way, that never arrives."""
+    def end(self, member: Member, at_once: bool = False) -> None:
+        """The worker's script has ended. `at_once`: if its last update is on its way, that never arrives."""
+        if not at_once and self._has_to_wait(member, self.end):
+            return
         self.leave(member, "finished")
-        prepared = self._membership.ends(member.worker)
-        if not prepared:
-            self._unprepared()
+        self._members.ends(member.worker)
         member.wait("the script has ended, and the run goes on")
 
     def let_finish(self) -> list[Member]:
@@ -92,7 +77,7 @@ class Departures:
         died = member.stage != "ended"
         if died:
             self.leave(member, how)
-        self._membership.goes(member.worker)
+        self._members.goes(member.worker)
         self._finishing.pop(member.worker, None)
         self._postponed = [(one, end) for one, end in self._postponed if one is not member]
         return died

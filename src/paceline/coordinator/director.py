@@ -86,7 +86,7 @@ class Director:
         for worker in absent:
             self.policy.lost[worker] = None
             self._run_state.workers.end(worker)
-        self._await(lambda: self._began is not None or not self._run_state.membership.here())
+        self._await(lambda: self._began is not None or not self._run_state.members.here())
         if self._began is None:
             raise RunFailed(self._run_state.ending.error or "all workers ended before training began")
         missing = self._run_state.members.keys() - {worker for worker, _, _ in self._began.members} - set(absent)
@@ -234,7 +234,7 @@ class Director:
 
     def end(self) -> None:
         """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
-        if self._run_state.membership.any_trains:
+        if self._run_state.members.any_trains:
             self.stop()
         while True:
             self._take()

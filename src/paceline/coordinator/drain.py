@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from paceline.coordinator.departures import Departures
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import GRACE
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
 from paceline.host.contract import Host
-from paceline.host.shards.migration import Moved
+from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger
 from paceline.records.segments import MOVES
 
-
-class Departing(Protocol):
-    """The hosts besides the head's, as far as they leave. See `Others`."""
-
-    def move(self, host: str, done: Moved) -> None:
-        """Have that host's range of each version moved. If it has none, `done` is told of no shards."""
-
-    def goes(self, host: str) -> None:
-        """Nothing of that host is needed any more: let it go."""
+if TYPE_CHECKING:
+    from paceline.coordinator.host_registry import HostRegistry
 
 
 @dataclass(slots=True)
@@ -49,35 +42,27 @@ class Drain:
 
     def __init__(
         self,
-        members: Mapping[int, Member],
-        hosts: Mapping[int, str],
+        members: Members,
         host: Host,
-        leaving: Departures,
-        departing: Departing,
+        others: HostRegistry,
+        departures: Departures,
         ledger: Ledger,
         loop: Loop,
-        *,
+        output: WorkerOutput,
         seconds: float,
-        say: Callable[[str], None],
-        send: Callable[[Member, messages.Message], None],
-        kill: Callable[[Member], None],
     ) -> None:
-        """`hosts`: by worker, its host. `kill(member)` ends the worker's process.
+        """`seconds`: how long the workers of a host that leaves have to finish their steps.
 
-        `seconds`: how long the workers of a host that leaves have to finish their steps. One may hang, and the machine
-        goes soon.
+        One may hang, and the machine goes soon.
         """
         self._members = members
-        self._hosts = hosts
         self._host = host
-        self._leaving = leaving
-        self._departing = departing
+        self._others = others
+        self._departures = departures
         self._ledger = ledger
         self._loop = loop
+        self._output = output
         self._seconds = seconds
-        self._say = say
-        self._send = send
-        self._kill = kill
         self._asked: dict[str, None] = {}
         """Hosts that were asked to leave, and whose workers were not."""
         self._drains: dict[str, _Drain] = {}
@@ -89,11 +74,11 @@ class Drain:
         if host not in self._asked and host not in self._drains:
             self._asked[host] = None
             steps = f": its workers finish their steps {self._within}" if self._of(host) else ""
-            self._say(f"host {host} was asked to leave{steps}")
+            self._output.say(f"host {host} was asked to leave{steps}")
 
     def sees_off(self, worker: int) -> bool:
         """Whether the worker was told to stop as its host leaves. Its end is no death then."""
-        drain = self._drains.get(self._hosts.get(worker, ""))
+        drain = self._drains.get(self._members.hosts.get(worker, ""))
         return drain is not None and worker in drain.told
 
     def go_on(self) -> None:
@@ -110,23 +95,23 @@ class Drain:
         """Have its workers leave. Once the last has, its range moves."""
         for member in self._of(host):
             if member.trains and not self._in_step(member, drain):
-                self._leaving.leave(member, "drained")
+                self._departures.leave(member, "drained")
             if member.stage == "starting" and member.worker not in drain.told:
                 drain.told.add(member.worker)
-                self._kill(member)
+                self._members.kill(member)
             elif member.here and not member.trains and member.worker not in drain.told:
                 drain.told.add(member.worker)
-                self._send(member, messages.worker.StopTraining(at_once=True, interrupted=False))
-                self._loop.after(GRACE, lambda late=member: self._kill(late) if late.here else None)  # type: ignore[misc]
+                self._members.send(member, messages.worker.StopTraining(at_once=True, interrupted=False))
+                self._loop.after(GRACE, lambda late=member: self._members.kill(late) if late.here else None)  # type: ignore[misc]
             if member.stage == "ended" and member.worker not in drain.exits:
                 drain.exits.add(member.worker)
                 member.wait(None)
-                self._send(member, messages.worker.Exit())
+                self._members.send(member, messages.worker.Exit())
         if not any(member.here for member in self._of(host)):
             drain.moves = True
             for member in self._of(host)[:1]:
                 member.wait(f"host {host} leaves once its range of each version has moved")
-            self._departing.move(host, partial(self._goes, host))
+            self._others.move(host, partial(self._goes, host))
 
     def _end_late(self, host: str) -> None:
         """End its workers that are still in their steps. They count as lost: what they were about does not arrive."""
@@ -134,9 +119,10 @@ class Drain:
         if not late:
             return
         steps = "which has not finished its step" if len(late) == 1 else "which have not finished their steps"
-        self._say(f"host {host} leaves without {workers_named(one.worker for one in late)}, {steps} {self._within}")
+        named = workers_named(one.worker for one in late)
+        self._output.say(f"host {host} leaves without {named}, {steps} {self._within}")
         for member in late:
-            self._kill(member)
+            self._members.kill(member)
 
     @property
     def _within(self) -> str:
@@ -148,7 +134,7 @@ class Drain:
         if shards:
             self._moved.append((version, {one.host: [one.begin, one.end] for one in shards}))
             self._ledger.note(MOVES, self._moved)
-        self._departing.goes(host)
+        self._others.goes(host)
 
     def _in_step(self, member: Member, drain: _Drain) -> bool:
         """Whether the worker is in the step in which it was asked to leave, or that is in no version or replica yet."""
@@ -157,4 +143,4 @@ class Drain:
         return computes or bool(updates.coming or updates.unapplied)
 
     def _of(self, host: str) -> list[Member]:
-        return [member for worker, member in self._members.items() if self._hosts.get(worker) == host]
+        return [member for worker, member in self._members.items() if self._members.hosts.get(worker) == host]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
+from paceline.errors import ConfigError
 from paceline.host.contract import Host
 from paceline.ipc import messages
 from paceline.records.folders import edit_file
@@ -32,25 +32,12 @@ class _Edit:
 class Edits:
     """Each worker's k-th change must be equal to the others' k-th. New tensors take the values of the first worker."""
 
-    def __init__(
-        self,
-        folder: Path,
-        host: Host,
-        members: Mapping[int, Member],
-        policy: RunPolicy,
-        *,
-        send: Callable[[Member, messages.Message], None],
-        refuse: Callable[[str], None],
-        apart: Callable[[], None],
-    ) -> None:
-        """`folder` is the run's. `refuse(why)` ends the run. `apart()`: names are not those of `prepare` any more."""
+    def __init__(self, folder: Path, host: Host, members: Members, policy: RunPolicy) -> None:
+        """`folder` is the run's."""
         self._run = folder
         self._host = host
         self._members = members
         self._policy = policy
-        self._send = send
-        self._refuse = refuse
-        self._apart = apart
         self._edits: list[_Edit] = []
         self._made: dict[int, int] = {}
         """By worker: how many changes its script has made."""
@@ -76,7 +63,6 @@ class Edits:
         self._due = self._number = number
         if number:
             self._host.restructure(self._file(number))
-            self._apart()
 
     def came(self, worker: int, number: int) -> None:
         """The worker has told its own values. Versions have them once its next step is told, or that it has left."""
@@ -97,16 +83,16 @@ class Edits:
                     self._values[worker] = self._coming[worker]
 
     def wanted(self, member: Member, edit: messages.worker.EditWanted) -> None:
-        """The worker's script has changed the structure: the values that all take are its own, or another worker's."""
+        """The worker's script has changed the structure: the values that all take are its own, or another worker's.
+
+        Raises ConfigError if another worker has changed it in another way.
+        """
         worker, number, form = member.worker, edit.number, (edit.names, edit.added)
-        if not edit.ties:
-            self._apart()
         while len(self._edits) < number:
             self._edits.append(self._new(len(self._edits) + 1))
         known = self._edits[number - 1]
         if known.form is not None and known.form != form:
-            self._refuse(different(worker, number, form, known.form))
-            return
+            raise ConfigError(different(worker, number, form, known.form))
         known.form, self._made[worker] = form, number
         if known.there:
             self._show(worker, number)
@@ -123,19 +109,17 @@ class Edits:
         for worker in waiting:
             self._show(worker, number)
 
-    def pushed(self, worker: int, step: int) -> bool:
-        """The worker has made a step. Return whether its model has the structure that the run goes on with."""
+    def pushed(self, worker: int, step: int) -> None:
+        """The worker has made a step. Raises ConfigError if its model lacks a change that the run goes on with."""
         made, own = self._made.get(worker, 0), self._coming.get(worker)
         if made or own is not None:
             self._with_step[worker, step] = made, own
-        if made >= self._due:
-            return True
-        self._refuse(
-            "the run goes on from a snapshot that was taken after the script had changed the model's structure "
-            f"{_times(self._due)}, and worker {worker} has changed it {_times(self._made.get(worker, 0))} before its "
-            "first step; make the changes of past epochs once more before that"
-        )
-        return False
+        if made < self._due:
+            raise ConfigError(
+                "the run goes on from a snapshot that was taken after the script had changed the model's structure "
+                f"{_times(self._due)}, and worker {worker} has changed it {_times(made)} before its first step; make "
+                "the changes of past epochs once more before that"
+            )
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended. If it was to tell of a change, the next one does."""
@@ -162,7 +146,7 @@ class Edits:
         self._edits[number - 1].first = worker
         Path(self._file(number)).parent.mkdir(exist_ok=True)
         self._host.edit(number, self._file(number))
-        self._send(self._members[worker], messages.worker.TellEdit(number))
+        self._members.send(self._members[worker], messages.worker.TellEdit(number))
 
     def _show(self, worker: int, number: int) -> None:
         self._host.show_recorded(worker, messages.worker.TakeEdit(number), self._file(number))

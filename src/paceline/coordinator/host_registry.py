@@ -285,7 +285,7 @@ class HostRegistry:
         return "gone" if host in self._agents_ended else "away"
 
     def move(self, host: str, done: Moved) -> None:
-        """See `Departing`."""
+        """Have that host's range of each version moved. If it has none, `done` is told of no shards."""
         assert self._all is not None
         if self._all.replicas is not None:
             self._all.keep_replicas(host, lambda: done((), 0))
@@ -295,7 +295,7 @@ class HostRegistry:
             self._all.moves.move(host, done)
 
     def goes(self, host: str) -> None:
-        """See `Departing`."""
+        """Nothing of that host is needed any more: let it go."""
         if (incarnation := self._prepared.get(host)) is not None:
             self._link.send(host, incarnation, host_messages.EndRun("drained"))
             self.ended(host, incarnation, IN_GOOD_ORDER)

@@ -48,7 +48,7 @@ class Gathering:
     def offered(self, member: Member, offer: messages.worker.Offered) -> None:
         """The worker's script has called `prepare`."""
         self.offers[member.worker], member.scalars = offer, offer.scalars
-        self.run_state.membership.comes(member.worker)
+        self.run_state.members.comes(member.worker)
         member.wait("the start waits for the other workers")
 
     def gone(self, member: Member) -> None:
@@ -63,7 +63,7 @@ class Gathering:
         if run_state.ending.stopping or not self.offers:
             return
         elsewhere = run_state.host.gathers()
-        if (offered := run_state.membership.gathered()) and elsewhere is None:
+        if (offered := run_state.members.gathered()) and elsewhere is None:
             for member in offered:
                 member.wait("the start waits for hosts without workers, on which the script comes to prepare(), too")
         elif offered and self.forker is None and elsewhere is not None:
@@ -76,7 +76,7 @@ class Gathering:
 
         One that has died since the store was asked for may be on its way once more.
         """
-        offered, run_state = self.run_state.membership.gathered(), self.run_state
+        offered, run_state = self.run_state.members.gathered(), self.run_state
         if not (self.prepared and offered and not run_state.ending.stopping and self._fit(offered)):
             return False
         if why := run_state.host.why_not([member.worker for member in offered]):
@@ -88,11 +88,11 @@ class Gathering:
         run_state = self.run_state
         if run_state.ending.stopping or run_state.settings.start == "together":
             return
-        if begin := run_state.membership.to_begin():
+        if begin := run_state.members.to_begin():
             for member in begin:
-                run_state.membership.begins(member.worker)
+                run_state.members.begins(member.worker)
                 member.wait(None)
-                run_state.send(member, messages.worker.Start())
+                run_state.members.send(member, messages.worker.Start())
             for member in run_state.members.values():
                 if not member.begun and member.stage == "starting":
                     member.wait(f"the start waits until worker {begin[0].worker} calls prepare()")
@@ -145,20 +145,21 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     `on_begin` is called when the script's part of the configuration is known.
     """
     run_state, settings = gathering.run_state, gathering.run_state.settings
-    offered = run_state.membership.gathered()
+    offered = run_state.members.gathered()
     offer = gathering.offers[offered[0].worker]
     workers = [member.worker for member in offered]
     state = None if settings.resumed is None else settings.resumed.state
     before = None if state is None else state.leases
     run_state.data.leases = run_state.policy.leases(dealing(offer, settings), workers, before)
     for worker in workers:
-        run_state.membership.trains(worker)
+        run_state.members.trains(worker)
     if run_state.others is not None:
         run_state.others.models_have(offer.model_bytes)
     run_state.host.begin(workers)
     for member in offered:
-        here = run_state.others is None or run_state.others.host_of(member.worker) == run_state.others.head
-        member.wait(None if here else f"host {run_state.hosts[member.worker]} has yet to get what training begins with")
+        host = run_state.members.hosts[member.worker]
+        here = run_state.others is None or host == run_state.others.head
+        member.wait(None if here else f"host {host} has yet to get what training begins with")
     for seconds, kill in settings.scenario.kills_by_time():
         if (left := seconds - (0.0 if state is None else state.at)) >= 0:  # the others came before the snapshot
             run_state.loop.after(left, partial(run_state.returns.kill, kill))
@@ -184,7 +185,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     run_state.clock.begin(0.0 if state is None else state.at)
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
-        members=tuple((worker, run_state.hosts[worker], steps.get(worker, 0)) for worker in workers),
+        members=tuple((worker, run_state.members.hosts[worker], steps.get(worker, 0)) for worker in workers),
         version=0 if state is None or settings.choice.spec.holder == "replica" else state.version,
         at=run_state.clock.at() if state is None else state.at,
         work=amount,
@@ -236,10 +237,10 @@ class Closing:
         for member in run_state.leaving.let_finish():
             member.wait(None)
             if (news := run_state.plateaus.news(member.worker)) is not None:
-                run_state.send(member, news)
-            final = messages.worker.FinalRecorded(run_state.applied.batches)
+                run_state.members.send(member, news)
+            final = messages.worker.FinalRecorded(run_state.data.batches)
             run_state.host.show_recorded(member.worker, final, run_state.recordings.final)
-        if run_state.membership.running():
+        if run_state.members.running():
             return False
         if self._keeping():
             return True
@@ -247,9 +248,9 @@ class Closing:
             return True
         if not self.let_go:
             self.let_go = True
-            for member in run_state.membership.ended():
+            for member in run_state.members.ended():
                 member.wait(None)
-                run_state.send(member, messages.worker.Exit())
+                run_state.members.send(member, messages.worker.Exit())
             run_state.ending.let_go(run_state.settings.report_waits)
         return False
 
@@ -259,7 +260,7 @@ class Closing:
         ends_well = self.training is not None and run_state.ending.outcome in ("completed", "interrupted")
         if not ends_well or run_state.host.progress.lost:
             return False
-        return run_state.snapshots.close(run_state.membership.ended())
+        return run_state.snapshots.close(run_state.members.ended())
 
     def _writing(self) -> bool:
         """Whether the last version is still to be written."""

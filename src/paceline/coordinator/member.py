@@ -1,12 +1,18 @@
-"""What the coordinator keeps of one worker."""
+"""What the coordinator keeps of each worker, and how workers are told something."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.core.membership import Standing
+from paceline.core.membership import Membership, Standing
+from paceline.host.contract import Host
+from paceline.host.workers import Workers
+from paceline.ipc import messages
+
+if TYPE_CHECKING:
+    from paceline.host.all_workers import AllWorkers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,3 +64,34 @@ class Member(Standing):
             "training": "has declined its step" if self.step is None else f"computes step {self.step}",
         }.get(self.stage, "has not ended its script")
         return f"worker {self.worker} {what}, last heard of {silent:.0f} s ago"
+
+
+class Members(Membership[Member]):
+    """The workers of the run: how far each has come, and how each is told something."""
+
+    def __init__(
+        self, workers: Workers | AllWorkers, host: Host, hosts: Mapping[int, str], now: Callable[[], float]
+    ) -> None:
+        super().__init__({worker: Member(worker=worker, now=now) for worker in workers.numbers})
+        self.hosts = hosts
+        """By worker: its host, or node. In a run on several hosts it is added to as hosts come."""
+        self._workers = workers
+        self._host = host
+        self._now = now
+
+    def add(self, workers: Iterable[int]) -> None:
+        """These workers' host takes part from now on."""
+        self._members.update((worker, Member(worker=worker, now=self._now)) for worker in workers)
+
+    def send(self, member: Member, message: messages.Message) -> None:
+        """Tell the worker."""
+        self._workers.send(member.worker, message)
+
+    def give_up(self, member: Member, why: str) -> None:
+        """End a worker that can't go on, through no fault of the others."""
+        self._workers.give_up(member.worker, why)
+
+    def kill(self, member: Member) -> None:
+        """End the worker's process, whatever it has said and is still on its way."""
+        self._workers.end(member.worker)
+        self._host.ends(member.worker)

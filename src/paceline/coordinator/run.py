@@ -142,7 +142,7 @@ def _run(
                 undo(settings.folder, made)
             raise SystemExit(code)
         run_state = coordinator.run_state
-        keep = keep or run_state.ending.usage_error is None or run_state.applied.steps > 0
+        keep = keep or run_state.ending.usage_error is None or run_state.data.steps > 0
         summary = _conclude(run_state) if keep else None
         if run_state.ending.usage_error is not None:
             raise ConfigError(run_state.ending.usage_error)

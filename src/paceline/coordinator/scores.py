@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 
 from paceline.coordinator.display import Display
 from paceline.coordinator.evaluations import Evaluations
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.recordings import Recordings
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.stop_conditions import StopConditions
-from paceline.core.membership import Membership
 from paceline.host.evaluator import Evaluator
 from paceline.records.journal import Journal
 
@@ -20,7 +19,7 @@ class Scores:
 
     def __init__(
         self,
-        membership: Membership[Member],
+        members: Members,
         evaluations: Evaluations,
         recordings: Recordings,
         journal: Journal,
@@ -36,7 +35,7 @@ class Scores:
 
         `died(worker, how, at)` tells of a death.
         """
-        self._membership = membership
+        self._members = members
         self._evaluations = evaluations
         self._recordings = recordings
         self._journal = journal
@@ -111,10 +110,10 @@ class Scores:
             return True
         if wanted and self._evaluator is not None and not self._evaluator.idle:
             return True
-        done, ended = self._journal.tally.metrics, self._membership.ended()
+        done, ended = self._journal.tally.metrics, self._members.ended()
         self._evaluations.begin([one for one in self._recordings.files() if one[0] not in done] if wanted else [])
         if self._evaluations.pending and not ended:
-            if why := self._membership.why_none_finished:  # this is the better message
+            if why := self._members.why_none_finished:  # this is the better message
                 self._ending.failed(why)
             self.give_up("no worker is left to evaluate the recorded versions: all processes have ended")
         return self._evaluations.go_on(ended)
@@ -133,7 +132,7 @@ class Scores:
         """The worker's process has ended so. If it evaluated a version, another worker does."""
         if not self._evaluations.lost(member):
             return
-        goes_on, at = self._membership.ended() and self._ending.outcome == "completed", " while it evaluated a version"
+        goes_on, at = self._members.ended() and self._ending.outcome == "completed", " while it evaluated a version"
         self._died(member.worker, how, at + ("; another worker does" if goes_on else ""))
         if not goes_on:
             self.give_up(f"worker {member.worker} died ({how}){at}, and no other worker is left to do so")

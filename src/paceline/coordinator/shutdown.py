@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from paceline.coordinator.member import Member
-from paceline.core.membership import Membership
+from paceline.coordinator.member import Member, Members
 from paceline.core.phrases import printable, workers_named
+from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
 from paceline.records.summary import Outcome
 
@@ -18,7 +19,7 @@ class Shutdown:
 
     def __init__(
         self,
-        membership: Membership[Member],
+        members: Members,
         loop: Loop,
         *,
         say: Callable[[str], None],
@@ -44,7 +45,7 @@ class Shutdown:
         """Whether the run is to end without its last version, if that is not written yet."""
         self.before: Callable[[Callable[[], None]], None] = lambda go_on: go_on()
         """Does what is to be done before workers are told to stop, and then calls what it is given."""
-        self._membership = membership
+        self._members = members
         self._loop = loop
         self._say = say
         self._stop = stop
@@ -80,6 +81,14 @@ class Shutdown:
         self.usage_error = self.usage_error or printable(message)
         self.fail(message)
 
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """End the run if a ConfigError is raised: a script asks for what can't be done."""
+        try:
+            yield
+        except ConfigError as error:
+            self.refuse(str(error))
+
     def diverge(self, what: str) -> None:
         """End the run: a number is NaN or infinite."""
         if self.outcome == "completed":
@@ -107,13 +116,13 @@ class Shutdown:
             self._tell()
             if at_once and self.lacks_host and not self._leaves_at_once:  # scripts may wait for what it had
                 self._leaves_at_once = True
-                for member in self._membership.running():
+                for member in self._members.running():
                     self._stop(member, True, interrupted)
                 self.end_stragglers_after(grace)
             return
 
         def tell() -> None:
-            for member in self._membership.running():
+            for member in self._members.running():
                 if number in member.handles:
                     self._signal(member, number)
                     self._stop(member, False, False)
@@ -122,7 +131,7 @@ class Shutdown:
             finished()
 
         self.stopping, self._grace, self._to_tell, self._leaves_at_once = True, grace, tell, at_once
-        self._membership.nobody_comes_back()
+        self._members.nobody_comes_back()
         self.end_stragglers_after(grace)
         if self.outcome in ("completed", "interrupted"):
             self.before(self._tell)
@@ -133,7 +142,7 @@ class Shutdown:
         """End every process now, and write nothing any more."""
         self.at_once = True
         self.stop(0.0)
-        for member in self._membership.here():
+        for member in self._members.here():
             self._kill(member)
         self._give_up_hosts()
 
@@ -156,7 +165,7 @@ class Shutdown:
     def _end_stragglers(self) -> None:
         """Kill the workers whose scripts run on; of a run that is not to be completed, all others too."""
         self._wake()
-        if running := self._membership.running():
+        if running := self._members.running():
             said = "has not ended its script" if len(running) == 1 else "have not ended their scripts"
             self._end_late(running, f"{said} in time")
         if self.outcome != "completed":  # else workers whose scripts have ended may evaluate versions
@@ -164,7 +173,7 @@ class Shutdown:
 
     def _tell_leftovers(self) -> None:
         """Say for whom the run waits, though it is over."""
-        if (ended := [member.worker for member in self._membership.ended()]) and not self.stopping:
+        if (ended := [member.worker for member in self._members.ended()]) and not self.stopping:
             self._say(
                 f"the run is over, and waits for {workers_named(ended)}: threads, exit functions or processes of the "
                 "script still run (interrupt to end them)"
@@ -172,7 +181,7 @@ class Shutdown:
 
     def _end_leftovers(self) -> None:
         """Kill the workers whose scripts have ended, but not what a script started: a thread that waits, say."""
-        if ended := [member for member in self._membership.ended() if member.worker not in self._late]:
+        if ended := [member for member in self._members.ended() if member.worker not in self._late]:
             self._end_late(ended, "still runs after its script" if len(ended) == 1 else "still run after their scripts")
 
     def _end_late(self, members: list[Member], why: str) -> None:

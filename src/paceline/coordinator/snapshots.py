@@ -7,7 +7,7 @@ when its script comes by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from paceline.coordinator.data import Data
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.recordings import Recordings
-from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.host.contract import Host
+from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.records.ledger import Ledger
@@ -60,15 +60,13 @@ class Snapshots:
         folder: Path,
         times_an_epoch: int,
         host: Host,
-        members: Mapping[int, Member],
-        applied: SampleAccounting,
+        members: Members,
         data: Data,
         recordings: Recordings,
         ledger: Ledger,
         loop: Loop,
+        output: WorkerOutput,
         *,
-        send: Callable[[Member, messages.Message], None],
-        say: Callable[[str], None],
         in_rounds: bool,
     ) -> None:
         """`times_an_epoch` is 0 if no snapshot is taken at all. `in_rounds`: see `Spec.rounds`."""
@@ -86,13 +84,11 @@ class Snapshots:
         self._due = RecordingSchedule(times_an_epoch)
         self._host = host
         self._members = members
-        self._applied = applied
         self._data = data
         self._recordings = recordings
         self._ledger = ledger
         self._loop = loop
-        self._send = send
-        self._say = say
+        self._output = output
         self._in_rounds = in_rounds
         self._in_a_round = False
         """Whether a worker has a gradient of the next version, which was not ordered yet."""
@@ -146,7 +142,7 @@ class Snapshots:
     def ordered(self, version: int) -> None:
         """A version was ordered, of the store or of a replica."""
         self._version, self._in_a_round = version, False
-        if (self._due.reached(self._applied.samples) or self._stop is not None) and self._draft is None:
+        if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
             self._wanted = True
 
     def before_release(self) -> None:
@@ -162,9 +158,9 @@ class Snapshots:
         for member in members:
             worker = member.worker
             if worker in self._next_steps and worker not in self._asked and worker not in self._new:
-                epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
+                epoch = self._data.epoch if epoch is None else epoch
                 self._asked[worker] = None
-                self._send(member, messages.worker.Keep(self._number, self._next_steps[worker] - 1, epoch))
+                self._members.send(member, messages.worker.Keep(self._number, self._next_steps[worker] - 1, epoch))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""
@@ -238,7 +234,7 @@ class Snapshots:
             self._lacks[file] = why
         elif self._draft is not None and number == self._draft.number:
             if not self._draft.failed:
-                self._say(f"the snapshot after fact {self._draft.state.fact} can't be made: {why}")
+                self._output.say(f"the snapshot after fact {self._draft.state.fact} can't be made: {why}")
             self._draft.failed = True
             self._draft.awaited.discard(file)
             self._seal_if_there()
@@ -261,17 +257,17 @@ class Snapshots:
 
     def _take(self) -> None:
         """Note how things are, and have all that is large written."""
-        fact, means, in_replicas = self._ledger.facts, self._applied.replicas, self._applied.in_replicas()
+        fact, means = self._ledger.facts, self._data.replicas
         state = State(
             format=FORMAT,
             fact=fact,
             version=self._recordings.newest.version if means else self._version,
             at=self._at,
-            steps=self._applied.steps,
-            samples=self._applied.samples,
+            steps=self._data.steps,
+            samples=self._data.samples,
             memory=self.memory(),
-            leases=self._data.plain(in_replicas),
-            epoch=self._data.epoch(in_replicas),
+            leases=self._data.plain(),
+            epoch=self._data.epoch,
             next_steps=dict(self._next_steps),
             edits=self.edits(),
             shared_metrics=self.plateaus.shared,
@@ -296,7 +292,8 @@ class Snapshots:
             return
         if self.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
             draft.failed = True  # the scripts were ended before that
-            self._say(f"the snapshot after fact {draft.state.fact} can't be made: no worker has packed what it keeps")
+            why = "no worker has packed what it keeps"
+            self._output.say(f"the snapshot after fact {draft.state.fact} can't be made: {why}")
         if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
             self._host.drop()
             self._newest, self._draft, self._stopped = draft.state.fact, None, False

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Members
 from paceline.coordinator.shutdown import GRACE, Shutdown
-from paceline.core.membership import Membership
 from paceline.core.phrases import printable
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
@@ -22,7 +21,7 @@ class StopConditions:
     def __init__(
         self,
         settings: Settings,
-        membership: Membership[Member],
+        members: Members,
         ending: Shutdown,
         loop: Loop,
         *,
@@ -35,7 +34,7 @@ class StopConditions:
         self.asked: str | None = None
         """Why a script has had the run end; None: none has."""
         self._settings = settings
-        self._membership = membership
+        self._members = members
         self._ending = ending
         self._loop = loop
         self._say = say
@@ -65,7 +64,7 @@ class StopConditions:
         """A version has these metrics: the run may end once all targets are met."""
         targets = self._settings.targets
         self._met |= {target.text: None for target in targets if target.met_by(metrics)}
-        due = self._settings.stop_at_target and self._membership.any_trains
+        due = self._settings.stop_at_target and self._members.any_trains
         if due and all(target.text in self._met for target in targets):
             self._reached(f"--stop-at-target: {', '.join(self._met)}")
 
@@ -95,11 +94,11 @@ class StopConditions:
         if ending.stopping:  # a limit had stopped it more gently
             ending.stop(GRACE)  # in case that the limit waits for a round's end
             ending.end_stragglers_after(GRACE)
-        elif number == signal.SIGINT and self._membership.any_trains:
+        elif number == signal.SIGINT and self._members.any_trains:
             ending.stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True, number=number)
-        elif any(number in member.handles for member in self._membership.running()):
+        elif any(number in member.handles for member in self._members.running()):
             ending.stop(GRACE_AT_CTRL_C, number=number)
-        elif self._settings.checkpoint and self._membership.any_trains:
+        elif self._settings.checkpoint and self._members.any_trains:
             ending.stop(self._settings.drain)
         else:
             ending.stop(GRACE)
@@ -107,7 +106,7 @@ class StopConditions:
     def stop(self) -> None:
         """End the run as if its work were done: scripts go on after their loops."""
         if not self._ending.stopping:
-            self._ending.stop(GRACE_AT_LIMIT, at_once=False, finished=self._membership.finish)
+            self._ending.stop(GRACE_AT_LIMIT, at_once=False, finished=self._members.finish)
 
     def _reached(self, limit: str) -> None:
         if self._ending.stopping:

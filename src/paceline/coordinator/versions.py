@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from paceline.coordinator.data import Data
 from paceline.coordinator.recordings import Made, Recordings
-from paceline.coordinator.sample_accounting import SampleAccounting
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
@@ -19,9 +19,9 @@ class _Versions:
     _of_replicas = False
     """Whether a worker that joins counts once it has a replica."""
 
-    def __init__(self, host: Host, applied: SampleAccounting, recordings: Recordings) -> None:
+    def __init__(self, host: Host, data: Data, recordings: Recordings) -> None:
         self._host = host
-        self._applied = applied
+        self._data = data
         self._recordings = recordings
         self.known: Callable[[], messages.store.WorkersTold] = messages.store.WorkersTold
         """What a version that is ordered now has besides."""
@@ -59,9 +59,9 @@ class _Versions:
 class StoredVersions(_Versions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(self, host: Host, applied: SampleAccounting, workers: Sequence[int], recordings: Recordings) -> None:
+    def __init__(self, host: Host, data: Data, workers: Sequence[int], recordings: Recordings) -> None:
         """`workers` are all of the run."""
-        super().__init__(host, applied, recordings)
+        super().__init__(host, data, recordings)
         self._workers = workers
         self._there: dict[int, tuple[Sequence[int], messages.store.WorkersTold]] = {}
         """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
@@ -76,7 +76,7 @@ class StoredVersions(_Versions):
         """The store is to make that version, which is not made yet."""
         if self._held is not None:
             self._record(*self._held)
-        self._recordings.ordered(version, self._applied.samples)
+        self._recordings.ordered(version, self._data.samples)
         self._there[version] = self._survivors(), self.known()
 
     def made(self, version: int, at: float) -> None:
@@ -121,14 +121,14 @@ class Means(_Versions):
     def __init__(
         self,
         host: Host,
-        applied: SampleAccounting,
+        data: Data,
         averages_gradients: bool,
         recordings: Recordings,
         journal: Journal,
         now: Callable[[], float],
     ) -> None:
         """`now()` is seconds since the run's start."""
-        super().__init__(host, applied, recordings)
+        super().__init__(host, data, recordings)
         self._now = now
         self._averages_gradients = averages_gradients
         self._journal = journal
@@ -152,10 +152,10 @@ class Means(_Versions):
         It is not due after a further step of a batch, which has no samples of its own: a replay knows a mean by its
         samples.
         """
-        before, self._samples = self._samples, self._applied.samples
+        before, self._samples = self._samples, self._data.samples
         if self._recording or (self._recordings.counted and self._samples == before):
             return
-        if self._again or self._recordings.due(self._applied.samples, len(self._survivors())):
+        if self._again or self._recordings.due(self._data.samples, len(self._survivors())):
             self._again = False
             self._record(self._survivors())
 
@@ -201,7 +201,7 @@ class Means(_Versions):
         """The mean of these workers' replicas as they are at this moment is the next version: write it."""
         recordings, version = self._recordings, self._recordings.newest.version + 1
         self._before = recordings.newest
-        recordings.ordered(version, self._applied.samples)
+        recordings.ordered(version, self._data.samples)
         recordings.made(version, self._now())
         file = recordings.begin()
         self._recording, self._cut, self._mean_of = True, (len(workers), recordings.newest), self._replicas_now()
@@ -212,7 +212,7 @@ class Means(_Versions):
 
         The mean changes when any of these does. Workers tell such values after their last step, too.
         """
-        return self._applied.ordered_steps, self._host.progress.averages, self._survivors(), self.known().own
+        return self._data.ordered_steps, self._host.progress.averages, self._survivors(), self.known().own
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.
@@ -220,4 +220,4 @@ class Means(_Versions):
         Where gradients are averaged, all replicas are the same, except those that the last steps went without.
         """
         workers = [worker for worker in self._trained if worker not in self._lost]
-        return self._applied.foremost(workers) if self._averages_gradients else workers
+        return self._data.foremost(workers) if self._averages_gradients else workers

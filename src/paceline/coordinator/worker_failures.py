@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.shutdown import Shutdown
-from paceline.core.membership import Membership
 from paceline.ipc.processes import exit_phrase
 from paceline.records.ledger import Ledger
 from paceline.scenario.quantities import as_duration
@@ -39,7 +38,7 @@ class WorkerFailures:
     def __init__(
         self,
         on_loss: OnLoss,
-        membership: Membership[Member],
+        members: Members,
         ledger: Ledger,
         ending: Shutdown,
         policy: RunPolicy,
@@ -48,7 +47,7 @@ class WorkerFailures:
     ) -> None:
         """`died(worker, how, at)` tells of a death."""
         self._on_loss = on_loss
-        self._membership = membership
+        self._members = members
         self._ledger = ledger
         self._ending = ending
         self._policy = policy
@@ -64,7 +63,7 @@ class WorkerFailures:
         member.failed, how = True, exit_phrase(status)
         self._deaths[str(member.worker)] = how
         self._ledger.note("deaths", self._deaths)
-        others, at = bool(self._membership.running()), "" if step is None else f" in step {step}"
+        others, at = bool(self._members.running()), "" if step is None else f" in step {step}"
         borne = loss_is_borne(self._on_loss, status)
         goes_on = others and self._policy.goes_on_without(member.worker, borne)
         after = "; the others go on" if goes_on else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal, TypeVar
 
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
 """`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its script is through;
@@ -55,12 +55,22 @@ class Standing:
 One = TypeVar("One", bound=Standing)
 
 
-class Membership(Generic[One]):
+class Membership(Mapping[int, One]):
     """The workers of a run, from the lowest to the highest."""
 
     def __init__(self, members: Mapping[int, One]) -> None:
-        self._members = members
-        self._trained = False
+        self._members = dict(members)
+        self.trained = False
+        """Whether training has begun."""
+
+    def __getitem__(self, worker: int) -> One:
+        return self._members[worker]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
 
     # --- what happens -------------------------------------------------------------------------------
 
@@ -76,7 +86,7 @@ class Membership(Generic[One]):
     def trains(self, worker: int) -> None:
         """The worker takes part from now on."""
         self._members[worker].stage = "training"
-        self._trained = True
+        self.trained = True
 
     def leaves(self, worker: int, how: Left) -> bool:
         """The worker takes no part any more. Return whether it did until now. How it left first is what counts.
@@ -139,7 +149,7 @@ class Membership(Generic[One]):
         Once workers train, none is waited for: a worker that has returned joins as soon as it has come.
         """
         on_its_way = self._at("starting") or any(one.comes_back for one in self._members.values())
-        return [] if on_its_way and not self._trained else self._at("offered")
+        return [] if on_its_way and not self.trained else self._at("offered")
 
     def absent(self) -> list[int]:
         """Return the workers that do not train."""

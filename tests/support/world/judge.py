@@ -212,7 +212,7 @@ class Judge:
         """The worker has left with its host. It has made the step that it was in as the host was asked to."""
         run_state = self._world.run_state
         assert run_state is not None
-        step = insides.drains(run_state)[run_state.hosts[worker]].steps[worker]
+        step = insides.drains(run_state)[run_state.members.hosts[worker]].steps[worker]
         assert step is None or self._through.get(worker, -1) >= step, f"worker {worker} was in step {step}, and left"
 
     def _makers(self) -> list[str]:

@@ -79,7 +79,7 @@ class World:
         self.replicas: Replicas | None = None
         """None where no workers own one."""
         if history.choice.spec.in_groups:
-            self.replicas = Replicas(self.contents, lambda worker: self.run_state.hosts[worker])  # type: ignore[union-attr]
+            self.replicas = Replicas(self.contents, lambda worker: self.run_state.members.hosts[worker])  # type: ignore[union-attr]
         self.judge = Judge(self)
         self.said: list[str] = []
         """All lines, with their times."""
