@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from paceline.coordinator.coordinator import Coordinator
 from paceline.coordinator.lifecycle import Training
 from paceline.coordinator.member import Member
-from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
@@ -63,9 +63,9 @@ class Director:
         return self._coordinator.phase.offer.model_bytes
 
     @property
-    def recordings(self) -> Recordings:
+    def versions(self) -> RecordedVersions:
         """The versions that are written to disk."""
-        return self._run_state.recordings
+        return self._run_state.versions
 
     @property
     def outcome(self) -> Outcome:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member, Members
-from paceline.coordinator.recordings import Recordings
 from paceline.coordinator.run_policy import RunPolicy
+from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Release
 from paceline.errors import RunFailed
@@ -171,7 +171,7 @@ class Joining:
         members: Members,
         host: Host,
         data: Data,
-        recordings: Recordings,
+        versions: RecordedVersions,
         ledger: Ledger,
         policy: RunPolicy,
         clock: Clock,
@@ -182,7 +182,7 @@ class Joining:
         self._members = members
         self._host = host
         self._data = data
-        self._recordings = recordings
+        self._versions = versions
         self._ledger = ledger
         self._policy = policy
         self._clock = clock
@@ -248,11 +248,11 @@ class Joining:
         if worker not in self._without or order.parameters != "own" or worker in self._members.absent():
             return  # one that is absent has left since: the machine is about to hear that
         self._without.discard(worker)
-        newest = self._recordings.newest.version
+        newest = self._versions.newest.version
         if not newest and self._settings.resumed is not None:
             raise RunFailed(f"worker {worker} has nothing to begin with: no other is left, and no mean is recorded")
         self._data.begins_anew(worker)
-        self._host.begin_anew(worker, newest or None, self._recordings.file(newest))
+        self._host.begin_anew(worker, newest or None, self._versions.file(newest))
 
     def resumed(self, next_steps: Mapping[int, int]) -> None:
         """The run goes on. A worker that joins goes on as well, if it had made steps before."""

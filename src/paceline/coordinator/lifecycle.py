@@ -239,7 +239,7 @@ class Closing:
             if (news := run_state.plateaus.news(member.worker)) is not None:
                 run_state.members.send(member, news)
             final = messages.worker.FinalRecorded(run_state.data.batches)
-            run_state.host.show_recorded(member.worker, final, run_state.recordings.final)
+            run_state.host.show_recorded(member.worker, final, run_state.versions.final)
         if run_state.members.running():
             return False
         if self._keeping():
@@ -266,10 +266,10 @@ class Closing:
         """Whether the last version is still to be written."""
         run_state = self.run_state
         progress = run_state.host.progress
-        if progress.lost or run_state.recordings.final is not None:
+        if progress.lost or run_state.versions.final is not None:
             return False
         if not progress.idle or run_state.versions.record_last():
             return True
-        if run_state.recordings.newest.version in run_state.recordings.hashes:
-            run_state.recordings.conclude()
+        if run_state.versions.newest.version in run_state.versions.hashes:
+            run_state.versions.conclude()
         return False

@@ -338,9 +338,7 @@ def _coordinate(
                 direct(director, journal)
                 director.end()
             else:
-                machine, memory = settings.choice.machine(), settings.choice.spec.memory
-                if memory is not None:
-                    run_state.snapshots.memory = lambda: memory(machine)
+                machine = run_state.snapshots.machine = settings.choice.machine()
                 drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
             if isinstance(error, ProtocolViolation) or ending.outcome != "interrupted":  # otherwise it was to end
@@ -430,7 +428,7 @@ def _write_config(
 
 
 def _conclude(run_state: RunState) -> Summary:
-    settings, recordings = run_state.settings, run_state.recordings
+    settings, versions = run_state.settings, run_state.versions
     summary = run_state.journal.tally.summary(
         protocol=settings.choice,
         workers=settings.workers,
@@ -440,7 +438,7 @@ def _conclude(run_state: RunState) -> Summary:
         error=run_state.ending.error,
         stopped=run_state.limits.asked,
         samples_missed=run_state.data.leases.left_over(),
-        final_parameters_sha256=recordings.hashes.get(recordings.newest.version),
+        final_parameters_sha256=versions.hashes.get(versions.newest.version),
         targets=settings.targets,
     )
     try:

@@ -18,7 +18,6 @@ from paceline.coordinator.host_events import News
 from paceline.coordinator.joining import Joining, Returns
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.plateaus import Plateaus
-from paceline.coordinator.recordings import Recordings
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.scores import Scores
 from paceline.coordinator.shutdown import Shutdown
@@ -83,7 +82,6 @@ class RunState:
         self.clock = Clock(policy.now)
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
-        self.recordings = Recordings(settings.folder, settings.record, journal)
         self.news = News(self)
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
@@ -102,24 +100,17 @@ class RunState:
         self.limits = StopConditions(settings, self.members, self.ending, loop, say=say, began=lambda: self.clock.began)
         spec = settings.choice.spec
         self.data = Data(self.members, journal, policy, owned=spec.holder == "replica")
+        self.edits = Edits(settings.folder, self.host, self.members, policy)
+        self.versions: StoredVersions | Means
+        if spec.versions == "means":
+            self.versions = Means(settings, self.host, self.data, self.edits, journal, self.clock)
+        else:
+            self.versions = StoredVersions(settings, self.host, self.data, self.edits, journal)
+        self.plateaus = Plateaus()
         self.snapshots = Snapshots(
-            settings.folder,
-            settings.checkpoint,
-            self.host,
-            self.members,
-            self.data,
-            self.recordings,
-            ledger,
-            loop,
-            output,
-            in_rounds=spec.rounds,
+            settings, self.host, self.members, self.data, self.versions, self.plateaus, ledger, loop, output
         )
         self.ending.before = self.snapshots.stop
-        self.plateaus = self.snapshots.plateaus = Plateaus()
-        self.versions = self._made_versions()
-        self.edits = Edits(settings.folder, self.host, self.members, policy)
-        self.versions.known = self.edits.known
-        self.snapshots.edits = lambda: self.edits.known().edit
         self.adopting = Adopting(self.host, self.members, ledger)
         self.leaving = Departures(self.members, self.host, self.data, self.accounts, policy, self.clock, self.happened)
         self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.happened, output)
@@ -142,7 +133,7 @@ class RunState:
             self.members,
             self.host,
             self.data,
-            self.recordings,
+            self.versions,
             ledger,
             policy,
             self.clock,
@@ -165,7 +156,7 @@ class RunState:
         self.scores = Scores(
             self.members,
             self.evaluations,
-            self.recordings,
+            self.versions,
             journal,
             self.ending,
             self.limits,
@@ -201,7 +192,7 @@ class RunState:
         if state.edits:
             self.scores.apart()
         self.plateaus.resumed(state.metrics, state.shared_metrics)
-        self.recordings.resumed(state.version, state.at, state.samples, before.recorded)
+        self.versions.resumed(state.version, state.at, state.samples, before.recorded)
         self.scores.resumed()
         if before.epoch_samples is not None:
             self.epoch_opened(before.epoch_samples)
@@ -271,13 +262,6 @@ class RunState:
             lambda: self.scores.lost(),
         )
 
-    def _made_versions(self) -> StoredVersions | Means:
-        spec = self.settings.choice.spec
-        if spec.versions == "means":
-            averages_gradients = spec.averages == "gradients"
-            return Means(self.host, self.data, averages_gradients, self.recordings, self.journal, self.clock.at)
-        return StoredVersions(self.host, self.data, range(self.settings.workers), self.recordings)
-
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
         self.leaving.leave(member, "stopped")
         self.members.send(member, messages.worker.StopTraining(at_once, interrupted))
@@ -292,6 +276,6 @@ class RunState:
 
     def epoch_opened(self, samples: int) -> None:
         """The first epoch of so many samples begins."""
-        self.recordings.epoch_opened(samples)
+        self.versions.epoch_opened(samples)
         self.snapshots.epoch_opened(samples)
         self.display.epoch_opened(samples)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from paceline.coordinator.display import Display
 from paceline.coordinator.evaluations import Evaluations
 from paceline.coordinator.member import Member, Members
-from paceline.coordinator.recordings import Recordings
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.stop_conditions import StopConditions
+from paceline.coordinator.versions import RecordedVersions
 from paceline.host.evaluator import Evaluator
 from paceline.records.journal import Journal
 
@@ -21,7 +21,7 @@ class Scores:
         self,
         members: Members,
         evaluations: Evaluations,
-        recordings: Recordings,
+        versions: RecordedVersions,
         journal: Journal,
         ending: Shutdown,
         limits: StopConditions,
@@ -37,7 +37,7 @@ class Scores:
         """
         self._members = members
         self._evaluations = evaluations
-        self._recordings = recordings
+        self._versions = versions
         self._journal = journal
         self._ending = ending
         self._limits = limits
@@ -54,14 +54,14 @@ class Scores:
         """The run goes on. What it had recorded before and not evaluated comes first, as versions come in order."""
         if self._evaluator is not None:
             done = self._journal.tally.metrics
-            for version, file in self._recordings.files():
+            for version, file in self._versions.files():
                 if version not in done:
                     self._evaluator.recorded(version, file)
 
     def recorded(self) -> None:
         """Another version is on disk."""
         if self._evaluator is not None and not self._apart and self._ending.outcome == "completed":
-            self._evaluator.recorded(*self._recordings.files()[-1])
+            self._evaluator.recorded(*self._versions.files()[-1])
 
     def apart(self) -> None:
         """The script has changed the model's structure: versions from now on are evaluated after training."""
@@ -111,7 +111,7 @@ class Scores:
         if wanted and self._evaluator is not None and not self._evaluator.idle:
             return True
         done, ended = self._journal.tally.metrics, self._members.ended()
-        self._evaluations.begin([one for one in self._recordings.files() if one[0] not in done] if wanted else [])
+        self._evaluations.begin([one for one in self._versions.files() if one[0] not in done] if wanted else [])
         if self._evaluations.pending and not ended:
             if why := self._members.why_none_finished:  # this is the better message
                 self._ending.failed(why)

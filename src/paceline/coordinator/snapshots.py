@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.plateaus import Plateaus
-from paceline.coordinator.recordings import Recordings
+from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
+from paceline.core.machine import Machine
 from paceline.host.contract import Host
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
+from paceline.job.settings import Settings
 from paceline.records.ledger import Ledger
 from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file
@@ -57,39 +58,34 @@ class Snapshots:
 
     def __init__(
         self,
-        folder: Path,
-        times_an_epoch: int,
+        settings: Settings,
         host: Host,
         members: Members,
         data: Data,
-        recordings: Recordings,
+        versions: RecordedVersions,
+        plateaus: Plateaus,
         ledger: Ledger,
         loop: Loop,
         output: WorkerOutput,
-        *,
-        in_rounds: bool,
     ) -> None:
-        """`times_an_epoch` is 0 if no snapshot is taken at all. `in_rounds`: see `Spec.rounds`."""
-        self.memory: Callable[[], Any] = lambda: None
-        """What the machine declares durable."""
-        self.edits: Callable[[], int] = int
-        """See `State`."""
-        self.plateaus = Plateaus()
+        self.machine: Machine | None = None
+        """The one that decides; None: a director does."""
         self.keeps = False
         """Whether workers have something that nobody else has: what their scripts keep, or their optimizers' states."""
         self.stays: set[int] = set()
         """Facts whose snapshots stay, as segments of the run began from them."""
-        self._run = folder
-        self._takes = times_an_epoch > 0
-        self._due = RecordingSchedule(times_an_epoch)
+        self._run = settings.folder
+        self._takes = settings.checkpoint > 0
+        self._due = RecordingSchedule(settings.checkpoint)
+        self._spec = settings.choice.spec
         self._host = host
         self._members = members
         self._data = data
-        self._recordings = recordings
+        self._versions = versions
+        self._plateaus = plateaus
         self._ledger = ledger
         self._loop = loop
         self._output = output
-        self._in_rounds = in_rounds
         self._in_a_round = False
         """Whether a worker has a gradient of the next version, which was not ordered yet."""
         self._stop: Callable[[], None] | None = None
@@ -133,7 +129,7 @@ class Snapshots:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
                 self._new.discard(worker)
-                self._in_a_round = self._in_rounds
+                self._in_a_round = self._spec.rounds
             case WorkerLeft(worker=worker, reason="died"):
                 self._new.add(worker)
             case TrainingBegan(members=members):
@@ -261,16 +257,16 @@ class Snapshots:
         state = State(
             format=FORMAT,
             fact=fact,
-            version=self._recordings.newest.version if means else self._version,
+            version=self._versions.newest.version if means else self._version,
             at=self._at,
             steps=self._data.steps,
             samples=self._data.samples,
-            memory=self.memory(),
+            memory=None if self.machine is None or self._spec.memory is None else self._spec.memory(self.machine),
             leases=self._data.plain(),
             epoch=self._data.epoch,
             next_steps=dict(self._next_steps),
-            edits=self.edits(),
-            shared_metrics=self.plateaus.shared,
+            edits=self._versions.edits.known().edit,
+            shared_metrics=self._plateaus.shared,
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
         )
@@ -304,7 +300,7 @@ class Snapshots:
             self._loop.after(LOOK_AGAIN, lambda: self._seal_if_there() if self._draft is draft else None)
         else:
             epoch = min([draft.state.epoch, *draft.epochs])
-            metrics = self.plateaus.plain(draft.state.shared_metrics)
+            metrics = self._plateaus.plain(draft.state.shared_metrics)
             state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch, metrics=metrics)
             text = msgspec.json.encode(state)
             older = [path for path in whole(self._run) if int(path.name) not in self.stays]

@@ -1,30 +1,65 @@
-"""What is recorded of a run: versions that the store made, or means of all replicas."""
+"""What is recorded of a run: versions that the store made, or means of all replicas. What is known of the files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from paceline.coordinator.clock import Clock
 from paceline.coordinator.data import Data
-from paceline.coordinator.recordings import Made, Recordings
+from paceline.coordinator.edits import Edits
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.contract import Host
 from paceline.ipc import messages
+from paceline.job.settings import Settings
 from paceline.records.journal import Journal
+from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.segments import LACKING
 
 
-class _Versions:
-    """What both have in common."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A version that is whole: when, in seconds since the run's start, and from how many samples in all."""
+
+    version: int
+    at: float
+    samples: int
+
+
+class RecordedVersions:
+    """Versions are due each time that another share of an epoch's samples is applied. The last one always is."""
 
     _of_replicas = False
     """Whether a worker that joins counts once it has a replica."""
 
-    def __init__(self, host: Host, data: Data, recordings: Recordings) -> None:
+    def __init__(self, settings: Settings, host: Host, data: Data, edits: Edits, journal: Journal) -> None:
+        self.prescribed: deque[tuple[int, int]] | None = None
+        """Of each mean of replicas, of how many samples it is due, and of how many replicas at most, if that is settled
+        beforehand: else when one is due depends on how fast the one before it was written. With a death samples get
+        fewer, and come to the same number a second time; replicas do not."""
+        self.lacking: frozenset[int] = frozenset()
+        """Workers whose replicas the last mean goes without, if that is settled beforehand. See `segments.LACKING`."""
+        self.newest = Made(0, 0.0, 0)
+        self.hashes: dict[int, str] = {}
+        """The versions on disk, in the order in which they were made."""
+        self.final: str | None = None
+        """The file with the last version, once it is there."""
+        self._folder = settings.folder
         self._host = host
         self._data = data
-        self._recordings = recordings
-        self.known: Callable[[], messages.store.WorkersTold] = messages.store.WorkersTold
-        """What a version that is ordered now has besides."""
+        self.edits = edits
+        """What versions have besides what steps make of them."""
+        self._journal = journal
+        self._due = RecordingSchedule(settings.record)
+        self._ordered: dict[int, int] = {}
+        """By version that is not made yet: its samples."""
+        self._writing: dict[int, Made] = {}
+        self._counted = False
+        """Whether samples are counted."""
         self._buffers = "mean"
         self._trained: Sequence[int] = ()
         """Workers that were there as training began."""
@@ -35,7 +70,16 @@ class _Versions:
         """Training begins with these workers, and with what the script asked for."""
         self._trained = workers
         self._buffers = offer.buffers or "mean"
-        self._recordings.counted = offer.loads
+        self._counted = offer.loads
+
+    def epoch_opened(self, samples: int) -> None:
+        """Set how far apart recordings are, from the first epoch's samples."""
+        self._due.epoch_opened(samples)
+        self._due.reached(self.newest.samples)
+
+    def resumed(self, version: int, at: float, samples: int, hashes: dict[int, str]) -> None:
+        """The run goes on from that version, and has these on disk."""
+        self.newest, self.hashes = Made(version, at, samples), hashes
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now. So what is recorded depends only on the order of the facts."""
@@ -53,16 +97,54 @@ class _Versions:
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That version is on disk. `distance` is the replicas' distance from it, if it is their mean."""
-        self._recordings.written(version, sha256)
+        made = self._writing.pop(version)
+        self.hashes[version] = sha256
+        samples = made.samples if self._counted else None
+        file = str(self._file(version).relative_to(self._folder))
+        self._journal.recorded(version, made.at, samples, sha256, file)
+
+    def conclude(self) -> None:
+        """The newest version, which is on disk, is the last."""
+        final = self._folder / "versions" / "final.safetensors"
+        try:
+            os.link(self._file(self.newest.version), final)
+        except OSError:  # not every file system has hard links
+            shutil.copyfile(self._file(self.newest.version), final)
+        self.final = str(final.absolute())
+
+    def files(self) -> list[tuple[int, str]]:
+        """(version, file) of all versions on disk, in order."""
+        return [(version, self.file(version)) for version in self.hashes]
+
+    def file(self, version: int) -> str:
+        """The file of a version that is written, or about to be."""
+        return str(self._file(version).absolute())
+
+    def _is_due(self, samples: int, replicas: int = 0) -> bool:
+        """Whether these samples complete another share of an epoch. Asked again with the same samples, it is False."""
+        if self.prescribed is None:
+            return self._due.reached(samples)
+        if not self.prescribed or samples < self.prescribed[0][0] or replicas > self.prescribed[0][1]:
+            return False
+        self.prescribed.popleft()
+        return True
+
+    def _file(self, version: int) -> Path:
+        return self._folder / "versions" / f"{version:08d}.safetensors"
+
+    def _write(self, workers: Sequence[int], known: messages.store.WorkersTold) -> None:
+        """Write the newest version, of these workers' buffers or replicas, with what is `known` besides."""
+        self._writing[self.newest.version] = self.newest
+        file = self.file(self.newest.version)
+        self._host.record(self.newest.version, workers, file, self._buffers, known)
 
 
-class StoredVersions(_Versions):
+class StoredVersions(RecordedVersions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(self, host: Host, data: Data, workers: Sequence[int], recordings: Recordings) -> None:
-        """`workers` are all of the run."""
-        super().__init__(host, data, recordings)
-        self._workers = workers
+    def __init__(self, settings: Settings, host: Host, data: Data, edits: Edits, journal: Journal) -> None:
+        super().__init__(settings, host, data, edits, journal)
+        self._workers = range(settings.workers)
         self._there: dict[int, tuple[Sequence[int], messages.store.WorkersTold]] = {}
         """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
         self._held: tuple[Sequence[int], messages.store.WorkersTold] | None = None
@@ -76,8 +158,8 @@ class StoredVersions(_Versions):
         """The store is to make that version, which is not made yet."""
         if self._held is not None:
             self._record(*self._held)
-        self._recordings.ordered(version, self._data.samples)
-        self._there[version] = self._survivors(), self.known()
+        self._ordered[version] = self._data.samples
+        self._there[version] = self._survivors(), self.edits.known()
 
     def made(self, version: int, at: float) -> None:
         """The store has made that version, `at` seconds since the run's start: write it if it is due.
@@ -86,7 +168,8 @@ class StoredVersions(_Versions):
         newest one is written once it is known whether it is the last.
         """
         there = self._there.pop(version)
-        if not self._recordings.made(version, at):
+        self.newest = Made(version, at, self._ordered.pop(version))
+        if not self._is_due(self.newest.samples):
             return
         if self._there or there[1] == messages.store.UNTOLD:
             self._record(*there)
@@ -95,9 +178,9 @@ class StoredVersions(_Versions):
 
     def record_last(self) -> bool:
         """The newest version is the last: have it written. Return whether there is something left to wait for."""
-        if self._recordings.newest.version in self._recordings.hashes:
+        if self.newest.version in self.hashes:
             return False
-        self._record(self._survivors(), self.known())
+        self._record(self._survivors(), self.edits.known())
         return True
 
     def _survivors(self) -> Sequence[int]:
@@ -108,34 +191,25 @@ class StoredVersions(_Versions):
         return self._alive
 
     def _record(self, workers: Sequence[int], known: messages.store.WorkersTold) -> None:
-        """Write the newest version, with these workers' buffers."""
         self._held = None
-        self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers, known)
+        self._write(workers, known)
 
 
-class Means(_Versions):
+class Means(RecordedVersions):
     """A version is the mean of a cut through all replicas, made when it is due to be written."""
 
     _of_replicas = True
 
     def __init__(
-        self,
-        host: Host,
-        data: Data,
-        averages_gradients: bool,
-        recordings: Recordings,
-        journal: Journal,
-        now: Callable[[], float],
+        self, settings: Settings, host: Host, data: Data, edits: Edits, journal: Journal, clock: Clock
     ) -> None:
-        """`now()` is seconds since the run's start."""
-        super().__init__(host, data, recordings)
-        self._now = now
-        self._averages_gradients = averages_gradients
-        self._journal = journal
+        super().__init__(settings, host, data, edits, journal)
+        self._clock = clock
+        self._averages_gradients = settings.choice.spec.averages == "gradients"
         self._recording = False
-        self._cut: tuple[int, Made] = 0, recordings.newest
+        self._cut: tuple[int, Made] = 0, self.newest
         """Of how many replicas the mean is that is being recorded, and when it was made."""
-        self._before = recordings.newest
+        self._before = self.newest
         """The mean before that one."""
         self._mean_of: tuple[int, int, list[int], tuple[int, int] | None] | None = None
         """What the last mean was made of, as `_replicas_now` returns it."""
@@ -153,9 +227,10 @@ class Means(_Versions):
         samples.
         """
         before, self._samples = self._samples, self._data.samples
-        if self._recording or (self._recordings.counted and self._samples == before):
+        if self._recording or (self._counted and self._samples == before):
             return
-        if self._again or self._recordings.due(self._data.samples, len(self._survivors())):
+        due = self._is_due(self._data.samples, len(self._survivors()))
+        if due or self._again:
             self._again = False
             self._record(self._survivors())
 
@@ -166,7 +241,7 @@ class Means(_Versions):
         """
         if self._recording or self._host.progress.averaging:
             return True
-        lacking = self._broken.keys() | self._recordings.lacking
+        lacking = self._broken.keys() | self.lacking
         there = [worker for worker in self._survivors() if worker not in lacking]
         if self._mean_of == self._replicas_now() or not there:
             return False
@@ -182,10 +257,11 @@ class Means(_Versions):
         """
         self._recording, self._again, self._mean_of = False, True, None
         self._broken.update(dict.fromkeys(workers))
-        self._recordings.void(version, self._before)
+        del self._writing[version]
+        self.newest = self._before
 
     def counts(self, worker: int) -> None:
-        """See `_Versions`."""
+        """See `RecordedVersions`."""
         super().counts(worker)
         self._broken.pop(worker, None)
 
@@ -199,20 +275,17 @@ class Means(_Versions):
 
     def _record(self, workers: list[int]) -> None:
         """The mean of these workers' replicas as they are at this moment is the next version: write it."""
-        recordings, version = self._recordings, self._recordings.newest.version + 1
-        self._before = recordings.newest
-        recordings.ordered(version, self._data.samples)
-        recordings.made(version, self._now())
-        file = recordings.begin()
-        self._recording, self._cut, self._mean_of = True, (len(workers), recordings.newest), self._replicas_now()
-        self._host.record(version, workers, file, self._buffers, self.known())
+        self._before, version = self.newest, self.newest.version + 1
+        self.newest = Made(version, self._clock.at(), self._data.samples)
+        self._recording, self._cut, self._mean_of = True, (len(workers), self.newest), self._replicas_now()
+        self._write(workers, self.edits.known())
 
     def _replicas_now(self) -> tuple[int, int, list[int], tuple[int, int] | None]:
         """Steps and averages so far, whose replicas count, and the values that a worker has told beside its updates.
 
         The mean changes when any of these does. Workers tell such values after their last step, too.
         """
-        return self._data.ordered_steps, self._host.progress.averages, self._survivors(), self.known().own
+        return self._data.ordered_steps, self._host.progress.averages, self._survivors(), self.edits.known().own
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.

@@ -205,8 +205,8 @@ def _direct(
         journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
     part.prescribe(workers.policy)
     notes = part.segment.notes
-    workers.recordings.prescribed = part.recordings()
-    workers.recordings.lacking = frozenset(notes.get(LACKING, ()))
+    workers.versions.prescribed = part.recordings()
+    workers.versions.lacking = frozenset(notes.get(LACKING, ()))
     began = workers.begin(notes.get("absent", ()))
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
@@ -321,7 +321,7 @@ def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
 
 def _reached(until: int, orders: tuple[Order, ...], workers: Director) -> bool:
     made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
-    return max(made, workers.recordings.newest.version) >= until
+    return max(made, workers.versions.newest.version) >= until
 
 
 def _versions(recorded: RecordedRun, table: str) -> list[int]:
