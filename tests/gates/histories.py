@@ -98,7 +98,7 @@ def traces(history: History) -> tuple[list[str], list[str], list[str], str]:
             wrong = f"{type(error).__name__}: {error}"
     orders = [str(one) for one in world.judge.orders]
     facts = [str(one) for one in world.judge.facts]
-    ended = [] if world.run_state is None else [f"{world.run_state.ending.outcome}: {world.run_state.ending.error}"]
+    ended = [] if world.run_state is None else [f"{world.run_state.shutdown.outcome}: {world.run_state.shutdown.error}"]
     return facts, orders, [*world.said, *ended], wrong
 
 

@@ -133,8 +133,8 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
             happened=happened,
             tell=told.append,
             workers=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
-            leaving=SimpleNamespace(go_on=lambda: None),
-            ending=SimpleNamespace(stopping=False),
+            departures=SimpleNamespace(go_on=lambda: None),
+            shutdown=SimpleNamespace(stopping=False),
             loop=SimpleNamespace(wait=lambda: happened.append(waits.pop())),
         )
     )
@@ -150,8 +150,8 @@ def directed(*happened: Fact) -> Director:
     coordinator: Any = Full()
     run_state = coordinator.run_state
     run_state.happened, run_state.tell = deque(happened), lambda fact: None
-    run_state.leaving = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
-    run_state.ending = SimpleNamespace(stopping=False)
+    run_state.departures = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
+    run_state.shutdown = SimpleNamespace(stopping=False)
     run_state.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
     return Director(coordinator)
 

@@ -37,11 +37,11 @@ def ended(tmp_path: Path) -> Ended:
 
 
 STOPS: dict[str, Callable[[RunState], None]] = {
-    "a failure": lambda run: run.ending.fail("worker 1 died"),
-    "a divergence": lambda run: run.diverged("a gradient is NaN"),
-    "an interrupt": lambda run: run.limits.interrupt(1, signal.SIGTERM),
+    "a failure": lambda run: run.shutdown.fail("worker 1 died"),
+    "a divergence": lambda run: run.shutdown.diverge("a gradient is NaN"),
+    "an interrupt": lambda run: run.shutdown.interrupt(1, signal.SIGTERM),
     "evaluate() that raises": lambda run: run.scores.give_up("evaluate() raised"),
-    "a limit": lambda run: run.limits.stop(),
+    "a limit": lambda run: run.shutdown.conclude(),
 }
 
 
@@ -75,10 +75,10 @@ def test_an_interrupt_keeps_the_outcome_and_the_error_that_a_run_has_already(
     why: str, outcome: str, ended: Ended
 ) -> None:
     STOPS[why](ended.run_state)
-    ending = ended.run_state.ending
+    ending = ended.run_state.shutdown
     error = ending.error
     for _ in range(2):
-        ended.run_state.limits.interrupt(1, signal.SIGTERM)
+        ended.run_state.shutdown.interrupt(1, signal.SIGTERM)
         assert (ending.outcome, ending.error) == (outcome, error)
     assert error
     assert ended.killed == [0], "the second interrupt ends it at once"

@@ -89,8 +89,8 @@ def test_a_worker_that_differs_from_the_lowest_ends_the_run(tmp_path: Path) -> N
     stage.coordinator.open()
     stage.crew.hear(0, OFFER)
     stage.crew.hear(1, msgspec.structs.replace(OFFER, loads=True))
-    assert stage.run_state.ending.usage_error is not None
-    assert stage.run_state.ending.usage_error.startswith("worker 1 differs from worker 0: one of them has a loader")
+    assert stage.run_state.shutdown.usage_error is not None
+    assert stage.run_state.shutdown.usage_error.startswith("worker 1 differs from worker 0: one of them has a loader")
     assert stage.crew.take()[-2:] == [(0, "StopTraining"), (1, "StopTraining")]
 
 
@@ -160,13 +160,13 @@ def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> Non
     stage = Stage(tmp_path, workers=2)
     stage.coordinator.open()
     stage.crew.hear(0, messages.worker.ScriptEnded())
-    assert stage.run_state.ending.error is not None
-    assert stage.run_state.ending.error.startswith("train.py ended without calling paceline.prepare()")
+    assert stage.run_state.shutdown.error is not None
+    assert stage.run_state.shutdown.error.startswith("train.py ended without calling paceline.prepare()")
 
 
 def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
-    stage.run_state.limits.interrupt(1, signal.SIGTERM)
+    stage.run_state.shutdown.interrupt(1, signal.SIGTERM)
     stage.loop.hear("the store", READY)
     assert list(stage.run_state.happened) == []
     assert isinstance(stage.coordinator.phase, Gathering)
@@ -174,7 +174,7 @@ def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path
 
 def test_a_store_that_is_there_after_the_scripts_of_a_stopped_run_have_ended_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
-    stage.run_state.limits.stop()
+    stage.run_state.shutdown.conclude()
     stage.crew.hear(0, messages.worker.ScriptEnded())
     assert not stage.coordinator.ended(), "its process runs"
     stage.loop.hear("the store", READY)
@@ -187,7 +187,7 @@ def test_a_store_whose_worker_died_before_it_was_there_is_heard_no_more(tmp_path
     stage.crew.gone(0, KILLED)
     assert not stage.loop.watches(stage.loop.lines["the store"])
     assert stage.coordinator.ended()
-    assert stage.run_state.ending.error == "all workers died"
+    assert stage.run_state.shutdown.error == "all workers died"
 
 
 # --- training
@@ -222,10 +222,10 @@ def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Pa
     finish(stage, 4)
     stage.crew.hear(0, messages.worker.ScriptEnded())
     assert (member.stage, member.waits) == ("training", "the last update is on its way")
-    stage.run_state.leaving.go_on()
-    assert stage.run_state.leaving.awaits(member)
+    stage.run_state.departures.go_on()
+    assert stage.run_state.departures.awaits(member)
     stage.coordinator.carry_out(DropUpdate(worker=0, step=4, samples="return"))
-    stage.run_state.leaving.go_on()
+    stage.run_state.departures.go_on()
     assert member.stage == "ended"
     assert list(stage.run_state.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
 
@@ -247,8 +247,8 @@ def test_a_death_is_told_and_borne_or_ends_the_run(
     stage.crew.gone(1, status)
     ((worker, _, at),) = stage.output.died_of
     assert (worker, at) == (1, " in step 3" + ("" if error else "; the others go on"))
-    assert (stage.run_state.ending.error or "").startswith(error or "")
-    assert stage.run_state.ending.stopping == (error is not None)
+    assert (stage.run_state.shutdown.error or "").startswith(error or "")
+    assert stage.run_state.shutdown.stopping == (error is not None)
 
 
 def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_a_number_that_is_not_finite_ends_the_run_or_is_only_said(
     on_divergence: Any, outcome: str, tmp_path: Path
 ) -> None:
     stage = training(Stage(tmp_path, on_divergence=on_divergence))
-    stage.run_state.diverged("a gradient is NaN")
-    assert stage.run_state.ending.outcome == outcome
+    stage.run_state.shutdown.diverge("a gradient is NaN")
+    assert stage.run_state.shutdown.outcome == outcome
     said = "a gradient is NaN; going on (--on-divergence continue)"
     assert (said in stage.output.lines) == (outcome == "completed")
 
@@ -281,7 +281,7 @@ def test_a_number_that_is_not_finite_ends_the_run_or_is_only_said(
 def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
     stage.loop.ends[99]()
-    assert stage.run_state.ending.error == "the parameter store's process died; the files in versions/ are whole"
+    assert stage.run_state.shutdown.error == "the parameter store's process died; the files in versions/ are whole"
     assert stage.crew.take() == [(0, "StopTraining")]
 
 
@@ -311,7 +311,7 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
     for worker in range(2):
         stage.crew.gone(worker, 0)
     assert stage.coordinator.ended()
-    assert stage.run_state.ending.outcome == "completed"
+    assert stage.run_state.shutdown.outcome == "completed"
 
 
 def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     stage.coordinator.bring_back()
     stage.crew.hear(1, OFFER)
     record(stage)
-    stage.run_state.limits.stop()
+    stage.run_state.shutdown.conclude()
     stage.crew.hear(1, messages.worker.Joins())
     assert [type(fact) for fact in stage.run_state.happened] == [WorkerLeft]
     assert not stage.run_state.members.any_trains
@@ -366,7 +366,7 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
     stage.crew.hear(1, OFFER)
     record(stage)
     stage.crew.hear(1, messages.worker.Joins())
-    stage.run_state.limits.stop()
+    stage.run_state.shutdown.conclude()
     joined = stage.run_state.happened.popleft()
     assert isinstance(joined, WorkerJoined)
     stage.crew.take()
@@ -381,12 +381,12 @@ def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path
     stage = training(Stage(tmp_path, workers=2, restart=1, policy={"leaving": {0: deque(["died"])}}))
     for worker in range(2):
         stage.crew.hear(worker, messages.worker.ScriptEnded())
-    stage.run_state.leaving.go_on()
+    stage.run_state.departures.go_on()
     assert [fact.worker for fact in stage.run_state.happened if isinstance(fact, WorkerLeft)] == [1]
     stage.crew.gone(0, KILLED)
     stage.loop.pass_time(0.1)
     stage.coordinator.bring_back()
-    stage.run_state.leaving.go_on()
+    stage.run_state.departures.go_on()
     assert stage.run_state.members[0].stage == "starting", "its next process has not ended"
 
 
@@ -418,12 +418,12 @@ def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
     Path(record.file).write_bytes(b"")
     stage.loop.hear("the store", messages.store.VersionRecorded(0, "sha"))
     assert stage.coordinator.ended()
-    assert stage.run_state.ending.error == "all workers died"
+    assert stage.run_state.shutdown.error == "all workers died"
 
 
 def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
-    stage.run_state.limits.interrupt(2, signal.SIGINT)
+    stage.run_state.shutdown.interrupt(2, signal.SIGINT)
     stage.crew.gone(0, KILLED)
     stage.run_state.happened.clear()
     assert stage.coordinator.ended()

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.coordinator.member import Members
-from paceline.coordinator.shutdown import GRACE, Shutdown
-from paceline.coordinator.stop_conditions import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, StopConditions
+from paceline.coordinator.shutdown import GRACE, GRACE_AT_CTRL_C, GRACE_AT_LIMIT, Shutdown
+from paceline.ipc import messages
 from paceline.records.summary import Target
 
 Stopped = tuple[int, bool, bool]
@@ -24,32 +24,31 @@ class Run:
 
     def __init__(self, **given: Any) -> None:
         limits = {"max_steps": None, "max_seconds": None, "targets": (), "stop_at_target": False}
-        limits |= {"checkpoint": 0, "drain": 10.0, "resumed": None, **given}
+        limits |= {"on_divergence": "stop", "checkpoint": 0, "drain": 10.0, "resumed": None, **given}
         settings: Any = SimpleNamespace(**limits)
-        host: Any = Mock()
-        self.members = Members(Mock(numbers=range(2)), host, {}, lambda: 0.0)
-        for worker in self.members:
-            self.members.trains(worker)
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.said: list[str] = []
         self.stopped: list[Stopped] = []
         self.signalled: list[tuple[int, int]] = []
         self.killed: list[int] = []
-        self.began = True
+        self.before: Callable[[Callable[[], None]], None] = lambda go_on: go_on()
         loop: Any = SimpleNamespace(after=lambda seconds, call: self.timers.append((seconds, call)))
-        self.ending = Shutdown(
-            self.members,
-            loop,
-            say=self.said.append,
-            stop=lambda member, at_once, interrupted: self.stopped.append((member.worker, at_once, interrupted)),
-            signal=lambda member, number: self.signalled.append((member.worker, number)),
-            kill=lambda member: self.killed.append(member.worker),
-            wake=Mock(),
-            give_up_hosts=lambda: self.said.append("other hosts are given up"),
-        )
-        self.limits = StopConditions(
-            settings, self.members, self.ending, loop, say=self.said.append, began=lambda: self.began
-        )
+        others: Any = Mock(give_up=lambda: self.said.append("other hosts are given up"))
+        output: Any = Mock(say=self.said.append)
+        snapshots: Any = Mock(stop=lambda go_on: self.before(go_on))
+        departures: Any = Mock(leave=lambda member, how: self.members.leaves(member.worker, how))
+        workers: Any = Mock(numbers=range(2), send=self._send, end=self.killed.append)
+        host: Any = Mock()
+        self.members = Members(workers, host, {}, lambda: 0.0)
+        for worker in self.members:
+            self.members.trains(worker)
+        self.shutdown = Shutdown(settings, self.members, departures, snapshots, host, others, loop, output)
+
+    def _send(self, worker: int, message: Any) -> None:
+        if isinstance(message, messages.worker.Signal):
+            self.signalled.append((worker, message.number))
+        else:
+            self.stopped.append((worker, message.at_once, message.interrupted))
 
     def pass_time(self) -> list[float]:
         """Let all that is due come about. Return after how many seconds each was."""
@@ -69,11 +68,11 @@ def told(how: tuple[bool, bool]) -> list[Stopped]:
 @pytest.mark.parametrize(
     ("given", "happens", "line"),
     [
-        ({"max_steps": 4}, lambda run: run.limits.stepped(4), "--max-steps is reached: ending the run"),
-        ({"max_seconds": 1.0}, lambda run: run.limits.begin(), "--max-seconds is reached: ending the run"),
+        ({"max_steps": 4}, lambda run: run.shutdown.stepped(4), "--max-steps is reached: ending the run"),
+        ({"max_seconds": 1.0}, lambda run: run.shutdown.begin(), "--max-seconds is reached: ending the run"),
         (
             {"targets": (Target.parse("accuracy>=0.9"),), "stop_at_target": True},
-            lambda run: run.limits.evaluated({"accuracy": 0.95}),
+            lambda run: run.shutdown.evaluated({"accuracy": 0.95}),
             "--stop-at-target: accuracy>=0.9 is reached: ending the run",
         ),
     ],
@@ -86,20 +85,20 @@ def test_a_limit_ends_a_run_gently_and_completes_it(
     run.pass_time()
     assert run.stopped == told(GENTLY)
     assert run.said[0] == line
-    assert run.ending.outcome == "completed"
+    assert run.shutdown.outcome == "completed"
     assert [member.left for member in run.members.values()] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize(
     ("given", "happens"),
     [
-        ({"max_steps": 4}, lambda run: run.limits.stepped(3)),
-        ({}, lambda run: run.limits.stepped(1_000_000)),
-        ({}, lambda run: run.limits.begin()),
-        ({"targets": (Target.parse("accuracy>=0.9"),)}, lambda run: run.limits.evaluated({"accuracy": 1.0})),
+        ({"max_steps": 4}, lambda run: run.shutdown.stepped(3)),
+        ({}, lambda run: run.shutdown.stepped(1_000_000)),
+        ({}, lambda run: run.shutdown.begin()),
+        ({"targets": (Target.parse("accuracy>=0.9"),)}, lambda run: run.shutdown.evaluated({"accuracy": 1.0})),
         (
             {"targets": (Target.parse("accuracy>=0.9"), Target.parse("loss<=1")), "stop_at_target": True},
-            lambda run: run.limits.evaluated({"accuracy": 1.0, "loss": 2.0}),
+            lambda run: run.shutdown.evaluated({"accuracy": 1.0, "loss": 2.0}),
         ),
     ],
 )
@@ -114,18 +113,18 @@ def test_a_limit_that_is_not_reached_or_not_set_ends_nothing(
 
 def test_targets_may_be_met_by_different_versions() -> None:
     run = Run(targets=(Target.parse("accuracy>=0.9"), Target.parse("loss<=1")), stop_at_target=True)
-    run.limits.evaluated({"accuracy": 0.95, "loss": 2.0})
+    run.shutdown.evaluated({"accuracy": 0.95, "loss": 2.0})
     assert run.stopped == []
-    run.limits.evaluated({"accuracy": 0.5, "loss": 0.5})
+    run.shutdown.evaluated({"accuracy": 0.5, "loss": 0.5})
     assert run.stopped == told(GENTLY)
 
 
 def test_a_limit_before_training_fails_the_run() -> None:
     run = Run(max_seconds=1.0)
-    run.began = False
-    run.limits.begin()
+    run.members.trained = False
+    run.shutdown.begin()
     run.pass_time()
-    assert (run.ending.outcome, run.ending.error) == ("failed", "--max-seconds was reached before training began")
+    assert (run.shutdown.outcome, run.shutdown.error) == ("failed", "--max-seconds was reached before training began")
 
 
 @pytest.mark.parametrize(
@@ -142,10 +141,10 @@ def test_the_first_signal_ends_a_run_as_gently_as_its_sender_may_expect(
     run = Run()
     for member in run.members.values():
         member.stage = "training" if trains else "closing"
-    run.limits.interrupt(1, signal.SIGINT if keyboard else signal.SIGTERM)
+    run.shutdown.interrupt(1, signal.SIGINT if keyboard else signal.SIGTERM)
     assert run.stopped == told(how)
     assert run.pass_time() == [grace]
-    assert run.ending.outcome == "interrupted"
+    assert run.shutdown.outcome == "interrupted"
     assert run.killed == [0, 1], "they have had their time"
 
 
@@ -158,7 +157,7 @@ def test_a_script_with_a_handler_gets_the_signal_and_goes_on_after_its_loops(
 ) -> None:
     run = Run()
     run.members[1].handles = frozenset({number})
-    run.limits.interrupt(1, number)
+    run.shutdown.interrupt(1, number)
     assert run.signalled == [(1, number)]
     assert run.stopped == [(0, *others), (1, *GENTLY)]
     assert [seconds for seconds, _ in run.timers] == [grace]
@@ -167,53 +166,53 @@ def test_a_script_with_a_handler_gets_the_signal_and_goes_on_after_its_loops(
 def test_a_handler_for_another_signal_changes_nothing() -> None:
     run = Run()
     run.members[1].handles = frozenset({signal.SIGUSR1})
-    run.limits.interrupt(1, signal.SIGTERM)
+    run.shutdown.interrupt(1, signal.SIGTERM)
     assert run.signalled == []
     assert run.stopped == told(AT_ONCE)
 
 
 def test_the_second_signal_ends_every_process_at_once() -> None:
     run = Run()
-    run.limits.interrupt(1, signal.SIGINT)
-    assert (run.killed, run.ending.at_once) == ([], False)
-    run.limits.interrupt(1, signal.SIGINT)
-    assert (run.killed, run.ending.at_once) == ([0, 1], True)
+    run.shutdown.interrupt(1, signal.SIGINT)
+    assert (run.killed, run.shutdown.at_once) == ([], False)
+    run.shutdown.interrupt(1, signal.SIGINT)
+    assert (run.killed, run.shutdown.at_once) == ([0, 1], True)
 
 
 def test_two_signals_that_come_together_end_every_process_at_once() -> None:
     run = Run()
-    run.limits.interrupt(2, signal.SIGINT)
+    run.shutdown.interrupt(2, signal.SIGINT)
     assert run.killed == [0, 1]
 
 
 def test_a_signal_after_a_limit_shortens_the_time_that_scripts_have() -> None:
     run = Run(max_steps=1)
-    run.limits.stop()
-    run.limits.interrupt(1, signal.SIGINT)
+    run.shutdown.conclude()
+    run.shutdown.interrupt(1, signal.SIGINT)
     assert [seconds for seconds, _ in run.timers] == [GRACE_AT_LIMIT, GRACE]
     assert run.stopped == told(GENTLY), "they are told once"
 
 
 def test_no_signal_changes_nothing() -> None:
     run = Run()
-    run.limits.interrupt(0, signal.SIGTERM)
-    assert (run.ending.outcome, run.said) == ("completed", [])
+    run.shutdown.interrupt(0, signal.SIGTERM)
+    assert (run.shutdown.outcome, run.said) == ("completed", [])
 
 
 def test_what_a_run_failed_of_first_is_its_error() -> None:
     run = Run()
-    run.ending.refuse("it can't be done")
-    run.ending.fail("a worker died")
-    run.ending.diverge("a gradient is NaN")
-    assert (run.ending.outcome, run.ending.error) == ("failed", "it can't be done")
-    assert run.ending.usage_error == "it can't be done"
-    run.ending.break_off("the ledger can't be written")
-    assert run.ending.error == "the ledger can't be written"
+    run.shutdown.refuse("it can't be done")
+    run.shutdown.fail("a worker died")
+    run.shutdown.diverge("a gradient is NaN")
+    assert (run.shutdown.outcome, run.shutdown.error) == ("failed", "it can't be done")
+    assert run.shutdown.usage_error == "it can't be done"
+    run.shutdown.break_off("the ledger can't be written")
+    assert run.shutdown.error == "the ledger can't be written"
 
 
 def test_only_scripts_that_run_on_after_their_grace_are_ended_in_a_run_that_is_completed() -> None:
     run = Run()
-    run.limits.stop()
+    run.shutdown.conclude()
     run.members[0].stage = "ended"
     run.pass_time()
     assert run.killed == [1]
@@ -223,9 +222,9 @@ def test_only_scripts_that_run_on_after_their_grace_are_ended_in_a_run_that_is_c
 def test_workers_are_told_to_stop_once_what_comes_before_is_done() -> None:
     run = Run()
     before: list[Callable[[], None]] = []
-    run.ending.before = before.append
-    run.limits.stop()
-    assert run.ending.stopping
+    run.before = before.append
+    run.shutdown.conclude()
+    assert run.shutdown.stopping
     assert not run.stopped
     assert [member.left for member in run.members.values()] == [None, None]
     before[0]()
@@ -238,32 +237,32 @@ def test_workers_are_told_to_stop_once_what_comes_before_is_done() -> None:
 @pytest.mark.parametrize("again", ["interrupted", "failed", "killed"])
 def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: str) -> None:
     run = Run()
-    run.ending.before = lambda go_on: None
-    run.limits.stop()
+    run.before = lambda go_on: None
+    run.shutdown.conclude()
     if again == "interrupted":
-        run.limits.interrupt(1, signal.SIGINT)
+        run.shutdown.interrupt(1, signal.SIGINT)
     elif again == "failed":
-        run.ending.fail("a disk is full")
+        run.shutdown.fail("a disk is full")
     else:
-        run.ending.kill_all()
+        run.shutdown.interrupt(2, signal.SIGTERM)
     assert run.stopped == told(GENTLY)
 
 
 @pytest.mark.parametrize("end", [lambda ending: ending.fail("a disk is full"), lambda ending: ending.diverge("NaN")])
 def test_a_run_that_does_not_end_well_waits_for_nothing(end: Callable[[Shutdown], None]) -> None:
     run = Run()
-    run.ending.before = lambda go_on: None
-    end(run.ending)
+    run.before = lambda go_on: None
+    end(run.shutdown)
     assert run.stopped == told(AT_ONCE)
 
 
 def test_a_run_that_loses_a_host_as_it_ends_well_has_its_scripts_left_at_once() -> None:
     """They may wait for a version of which that host had a part: seed 188 of the schedules of shards."""
     run = Run()
-    run.limits.stop()
+    run.shutdown.conclude()
     assert run.stopped == told(GENTLY)
-    run.ending.lacks_host = True
-    run.ending.fail("a host is lost")
-    run.ending.fail("and another")
+    run.shutdown.lacks_host = True
+    run.shutdown.fail("a host is lost")
+    run.shutdown.fail("and another")
     assert run.stopped == [*told(GENTLY), *told(AT_ONCE)]
     assert GRACE in run.pass_time()

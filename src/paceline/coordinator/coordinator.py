@@ -13,6 +13,7 @@ from paceline.coordinator.lifecycle import Closing, Gathering, Training, begin
 from paceline.coordinator.member import Member
 from paceline.coordinator.remarks import Alike, EarlyLeavers, unused
 from paceline.coordinator.run_state import RunState
+from paceline.coordinator.shutdown import loss_is_borne
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
     AdjustTraining,
@@ -69,7 +70,7 @@ class Coordinator:
         """Yield everything that happens, as it happens, until every worker's process has ended."""
         run_state = self.run_state
         self.open()
-        run_state.limits.begin()
+        run_state.shutdown.begin()
         run_state.display.report_waits(self._busy_with)
         run_state.display.show()
         while True:
@@ -82,12 +83,12 @@ class Coordinator:
                 yield fact
                 run_state.snapshots.go_on()
                 run_state.clock.present = None
-                run_state.leaving.go_on()
+                run_state.departures.go_on()
                 continue
             self.bring_back()
             run_state.agreeing.go_on()
             self._take_in()
-            if run_state.draining is not None and isinstance(self.phase, Training) and not run_state.ending.stopping:
+            if run_state.draining is not None and isinstance(self.phase, Training) and not run_state.shutdown.stopping:
                 run_state.draining.go_on()
             if self.ended():
                 break
@@ -124,7 +125,7 @@ class Coordinator:
                 run_state.host.carry_out(order, run_state.clock.moment())
                 run_state.versions.ordered(order.version)
                 run_state.snapshots.ordered(order.version)
-                run_state.limits.stepped(run_state.data.steps)
+                run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(run_state.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
@@ -159,11 +160,11 @@ class Coordinator:
         if not isinstance(self.phase, Closing):
             run_state.returns.close()
             self.phase = Closing(run_state, self._training)
-        waits = self.phase.go_on() and not run_state.ending.at_once
+        waits = self.phase.go_on() and not run_state.shutdown.at_once
         if waits or run_state.members.here():
             return False
         if why := run_state.members.why_none_finished:
-            run_state.ending.failed(why)
+            run_state.shutdown.failed(why)
         return True
 
     def bring_back(self) -> None:
@@ -176,7 +177,7 @@ class Coordinator:
     def _take_in(self) -> None:
         """While workers train, have hosts take part that have come since."""
         others, run_state = self.run_state.others, self.run_state
-        if others is None or not isinstance(self.phase, Training) or run_state.ending.stopping:
+        if others is None or not isinstance(self.phase, Training) or run_state.shutdown.stopping:
             return
         for host in others.take_in():
             run_state.adds(host)
@@ -217,12 +218,12 @@ class Coordinator:
     def _look_at_use(self) -> None:
         """Say what the script did not use of what `prepare` gave it, if the run ended well."""
         run_state, training = self.run_state, self._training
-        if training is None or run_state.ending.outcome != "completed":
+        if training is None or run_state.shutdown.outcome != "completed":
             return
         if line := self._early.at_end():
             run_state.output.say(line)
         leases, steps = run_state.data.leases, bool(run_state.adopting.book.pushed)
-        if run_state.ending.stopping and not steps:  # a limit left no time for one
+        if run_state.shutdown.stopping and not steps:  # a limit left no time for one
             return
         line = unused(
             training.offer,
@@ -243,7 +244,7 @@ class Coordinator:
     def _hear(self, worker: int, message: messages.Message) -> None:
         member = self.run_state.members[worker]
         member.heard = self.run_state.loop.now()
-        with self.run_state.ending.refusals():
+        with self.run_state.shutdown.refusals():
             self._take_up(member, message)
 
     def _take_up(self, member: Member, message: messages.Message) -> None:
@@ -252,7 +253,7 @@ class Coordinator:
             case messages.worker.StepFinished():
                 self._step_finished(member, message)
             case messages.worker.LeaseWanted(epoch=epoch):
-                if not run_state.ending.stopping:
+                if not run_state.shutdown.stopping:
                     if line := self._early.goes_on(worker, epoch):
                         run_state.output.say(line)
                     if member.stage == "offered":
@@ -261,7 +262,7 @@ class Coordinator:
             case messages.worker.BeginWanted():
                 run_state.data.begins(member, message)
             case messages.worker.Joins():
-                if not run_state.ending.stopping:
+                if not run_state.shutdown.stopping:
                     run_state.joining.joins(member)
             case messages.worker.OrderDrawn():
                 if (samples := run_state.data.drawn(message)) is not None:
@@ -286,17 +287,17 @@ class Coordinator:
                 run_state.plateaus.packed(worker)
                 run_state.snapshots.packed(worker, snapshot, epoch)
             case messages.worker.ScriptRefused(message=text):
-                run_state.ending.refuse(text)
+                run_state.shutdown.refuse(text)
             case messages.worker.StoreNotForked(error=error):
-                run_state.ending.fail(f"{called(run_state.settings.choice.spec)} can't be started: {error}")
+                run_state.shutdown.fail(f"{called(run_state.settings.choice.spec)} can't be started: {error}")
             case messages.worker.ParserEnded(code=code):
                 self.parser_ended = min(self.parser_ended or (worker, code), (worker, code))
                 why = f"the script's own argument parser ended it, with exit code {code}"
-                run_state.ending.fail(why, GRACE_FOR_PARSERS)
+                run_state.shutdown.fail(why, GRACE_FOR_PARSERS)
             case messages.worker.Stepped(step=step, not_finite=not_finite):
                 if not_finite is not None:
                     what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {worker}'
-                    run_state.diverged(what)
+                    run_state.shutdown.diverge(what)
             case messages.worker.Declined(paused=True):
                 run_state.agreeing.paused(member)
             case messages.worker.Declined(epoch=epoch):
@@ -318,10 +319,10 @@ class Coordinator:
             case messages.worker.OwnValues(number=number):
                 run_state.edits.came(worker, number)
             case messages.worker.FinishWanted():
-                run_state.leaving.finish(member)
+                run_state.departures.finish(member)
             case messages.worker.StopWanted(reason=reason):
                 if not run_state.policy.directed:  # else the run is stopped where the recorded one was
-                    run_state.limits.stop_asked(worker, reason)
+                    run_state.shutdown.stop_asked(worker, reason)
             case messages.worker.ScriptEnded():
                 self._script_ended(member)
             case messages.worker.Evaluated(version=version, metrics=metrics):
@@ -372,10 +373,10 @@ class Coordinator:
         run_state.happened.append(fact)
 
     def _declined(self, member: Member, epoch: int) -> None:
-        if not self.run_state.ending.stopping:
+        if not self.run_state.shutdown.stopping:
             self._early.done(member.worker, epoch)
         if member.stage == "offered":  # its script has no more to do, and has taken no part
-            self.run_state.leaving.leave(member, "finished")
+            self.run_state.departures.leave(member, "finished")
         elif member.trains and member.step is not None:
             step, member.step = member.step, None
             declined = StepDeclined(worker=member.worker, step=step, at=self.run_state.clock.at())
@@ -384,7 +385,7 @@ class Coordinator:
     def _epochs_over(self) -> None:
         """Tell the user once that a script loops on after its last epoch."""
         training = self._training
-        if training is not None and not self._told_epochs_over and not self.run_state.ending.stopping:
+        if training is not None and not self._told_epochs_over and not self.run_state.shutdown.stopping:
             self._told_epochs_over = True
             self.run_state.output.say(epochs_over(training.offer, self.run_state.settings))
 
@@ -403,17 +404,19 @@ class Coordinator:
         if status == 0 and member.stage != "ended" and not drained:
             self._script_ended(member, at_once=True)  # by os._exit(0), say
         step = member.step
-        died = run_state.leaving.gone(
-            member, "stopped" if run_state.ending.stopping else "drained" if drained else "died"
+        died = run_state.departures.gone(
+            member, "stopped" if run_state.shutdown.stopping else "drained" if drained else "died"
         )
         run_state.host.gone(worker)
-        with run_state.ending.refusals():
+        with run_state.shutdown.refusals():
             run_state.adopting.gone(worker)
         run_state.edits.gone(worker)
         run_state.snapshots.gone(worker)
-        if died and not run_state.ending.stopping and not drained:
-            seconds = run_state.returns.due(member, step)
-            if run_state.losses.died(member, status, step, seconds) and seconds is not None:
+        if died and not run_state.shutdown.stopping and not drained:
+            seconds, borne = run_state.returns.due(member, step), loss_is_borne(run_state.settings.on_loss, status)
+            run_state.journal.died(worker, exit_phrase(status))
+            run_state.shutdown.died(member, status, step, seconds, run_state.policy.goes_on_without(worker, borne))
+            if borne and seconds is not None:
                 run_state.returns.begin_after(member, seconds)
         run_state.scores.gone(member, exit_phrase(status))
         if isinstance(self.phase, Gathering):
@@ -422,9 +425,9 @@ class Coordinator:
 
     def _script_ended(self, member: Member, at_once: bool = False) -> None:
         run_state, unprepared = self.run_state, member.stage == "starting"
-        run_state.leaving.end(member, at_once)
+        run_state.departures.end(member, at_once)
         if unprepared:
-            run_state.ending.fail(
+            run_state.shutdown.fail(
                 f"{run_state.settings.script} ended without calling paceline.prepare(); add the line "
                 "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
             )

@@ -70,12 +70,12 @@ class Director:
     @property
     def outcome(self) -> Outcome:
         """What the run comes to, as far as is known."""
-        return self._run_state.ending.outcome
+        return self._run_state.shutdown.outcome
 
     @property
     def interrupted(self) -> bool:
         """Whether the end was asked for: the results of orders mean nothing from then on."""
-        return self._run_state.limits.interrupted
+        return self._run_state.shutdown.interrupted
 
     def begin(self, absent: Sequence[int] = ()) -> TrainingBegan:
         """Wait until training begins, with all workers but those that are absent. Raises RunFailed if it doesn't.
@@ -88,7 +88,7 @@ class Director:
             self._run_state.workers.end(worker)
         self._await(lambda: self._began is not None or not self._run_state.members.here())
         if self._began is None:
-            raise RunFailed(self._run_state.ending.error or "all workers ended before training began")
+            raise RunFailed(self._run_state.shutdown.error or "all workers ended before training began")
         missing = self._run_state.members.keys() - {worker for worker, _, _ in self._began.members} - set(absent)
         if missing:
             raise RunFailed(f"worker {min(missing)} ended before training began")
@@ -223,14 +223,14 @@ class Director:
         self._await(lambda: worker in self._gone or worker in self.policy.asks_in_vain or worker in self.policy.astray)
         if worker in self.policy.astray:
             raise RunFailed(self.policy.astray[worker])
-        if worker in self.policy.asks_in_vain and worker not in self._gone and not self._run_state.ending.stopping:
+        if worker in self.policy.asks_in_vain and worker not in self._gone and not self._run_state.shutdown.stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
         self.policy.leaves(worker)
         self._run_state.tell(WorkerLeft(worker=worker, reason="finished", at=self.policy.moment))
 
     def stop(self) -> None:
         """No worker makes a step any more."""
-        self._run_state.limits.stop()
+        self._run_state.shutdown.conclude()
 
     def end(self) -> None:
         """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
@@ -247,20 +247,20 @@ class Director:
     def _has_come_of(self, member: Member, step: int) -> bool:
         """Whether that step's gradient is there, or there will be none."""
         worker = member.worker
-        leaving = worker in self.policy.asks_in_vain or self._run_state.leaving.awaits(member)
+        leaving = worker in self.policy.asks_in_vain or self._run_state.departures.awaits(member)
         return (worker, step) in self._results or worker in self._gone or leaving or worker in self.policy.astray
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Listen until that is true, or the run is to stop."""
         while True:
             self._take()
-            if done() or self._run_state.ending.stopping:
+            if done() or self._run_state.shutdown.stopping:
                 return
             self._run_state.loop.wait()
 
     def _take(self) -> None:
         """Keep what will be asked for of what has happened."""
-        self._run_state.leaving.go_on()
+        self._run_state.departures.go_on()
         while self._run_state.happened:
             match fact := self._run_state.happened.popleft():
                 case TrainingBegan():

@@ -108,7 +108,7 @@ class News:
             step = next(step for w, step, _ in order.contributions if w == worker)
             pushed = "gradient" if self._run_state.settings.choice.spec.pushes == "gradients" else "update"
             what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
-        self._run_state.diverged(what)
+        self._run_state.shutdown.diverge(what)
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """See `contract.News`."""
@@ -135,12 +135,12 @@ class News:
 
     def refused(self, why: str) -> None:
         """See `contract.News`."""
-        self._run_state.ending.refuse(why)
+        self._run_state.shutdown.refuse(why)
 
     def lost(self, why: str, *, host: bool = False) -> None:
         """See `contract.News`."""
-        self._run_state.ending.lacks_host |= host
-        self._run_state.ending.fail(why)
+        self._run_state.shutdown.lacks_host |= host
+        self._run_state.shutdown.fail(why)
 
 
 def _unheard(*_: object) -> None:

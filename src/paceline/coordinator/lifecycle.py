@@ -60,7 +60,7 @@ class Gathering:
         """Let scripts begin, and have the store forked once no worker is still on its way to `prepare`."""
         self._let_scripts_begin()
         run_state = self.run_state
-        if run_state.ending.stopping or not self.offers:
+        if run_state.shutdown.stopping or not self.offers:
             return
         elsewhere = run_state.host.gathers()
         if (offered := run_state.members.gathered()) and elsewhere is None:
@@ -77,16 +77,16 @@ class Gathering:
         One that has died since the store was asked for may be on its way once more.
         """
         offered, run_state = self.run_state.members.gathered(), self.run_state
-        if not (self.prepared and offered and not run_state.ending.stopping and self._fit(offered)):
+        if not (self.prepared and offered and not run_state.shutdown.stopping and self._fit(offered)):
             return False
         if why := run_state.host.why_not([member.worker for member in offered]):
-            run_state.ending.fail(why)
+            run_state.shutdown.fail(why)
         return not why
 
     def _let_scripts_begin(self) -> None:
         """Tell workers whose scripts are to begin. Note what the others wait for."""
         run_state = self.run_state
-        if run_state.ending.stopping or run_state.settings.start == "together":
+        if run_state.shutdown.stopping or run_state.settings.start == "together":
             return
         if begin := run_state.members.to_begin():
             for member in begin:
@@ -102,17 +102,17 @@ class Gathering:
         run_state, settings, first = self.run_state, self.run_state.settings, self.offers[offered[0].worker]
         for member in offered:
             if why := difference(first, self.offers[member.worker]):
-                run_state.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
+                run_state.shutdown.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
         offers = {member.worker: self.offers[member.worker] for member in offered}
         for host, offer in self.elsewhere.items():
             if why := difference(first, offer):
-                run_state.ending.refuse(f"host {host} differs from worker {offered[0].worker}: {why}")
+                run_state.shutdown.refuse(f"host {host} differs from worker {offered[0].worker}: {why}")
                 return False
         stand_ins, hosts = settings.stand_ins, settings.hosts_of_workers
         offers |= {stand_ins[host]: offer for host, offer in self.elsewhere.items()}
         if why := unequal_hosts(offers, {**hosts, **{number: host for host, number in stand_ins.items()}}):
-            run_state.ending.refuse(why)
+            run_state.shutdown.refuse(why)
             return False
         if self.fit:
             return True
@@ -122,7 +122,7 @@ class Gathering:
         here = workers if run_state.others is None else len(run_state.others.workers_here())
         why = why or lack_of_memory(first, spec, workers, available_bytes(), here=here, keeps=keeps)
         if why:
-            run_state.ending.refuse(why)
+            run_state.shutdown.refuse(why)
         self.fit = not why
         return self.fit
 
@@ -233,8 +233,8 @@ class Closing:
         if self.training is not None:
             if self._writing():
                 return True
-            evaluates = self.training.offer.evaluates and run_state.ending.outcome == "completed"
-        for member in run_state.leaving.let_finish():
+            evaluates = self.training.offer.evaluates and run_state.shutdown.outcome == "completed"
+        for member in run_state.departures.let_finish():
             member.wait(None)
             if (news := run_state.plateaus.news(member.worker)) is not None:
                 run_state.members.send(member, news)
@@ -251,13 +251,13 @@ class Closing:
             for member in run_state.members.ended():
                 member.wait(None)
                 run_state.members.send(member, messages.worker.Exit())
-            run_state.ending.let_go(run_state.settings.report_waits)
+            run_state.shutdown.let_go(run_state.settings.report_waits)
         return False
 
     def _keeping(self) -> bool:
         """Whether the last snapshot is still to be written."""
         run_state = self.run_state
-        ends_well = self.training is not None and run_state.ending.outcome in ("completed", "interrupted")
+        ends_well = self.training is not None and run_state.shutdown.outcome in ("completed", "interrupted")
         if not ends_well or run_state.host.progress.lost:
             return False
         return run_state.snapshots.close(run_state.members.ended())

@@ -119,18 +119,18 @@ def _run(
                     coordinator = _coordinate(
                         settings, interrupts, zygote, journal, direct, shared, loop=loop, output=output, others=others
                     )
-                    ending = coordinator.run_state.ending
+                    shutdown = coordinator.run_state.shutdown
                     if others is not None:
                         journal.moved(others.cpu_seconds)
-                    journal.ended(ending.outcome, ending.error, stopped=coordinator.run_state.limits.asked)
+                    journal.ended(shutdown.outcome, shutdown.error, stopped=shutdown.asked)
                     if others is not None:
-                        lacks_host = ending.lacks_host and ending.outcome == "failed"
+                        lacks_host = shutdown.lacks_host and shutdown.outcome == "failed"
                         goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
-                        others.ended_with(ending, coordinator.parser_ended is not None, goes_on=goes_on)
+                        others.ended_with(shutdown, coordinator.parser_ended is not None, goes_on=goes_on)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
-            coordinator.run_state.ending.break_off(str(error))
+            coordinator.run_state.shutdown.break_off(str(error))
         if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
             worker, code = coordinator.parser_ended
             if not settings.shows(worker):
@@ -142,10 +142,10 @@ def _run(
                 undo(settings.folder, made)
             raise SystemExit(code)
         run_state = coordinator.run_state
-        keep = keep or run_state.ending.usage_error is None or run_state.data.steps > 0
+        keep = keep or run_state.shutdown.usage_error is None or run_state.data.steps > 0
         summary = _conclude(run_state) if keep else None
-        if run_state.ending.usage_error is not None:
-            raise ConfigError(run_state.ending.usage_error)
+        if run_state.shutdown.usage_error is not None:
+            raise ConfigError(run_state.shutdown.usage_error)
         assert summary is not None
         return summary, goes_on
     except (ConfigError, NotGathered, KeyboardInterrupt):
@@ -321,17 +321,17 @@ def _coordinate(
         moment = 0.0 if settings.resumed is None else settings.resumed.state.at
         policy = RunPolicy(clock=loop.now if direct is None else None, moment=moment)
         run_state = RunState(settings, workers, journal, output, loop, policy, others)
-        coordinator, ending, limits = Coordinator(run_state, describe), run_state.ending, run_state.limits
+        coordinator, shutdown = Coordinator(run_state, describe), run_state.shutdown
 
         def see_to_signals() -> None:
-            limits.interrupt(interrupts.take(), interrupts.last)
+            shutdown.interrupt(interrupts.take(), interrupts.last)
             for number in interrupts.take_passed_on():
                 coordinator.pass_on(number)
 
         loop.watch(interrupts, see_to_signals)
         see_to_signals()  # which came while the workers were forked
         if failure:
-            ending.fail(failure)
+            shutdown.fail(failure)
         try:
             if direct is not None:
                 director = Director(coordinator)
@@ -341,10 +341,10 @@ def _coordinate(
                 machine = run_state.snapshots.machine = settings.choice.machine()
                 drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
-            if isinstance(error, ProtocolViolation) or ending.outcome != "interrupted":  # otherwise it was to end
-                ending.break_off(str(error))
+            if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
+                shutdown.break_off(str(error))
         except Exception as error:
-            ending.break_off(unforeseen(error, "head"))
+            shutdown.break_off(unforeseen(error, "head"))
         return coordinator
     finally:
         workers.end_all()
@@ -434,9 +434,9 @@ def _conclude(run_state: RunState) -> Summary:
         workers=settings.workers,
         threads=settings.threads,
         seed=settings.seed,
-        outcome=run_state.ending.outcome,
-        error=run_state.ending.error,
-        stopped=run_state.limits.asked,
+        outcome=run_state.shutdown.outcome,
+        error=run_state.shutdown.error,
+        stopped=run_state.shutdown.asked,
         samples_missed=run_state.data.leases.left_over(),
         final_parameters_sha256=versions.hashes.get(versions.newest.version),
         targets=settings.targets,

@@ -16,16 +16,14 @@ from paceline.coordinator.edits import Edits
 from paceline.coordinator.evaluations import Evaluations
 from paceline.coordinator.host_events import News
 from paceline.coordinator.joining import Joining, Returns
-from paceline.coordinator.member import Member, Members
+from paceline.coordinator.member import Members
 from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.scores import Scores
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
-from paceline.coordinator.stop_conditions import StopConditions
 from paceline.coordinator.versions import Means, StoredVersions
-from paceline.coordinator.worker_failures import WorkerFailures
 from paceline.core.facts import Fact, WorkerLeft
 from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
@@ -33,7 +31,6 @@ from paceline.host.host import LocalHost
 from paceline.host.memory_plan import plan
 from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
-from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.before import Before
@@ -87,17 +84,6 @@ class RunState:
         self.host: Host = self._made_host(workers, others)
         self.members = Members(self.workers, self.host, hosts, loop.now)
         self.accounts = StepTiming(journal, self.clock, not policy.directed)
-        self.ending = Shutdown(
-            self.members,
-            loop,
-            say=say,
-            stop=self._stop,
-            signal=self._signal,
-            kill=self.members.kill,
-            wake=self._wake,
-            give_up_hosts=lambda: None if others is None else others.give_up(),
-        )
-        self.limits = StopConditions(settings, self.members, self.ending, loop, say=say, began=lambda: self.clock.began)
         spec = settings.choice.spec
         self.data = Data(self.members, journal, policy, owned=spec.holder == "replica")
         self.edits = Edits(settings.folder, self.host, self.members, policy)
@@ -110,18 +96,14 @@ class RunState:
         self.snapshots = Snapshots(
             settings, self.host, self.members, self.data, self.versions, self.plateaus, ledger, loop, output
         )
-        self.ending.before = self.snapshots.stop
         self.adopting = Adopting(self.host, self.members, ledger)
-        self.leaving = Departures(self.members, self.host, self.data, self.accounts, policy, self.clock, self.happened)
-        self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.happened, output)
-        self.losses = WorkerFailures(
-            settings.on_loss,
-            self.members,
-            ledger,
-            self.ending,
-            policy,
-            died=output.died,
+        self.departures = Departures(
+            self.members, self.host, self.data, self.accounts, policy, self.clock, self.happened
         )
+        self.shutdown = Shutdown(
+            settings, self.members, self.departures, self.snapshots, self.host, others, loop, output
+        )
+        self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.happened, output)
         self.returns = Returns(settings, self.members, self.workers, self.host, others, loop, output)
         self.draining: Drain | None = None
         if others is not None:
@@ -158,8 +140,7 @@ class RunState:
             self.evaluations,
             self.versions,
             journal,
-            self.ending,
-            self.limits,
+            self.shutdown,
             self.display,
             self.evaluator,
             say=say,
@@ -199,13 +180,6 @@ class RunState:
         self.snapshots.stays = before.went_on_from
         self.snapshots.resumed(state)
 
-    def diverged(self, what: str) -> None:
-        """A number is NaN or infinite: end the run, or only say so."""
-        if self.settings.on_divergence == "continue":
-            self.output.say(f"{what}; going on (--on-divergence continue)")
-        else:
-            self.ending.diverge(what)
-
     def close(self) -> None:
         """Show no more of how it goes, and have the processes beside the workers end."""
         self.display.close()
@@ -244,7 +218,7 @@ class RunState:
             self.members,
             self.host,
             others,
-            self.leaving,
+            self.departures,
             self.journal.ledger,
             self.loop,
             self.output,
@@ -261,18 +235,6 @@ class RunState:
             lambda version, error: self.scores.could_not(version, error),
             lambda: self.scores.lost(),
         )
-
-    def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
-        self.leaving.leave(member, "stopped")
-        self.members.send(member, messages.worker.StopTraining(at_once, interrupted))
-
-    def _signal(self, member: Member, number: int) -> None:
-        self.members.send(member, messages.worker.Signal(number))
-
-    def _wake(self) -> None:
-        self.host.wake()
-        if self.others is not None:
-            self.others.wake()
 
     def epoch_opened(self, samples: int) -> None:
         """The first epoch of so many samples begins."""

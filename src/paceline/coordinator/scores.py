@@ -8,7 +8,6 @@ from paceline.coordinator.display import Display
 from paceline.coordinator.evaluations import Evaluations
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import Shutdown
-from paceline.coordinator.stop_conditions import StopConditions
 from paceline.coordinator.versions import RecordedVersions
 from paceline.host.evaluator import Evaluator
 from paceline.records.journal import Journal
@@ -23,8 +22,7 @@ class Scores:
         evaluations: Evaluations,
         versions: RecordedVersions,
         journal: Journal,
-        ending: Shutdown,
-        limits: StopConditions,
+        shutdown: Shutdown,
         display: Display,
         evaluator: Evaluator | None,
         *,
@@ -39,8 +37,7 @@ class Scores:
         self._evaluations = evaluations
         self._versions = versions
         self._journal = journal
-        self._ending = ending
-        self._limits = limits
+        self._shutdown = shutdown
         self._display = display
         self._evaluator = evaluator
         self._say = say
@@ -60,7 +57,7 @@ class Scores:
 
     def recorded(self) -> None:
         """Another version is on disk."""
-        if self._evaluator is not None and not self._apart and self._ending.outcome == "completed":
+        if self._evaluator is not None and not self._apart and self._shutdown.outcome == "completed":
             self._evaluator.recorded(*self._versions.files()[-1])
 
     def apart(self) -> None:
@@ -76,26 +73,26 @@ class Scores:
         """This version has these metrics."""
         self._journal.evaluated(version, metrics)
         self._display.evaluated(version, metrics)
-        self._limits.evaluated(metrics)
+        self._shutdown.evaluated(metrics)
 
     def logged(self, worker: int, step: int, version: int, at: float, scalars: Mapping[str, float]) -> None:
         """The worker's script has logged this of the version that its step is computed on, or of its own replica."""
-        of_targets = {name: value for name, value in scalars.items() if self._limits.awaits(name)}
+        of_targets = {name: value for name, value in scalars.items() if self._shutdown.awaits(name)}
         for name, value in of_targets.items():
             self._journal.tally.logs(name, worker, step, version, at, value)
         if of_targets:
-            self._limits.evaluated(of_targets)
+            self._shutdown.evaluated(of_targets)
 
     def could_not(self, version: int, error: str) -> None:
         """The process beside the workers was to evaluate this version, and `evaluate` raised this."""
-        self._ending.fail(
+        self._shutdown.fail(
             f"evaluate() raised, on version {version}: {error}; with --stop-at-target it has what the script had made "
             "when it called prepare()"
         )
 
     def lost(self) -> None:
         """The process beside the workers has gone."""
-        if self._ending.outcome == "completed":
+        if self._shutdown.outcome == "completed":
             what = "the run does not stop at its target, and the other versions are evaluated after training"
             self._say(f"the process that evaluates has died: {what}")
 
@@ -114,7 +111,7 @@ class Scores:
         self._evaluations.begin([one for one in self._versions.files() if one[0] not in done] if wanted else [])
         if self._evaluations.pending and not ended:
             if why := self._members.why_none_finished:  # this is the better message
-                self._ending.failed(why)
+                self._shutdown.failed(why)
             self.give_up("no worker is left to evaluate the recorded versions: all processes have ended")
         return self._evaluations.go_on(ended)
 
@@ -126,13 +123,13 @@ class Scores:
     def give_up(self, message: str) -> None:
         """The run fails, and no further version is evaluated."""
         self._evaluations.give_up()
-        self._ending.failed(message)
+        self._shutdown.failed(message)
 
     def gone(self, member: Member, how: str) -> None:
         """The worker's process has ended so. If it evaluated a version, another worker does."""
         if not self._evaluations.lost(member):
             return
-        goes_on, at = self._members.ended() and self._ending.outcome == "completed", " while it evaluated a version"
+        goes_on, at = self._members.ended() and self._shutdown.outcome == "completed", " while it evaluated a version"
         self._died(member.worker, how, at + ("; another worker does" if goes_on else ""))
         if not goes_on:
             self.give_up(f"worker {member.worker} died ({how}){at}, and no other worker is left to do so")

@@ -18,6 +18,7 @@ class Journal:
         """`tally`: what is known of a run that is resumed."""
         self.ledger = ledger
         self.tally = Tally() if tally is None else tally
+        self._deaths: dict[str, str] = {}
         self._unmeasured = [version for version, metrics in self.tally.metrics.items() if not metrics]
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
@@ -36,6 +37,11 @@ class Journal:
         `stopped`: why a script had it end.
         """
         self.ledger.ended(outcome, error, self.tally.latest if at is None else at, stopped)
+
+    def died(self, worker: int, how: str) -> None:
+        """The worker's process has ended so, before its script had."""
+        self._deaths[str(worker)] = how
+        self.ledger.note("deaths", self._deaths)
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Where a finished step's time went."""

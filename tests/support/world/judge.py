@@ -107,7 +107,7 @@ class Judge:
         """The coordinator is through: all processes have ended."""
         world = self._world
         assert world.run_state is not None
-        ending, host = world.run_state.ending, world.run_state.host
+        ending, host = world.run_state.shutdown, world.run_state.host
         here = (
             () if world.others is None else insides.living(world.others)
         )  # what training begins with may be on its way to a host yet
@@ -149,7 +149,7 @@ class Judge:
         carried = insides.carried(host).items()
         stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
         self._left = [*leaving, *(one.source for one in stay.values())]
-        if self._world.run_state.ending.outcome != "completed":  # groups that its end has broken are over, or not
+        if self._world.run_state.shutdown.outcome != "completed":  # groups that its end has broken are over, or not
             return [claim[0] for claim in insides.claims_at_head(host) if claim[0][0] in ("mean of group", "carries")]
         return [insides.carries(number) for number in stay]
 

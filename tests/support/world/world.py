@@ -140,11 +140,11 @@ class World:
         run_state = self.run_state = RunState(
             settings, self.workers, journal, output, stand_in, RunPolicy(loop.now), others
         )
-        coordinator, limits = Coordinator(run_state, lambda _: None), run_state.limits
+        coordinator, shutdown = Coordinator(run_state, lambda _: None), run_state.shutdown
         if self.replicas is not None:
             self.replicas.follow(run_state.host)
-        loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.last))
-        limits.interrupt(self.signals.take(), signal.SIGTERM)
+        loop.watch(self.signals, lambda: shutdown.interrupt(self.signals.take(), self.signals.last))
+        shutdown.interrupt(self.signals.take(), signal.SIGTERM)
 
         def record(fact: Fact, orders: tuple[Order, ...]) -> None:
             journal.record(fact, orders)
@@ -156,7 +156,7 @@ class World:
         self.workers.end_all()
         run_state.close()
         if others is not None:
-            others.ended_with(run_state.ending, coordinator.parser_ended is not None)
+            others.ended_with(run_state.shutdown, coordinator.parser_ended is not None)
         self._head_ends()
 
     def _gather(self, output: Any) -> bool:
@@ -374,7 +374,7 @@ class World:
                 f"worker {one.worker}: {one.stage}, in step {one.step}; {one.waits}"
                 for one in run_state.members.values()
             ]
-            lines += [f"{run_state.host.progress}", f"outcome {run_state.ending.outcome}: {run_state.ending.error}"]
+            lines += [f"{run_state.host.progress}", f"outcome {run_state.shutdown.outcome}: {run_state.shutdown.error}"]
             lines += [f"claimed at the head: {claim}" for claim in insides.claims_at_head(run_state.host)]
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
