@@ -121,9 +121,10 @@ def test_where_a_director_knows_the_times_none_are_written_down() -> None:
 def test_what_scripts_log_is_kept_by_name_and_written_down_with_its_moment() -> None:
     found, books, watch = accounts()
     watch.time = 101.5
-    found.logs(1, 7, {"loss": 2.0, "accuracy": 0.5})
-    found.logs(1, 8, {"loss": 1.0})
-    assert found.logged == {1: {"loss": 1.0, "accuracy": 0.5}}
+    one = Member(worker=1)
+    found.logs(one, 7, {"loss": 2.0, "accuracy": 0.5})
+    found.logs(one, 8, {"loss": 1.0})
+    assert one.logged == {"loss": 1.0, "accuracy": 0.5}
     assert books.values[-1] == (1, 8, 1.5, "loss", 1.0)
 
 

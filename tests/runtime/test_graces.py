@@ -40,7 +40,7 @@ STOPS: dict[str, Callable[[RunState], None]] = {
     "a failure": lambda run: run.shutdown.fail("worker 1 died"),
     "a divergence": lambda run: run.shutdown.diverge("a gradient is NaN"),
     "an interrupt": lambda run: run.shutdown.interrupt(1, signal.SIGTERM),
-    "evaluate() that raises": lambda run: run.scores.give_up("evaluate() raised"),
+    "evaluate() that raises": lambda run: run.evaluation.give_up("evaluate() raised"),
     "a limit": lambda run: run.shutdown.conclude(),
 }
 
@@ -59,13 +59,13 @@ def test_what_a_script_has_started_may_go_on_for_ever_in_a_run_that_is_completed
 
 def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(ended: Ended, tmp_path: Path) -> None:
     """Its script has ended in time; recorded versions may take longer than that."""
-    (recorded := tmp_path / "version").touch()
+    (tmp_path / "versions" / "00000001.safetensors").touch()
+    ended.run_state.versions.hashes[1] = "its checksum"
     STOPS["a limit"](ended.run_state)
-    ended.run_state.evaluations.begin([(1, str(recorded))])
-    ended.run_state.evaluations.go_on(ended.run_state.members.ended())
+    ended.run_state.evaluation.after_training(wanted=True)
     ended.pass_time()
     assert ended.killed == []
-    ended.run_state.evaluations.done()
+    ended.run_state.evaluation.done()
     ended.pass_time()
     assert ended.killed == [0]
 

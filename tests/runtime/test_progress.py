@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
-from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import Member
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
@@ -44,6 +45,12 @@ class Asked:
     def __init__(self, **given: Any) -> None:
         unasked = {"epochs": None, "max_steps": None, "max_seconds": None, "targets": (), "hosts_of_workers": {}}
         self.__dict__ |= {**unasked, **given}
+
+
+def watch_of(asked: Any, members: Any, tally: Tally, evaluation: Any = None) -> Watch:
+    """A watch over a run on one host, on which no update is on its way."""
+    host: Any = Mock(updates=lambda worker: Mock(coming=()))
+    return Watch(asked, members, host, tally, evaluation or Mock(counts=None), {})
 
 
 def member(worker: int = 0, **known: Any) -> Member:
@@ -75,7 +82,7 @@ def tally() -> Tally:
 
 
 def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {0: {"accuracy": 0.5, "loss": 2.0}})  # type: ignore[arg-type]
+    watch = watch_of(Asked(), {0: member(0, logged={"accuracy": 0.5, "loss": 2.0}), 1: member(1)}, tally)
     watch.begin(0.0)
     for step in range(3):
         stepped(tally, 0, step, 1.0)
@@ -89,7 +96,7 @@ def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(ta
 
 
 def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(), {0: member(0), 1: member(1)}, tally)
     step = 0
     for at in range(1, 11):
         for _ in range(1 if at > 5 else 100):
@@ -100,7 +107,7 @@ def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
 
 
 def test_time_that_begins_anew_with_training_leaves_no_speed_behind(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(), {0: member(0), 1: member(1)}, tally)
     watch.look(30.0)
     watch.begin(0.0)
     stepped(tally, 0, 0, 0.5)
@@ -108,7 +115,7 @@ def test_time_that_begins_anew_with_training_leaves_no_speed_behind(tally: Tally
 
 
 def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(), {0: member(0), 1: member(1)}, tally)
     for step in range(100):
         stepped(tally, 0, step, 10.0)
     assert watch.look(0.5).speed == 0.0  # scripts start: time counts from the command's start
@@ -119,7 +126,7 @@ def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> No
 
 def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally) -> None:
     members = {0: member(0), 1: member(1)}
-    watch = Watch(Asked(), members, tally, {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(), members, tally)
     watch.begin(0.0)
     watch.look(1.0)
     members[2] = member(2)
@@ -148,7 +155,7 @@ def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally
 def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
     given: dict[str, Any], epoch: tuple[Any, ...] | None, done: float | None, until: str, tally: Tally
 ) -> None:
-    watch = Watch(Asked(**given), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(**given), {0: member(0), 1: member(1)}, tally)
     if epoch is not None:
         watch.epoch_opened(*epoch)
     stepped(tally, 0, 0, 1.0)
@@ -233,10 +240,10 @@ def test_a_curve_keeps_its_course_and_its_mean_in_a_few_points_however_long_it_i
 
 
 def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> None:
-    logged = {0: {"loss": 2.0}, 1: {"loss": 4.0}}
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, logged)  # type: ignore[arg-type]
+    members = {0: member(0, logged={"loss": 2.0}), 1: member(1, logged={"loss": 4.0})}
+    watch = watch_of(Asked(), members, tally)
     watch.look(1.0)
-    logged[1]["loss"] = 1.0
+    members[1].logged["loss"] = 1.0
     assert watch.look(2.0).curve == (3.0, 1.5)
     assert watch.look(2.0).logged == ("loss", 1.5)
     for worker in (0, 1):
@@ -246,7 +253,7 @@ def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> N
 
 def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(tally: Tally) -> None:
     targets = (Target.parse("accuracy>=0.9"), Target.parse("loss<=0.1"))
-    watch = Watch(Asked(targets=targets), {0: member(0)}, tally, {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(targets=targets), {0: member(0)}, tally)
     assert watch.look(1.0).scores == (
         Score("accuracy", None, "accuracy>=0.9", None),
         Score("loss", None, "loss<=0.1", None),
@@ -264,22 +271,24 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
         Score("accuracy", 0.95, "accuracy>=0.9", 15.0),
         Score("loss", 0.05, "loss<=0.1", 15.0),
     )
-    without = Watch(Asked(), {0: member(0)}, tally, {})  # type: ignore[arg-type]
+    without = watch_of(Asked(), {0: member(0)}, tally)
     tally.evaluated(4, {"accuracy": 0.7, "loss": 0.3})
     assert without.look(1.0).scores == (Score("accuracy", 0.7), Score("loss", 0.3))
 
 
 def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     known = {0: member(0, stage="ended")}
-    evaluations = Evaluations(lambda worker, message, file: None)
-    watch = Watch(Asked(), known, tally, {}, evaluations)  # type: ignore[arg-type]
+    members: Any = Mock(ended=lambda: [known[0]])
+    versions: Any = Mock(files=lambda: [(1, "one"), (2, "two")])
+    journal: Any = Mock(tally=tally)
+    evaluation = Evaluation(members, Mock(), versions, journal, Mock(), Mock(), None)
+    watch = watch_of(Asked(), known, tally, evaluation)
     assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == (None, False)
-    evaluations.begin([(1, "one"), (2, "two")])
-    evaluations.go_on([known[0]])
+    evaluation.after_training(wanted=True)
     assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == ((0, 2), True)
-    evaluations.done()
+    evaluation.done()
     assert watch.look(1.0).evaluated == (1, 2)
-    evaluations.give_up()
+    evaluation.give_up("evaluate() raised")
     assert not watch.look(1.0).evaluates
 
 
@@ -313,7 +322,7 @@ def test_where_seconds_are_virtual_what_is_left_is_in_real_ones() -> None:
 
 @pytest.mark.parametrize(("share", "done"), [(0.4, 0.4), (0.1, 0.25), (0.0, 0.25)])
 def test_whatever_else_may_end_a_run_counts_if_it_is_nearer(share: float, done: float) -> None:
-    watch = Watch(Asked(max_seconds=40.0), {0: member(0)}, Tally(), {})  # type: ignore[arg-type]
+    watch = watch_of(Asked(max_seconds=40.0), {0: member(0)}, Tally())
     watch.share, watch.passed = lambda: share, lambda: 3.0
     view = watch.look(10.0)
     assert (view.done, view.passed) == (done, 3.0)

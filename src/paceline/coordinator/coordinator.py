@@ -233,9 +233,7 @@ class Coordinator:
         )
         if line is not None:
             run_state.output.say(line)
-        names = {name for logged in run_state.accounts.logged.values() for name in logged} | set(
-            run_state.journal.tally.logged
-        )
+        names = {*run_state.journal.tally.logged}.union(*(member.logged for member in run_state.members.values()))
         for line in unmeasured(run_state.settings.targets, training.offer.evaluates, names):
             run_state.output.say(line)
 
@@ -272,8 +270,8 @@ class Coordinator:
             case messages.worker.LookedAt():
                 run_state.data.looked_at(member, message)
             case messages.worker.ScalarsLogged(step=step, version=version, scalars=scalars):
-                at = run_state.accounts.logs(worker, step, scalars)
-                run_state.scores.logged(worker, step, version, at, scalars)
+                at = run_state.timing.logs(member, step, scalars)
+                run_state.evaluation.logged(worker, step, version, at, scalars)
                 run_state.display.logs(worker, step, scalars)
             case messages.worker.Handles(signals=signals):
                 member.handles = frozenset(signals)
@@ -312,7 +310,7 @@ class Coordinator:
                 run_state.adopting.written(worker)
             case messages.worker.EditWanted(ties=ties):
                 if not ties:
-                    run_state.scores.apart()
+                    run_state.evaluation.apart()
                 run_state.edits.wanted(member, message)
             case messages.worker.Edited(number=number):
                 run_state.edits.told(number)
@@ -326,9 +324,10 @@ class Coordinator:
             case messages.worker.ScriptEnded():
                 self._script_ended(member)
             case messages.worker.Evaluated(version=version, metrics=metrics):
-                run_state.scores.worker_evaluated(version, metrics)
+                run_state.evaluated(version, metrics)
+                run_state.evaluation.done()
             case messages.worker.EvaluationFailed(version=version, error=error):
-                run_state.scores.give_up(f"evaluate() raised, on version {version}: {error}")
+                run_state.evaluation.give_up(f"evaluate() raised, on version {version}: {error}")
 
     def _offered(self, member: Member, offer: messages.worker.Offered) -> None:
         match self.phase:
@@ -361,10 +360,10 @@ class Coordinator:
             dropped = DropUpdate(worker=worker, step=done.step, samples="return")
             run_state.host.carry_out(dropped, run_state.clock.moment())
             return
-        run_state.accounts.step_finished(member, done)
+        run_state.timing.step_finished(member, done)
         run_state.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
         samples = run_state.data.used(worker, done)
-        run_state.accounts.pushed(worker, done.step, member.scalars, samples)
+        run_state.timing.pushed(worker, done.step, member.scalars, samples)
         member.step = None
         at = run_state.clock.at()
         fact = GradientReady(
@@ -418,7 +417,7 @@ class Coordinator:
             run_state.shutdown.died(member, status, step, seconds, run_state.policy.goes_on_without(worker, borne))
             if borne and seconds is not None:
                 run_state.returns.begin_after(member, seconds)
-        run_state.scores.gone(member, exit_phrase(status))
+        run_state.evaluation.gone(member, exit_phrase(status))
         if isinstance(self.phase, Gathering):
             self.phase.gone(member)
             self._go_on()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.coordinator.clock import Clock
-from paceline.coordinator.evaluations import Evaluations
-from paceline.coordinator.member import Member
+from paceline.coordinator.evaluation import Evaluation
+from paceline.coordinator.member import Members
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import TensorBoard
 from paceline.display.waits import WaitReports
+from paceline.host.contract import Host
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
@@ -23,29 +24,22 @@ class Display:
     def __init__(
         self,
         settings: Settings,
-        members: Mapping[int, Member],
+        members: Members,
+        host: Host,
         tally: Tally,
-        logged: Mapping[int, Mapping[str, float]],
-        evaluations: Evaluations,
+        evaluation: Evaluation,
         output: WorkerOutput,
         loop: Loop,
         clock: Clock,
-        *,
-        hosts: Mapping[int, str],
-        pushing: Callable[[int], bool],
     ) -> None:
-        """`logged` has what each worker's script logged last. `hosts`: by worker, if there are several.
-
-        `pushing(worker)`: whether an update is on its way.
-        """
         self._settings = settings
         self._members = members
         self._tally = tally
         self._output = output
         self._loop = loop
         self._clock = clock
-        self._watch = Watch(settings, members, tally, logged, evaluations, hosts)
-        self._watch.pushing = pushing
+        hosts = members.hosts if settings.hosts > 1 else {}
+        self._watch = Watch(settings, members, host, tally, evaluation, hosts)
         self._waits = WaitReports(settings.report_waits, hosts)
         self._board = TensorBoard(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None

@@ -93,7 +93,7 @@ class News:
 
     def committed(self, version: int, checksum: int, at: float) -> None:
         """See `contract.News`."""
-        self._run_state.accounts.committed(version, at)
+        self._run_state.timing.committed(version, at)
         self._run_state.journal.ledger.checked(version, checksum)
         versions = self._run_state.versions
         assert isinstance(versions, StoredVersions)  # means are not made by commits
@@ -113,7 +113,7 @@ class News:
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """See `contract.News`."""
         self._run_state.versions.written(version, sha256, distance)
-        self._run_state.scores.recorded()
+        self._run_state.evaluation.recorded()
 
     def void(self, version: int, workers: Sequence[int]) -> None:
         """See `contract.News`."""

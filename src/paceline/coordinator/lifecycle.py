@@ -244,7 +244,7 @@ class Closing:
             return False
         if self._keeping():
             return True
-        if run_state.scores.after_training(evaluates):
+        if run_state.evaluation.after_training(evaluates):
             return True
         if not self.let_go:
             self.let_go = True

@@ -36,6 +36,8 @@ class Member(Standing):
     """(direction, began, ended) of transfers that have ended since its last step's times were told."""
     handles: frozenset[int] = frozenset()
     """Signals that its script has handlers of its own for."""
+    logged: dict[str, float] = field(default_factory=dict)
+    """The last values that its script logged, by name."""
     restarts: int = 0
     """How often it has begun again by `--restart`."""
     released_at: float = 0.0

@@ -13,13 +13,12 @@ from paceline.coordinator.data import Data
 from paceline.coordinator.departures import Departures
 from paceline.coordinator.display import Display
 from paceline.coordinator.edits import Edits
-from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.host_events import News
 from paceline.coordinator.joining import Joining, Returns
 from paceline.coordinator.member import Members
 from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.run_policy import RunPolicy
-from paceline.coordinator.scores import Scores
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
@@ -62,7 +61,7 @@ class RunState:
         others: HostRegistry | None = None,
     ) -> None:
         """`workers` are those of this host. `others`: the other hosts, if there are any."""
-        say, ledger = output.say, journal.ledger
+        ledger = journal.ledger
         self.settings = settings
         self.others = others
         self.workers: Workers | AllWorkers = workers
@@ -83,7 +82,7 @@ class RunState:
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
         self.members = Members(self.workers, self.host, hosts, loop.now)
-        self.accounts = StepTiming(journal, self.clock, not policy.directed)
+        self.timing = StepTiming(journal, self.clock, not policy.directed)
         spec = settings.choice.spec
         self.data = Data(self.members, journal, policy, owned=spec.holder == "replica")
         self.edits = Edits(settings.folder, self.host, self.members, policy)
@@ -97,9 +96,7 @@ class RunState:
             settings, self.host, self.members, self.data, self.versions, self.plateaus, ledger, loop, output
         )
         self.adopting = Adopting(self.host, self.members, ledger)
-        self.departures = Departures(
-            self.members, self.host, self.data, self.accounts, policy, self.clock, self.happened
-        )
+        self.departures = Departures(self.members, self.host, self.data, self.timing, policy, self.clock, self.happened)
         self.shutdown = Shutdown(
             settings, self.members, self.departures, self.snapshots, self.host, others, loop, output
         )
@@ -122,29 +119,11 @@ class RunState:
             self.happened,
             output,
         )
-        self.evaluations = Evaluations(self.host.show_recorded)
-        self.display = Display(
-            settings,
-            self.members,
-            journal.tally,
-            self.accounts.logged,
-            self.evaluations,
-            output,
-            loop,
-            self.clock,
-            hosts=hosts if settings.hosts > 1 else {},
-            pushing=lambda worker: bool(self.host.updates(worker).coming),
+        self.evaluation = Evaluation(
+            self.members, self.host, self.versions, journal, self.shutdown, output, self.evaluator
         )
-        self.scores = Scores(
-            self.members,
-            self.evaluations,
-            self.versions,
-            journal,
-            self.shutdown,
-            self.display,
-            self.evaluator,
-            say=say,
-            died=output.died,
+        self.display = Display(
+            settings, self.members, self.host, journal.tally, self.evaluation, output, loop, self.clock
         )
 
     def adds(self, other: Other) -> None:
@@ -171,14 +150,20 @@ class RunState:
         self.agreeing.resumed(before.agreed)
         self.edits.resumed(state.edits)
         if state.edits:
-            self.scores.apart()
+            self.evaluation.apart()
         self.plateaus.resumed(state.metrics, state.shared_metrics)
         self.versions.resumed(state.version, state.at, state.samples, before.recorded)
-        self.scores.resumed()
+        self.evaluation.resumed()
         if before.epoch_samples is not None:
             self.epoch_opened(before.epoch_samples)
         self.snapshots.stays = before.went_on_from
         self.snapshots.resumed(state)
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """A recorded version has these metrics."""
+        self.journal.evaluated(version, metrics)
+        self.display.evaluated(version, metrics)
+        self.shutdown.evaluated(metrics)
 
     def close(self) -> None:
         """Show no more of how it goes, and have the processes beside the workers end."""
@@ -231,9 +216,9 @@ class RunState:
             return None
         return Evaluator(
             self.loop,
-            lambda version, metrics: self.scores.evaluated(version, metrics),
-            lambda version, error: self.scores.could_not(version, error),
-            lambda: self.scores.lost(),
+            self.evaluated,
+            lambda version, error: self.evaluation.could_not(version, error),
+            lambda: self.evaluation.evaluator_lost(),
         )
 
     def epoch_opened(self, samples: int) -> None:

@@ -38,8 +38,6 @@ class StepTiming:
 
     def __init__(self, journal: Journal, clock: Clock, measures: bool) -> None:
         """`measures`: whether times are written down as they were measured."""
-        self.logged: dict[int, dict[str, float]] = {}
-        """By worker: the last values that its script logged, by name."""
         self._journal = journal
         self._clock = clock
         self._measures = measures
@@ -63,12 +61,12 @@ class StepTiming:
         rates = [float(group.get("lr", 0.0)) for group in scalars]
         self._journal.ledger.pushed(worker, step, rates, samples)
 
-    def logs(self, worker: int, step: int, scalars: Mapping[str, float]) -> float:
+    def logs(self, member: Member, step: int, scalars: Mapping[str, float]) -> float:
         """The worker's script has logged these values in that step. Return when."""
-        self.logged.setdefault(worker, {}).update(scalars)
+        member.logged.update(scalars)
         at = self._clock.at()
         for name, value in scalars.items():
-            self._journal.ledger.logged(worker, step, at, name, value)
+            self._journal.ledger.logged(member.worker, step, at, name, value)
         return at
 
     def committed(self, version: int, at: float) -> None:

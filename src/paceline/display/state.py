@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.coordinator.evaluations import Evaluations
+from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import Member
+from paceline.host.contract import Host
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally, Target, first_logged
 
 WINDOW = 5.0
 """Seconds over which a speed is a mean."""
 MADE = re.compile(r"waiting: version \d+ is being made$")
-NO_HOSTS: Mapping[int, str] = {}
 NAMED = 16
 """Numbers and ranges of workers in one list: more would fill the screen."""
 
@@ -145,14 +145,12 @@ class Watch:
         self,
         settings: Settings,
         members: Mapping[int, Member],
+        host: Host,
         tally: Tally,
-        logged: Mapping[int, Mapping[str, float]],
-        evaluations: Evaluations | None = None,
-        hosts: Mapping[int, str] = NO_HOSTS,
+        evaluation: Evaluation,
+        hosts: Mapping[int, str],
     ) -> None:
-        """`logged` has the last values that each worker's script logged, by name. `hosts`: by worker, if there are
-        several.
-        """
+        """`hosts`: by worker, if there are several."""
         self.work: int | None = None
         """Samples in the whole run, or steps where none are counted; None if nobody knows."""
         self.epochs: int | None = None
@@ -161,14 +159,12 @@ class Watch:
         """See `View.passed`."""
         self.share: Callable[[], float] | None = None
         """How much is done of what else may end the run, 0 to 1."""
-        self.pushing: Callable[[int], bool] = lambda worker: False
-        """Whether an update of that worker has still to arrive."""
         self._settings = settings
         self._hosts = hosts
         self._members = members
         self._tally = tally
-        self._logged = logged
-        self._evaluations = evaluations
+        self._host = host
+        self._evaluation = evaluation
         self._before: deque[tuple[float, dict[int, int]]] = deque()
         self._curve = Curve()
 
@@ -197,7 +193,7 @@ class Watch:
         counts = self._tally.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
         states, awaited_by = settled(
-            {worker: state(member, self.pushing(worker)) for worker, member in self._members.items()},
+            {one: state(member, bool(self._host.updates(one).coming)) for one, member in self._members.items()},
             leads,
             self._hosts,
         )
@@ -209,7 +205,7 @@ class Watch:
                 state=states[worker],
                 lead=leads[worker],
                 stale=shares[worker].stale if worker in shares else None,
-                logged=_first(self._logged.get(worker, {})),
+                logged=_first(self._members[worker].logged),
                 awaited_by=awaited_by[worker],
             )
             for worker in self._members
@@ -226,7 +222,7 @@ class Watch:
             passed=None if self.passed is None else self.passed(),
             until=until,
             curve=tuple(self._curve.points),
-            evaluated=None if self._evaluations is None else self._evaluations.counts,
+            evaluated=self._evaluation.counts,
             scores=self._scores(),
         )
 

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 
-from paceline.coordinator.display import Display
-from paceline.coordinator.evaluations import Evaluations
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.versions import RecordedVersions
+from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
+from paceline.host.worker_output import WorkerOutput
+from paceline.ipc import messages
 from paceline.records.journal import Journal
 
 
-class Scores:
-    """Has versions evaluated, by a process beside the workers or by workers after training, and takes the results."""
+class Evaluation:
+    """Has versions evaluated: by a process beside the workers while these train, and after that by the lowest worker.
+
+    Workers evaluate one version at a time, in order.
+    """
 
     def __init__(
         self,
         members: Members,
-        evaluations: Evaluations,
+        host: Host,
         versions: RecordedVersions,
         journal: Journal,
         shutdown: Shutdown,
-        display: Display,
+        output: WorkerOutput,
         evaluator: Evaluator | None,
-        *,
-        say: Callable[[str], None],
-        died: Callable[[int, str, str], None],
     ) -> None:
-        """`evaluations` are those after training, and `evaluator` evaluates while workers train.
-
-        `died(worker, how, at)` tells of a death.
-        """
+        """`evaluator` evaluates while workers train."""
         self._members = members
-        self._evaluations = evaluations
+        self._host = host
         self._versions = versions
         self._journal = journal
         self._shutdown = shutdown
-        self._display = display
+        self._output = output
         self._evaluator = evaluator
-        self._say = say
         self._apart = False
         """Whether the model's structure is not that of the process beside the workers any more."""
-        self._died = died
+        self._left: deque[tuple[int, str]] | None = None
+        """Versions that workers have yet to evaluate, each with its file; None before that begins."""
+        self._present: tuple[Member, int, str] | None = None
+        """The worker that evaluates now, the version and its file."""
+        self._all = 0
 
     # --- while workers train ------------------------------------------------------------------------
 
     def resumed(self) -> None:
         """The run goes on. What it had recorded before and not evaluated comes first, as versions come in order."""
         if self._evaluator is not None:
-            done = self._journal.tally.metrics
-            for version, file in self._versions.files():
-                if version not in done:
-                    self._evaluator.recorded(version, file)
+            for version, file in self._unevaluated():
+                self._evaluator.recorded(version, file)
 
     def recorded(self) -> None:
         """Another version is on disk."""
@@ -63,17 +63,11 @@ class Scores:
     def apart(self) -> None:
         """The script has changed the model's structure: versions from now on are evaluated after training."""
         if self._evaluator is not None and not self._apart:
-            self._say(
+            self._output.say(
                 "the script has changed the model's structure: versions from now on are evaluated after training, and "
                 "the run does not stop at its target"
             )
         self._apart = True
-
-    def evaluated(self, version: int, metrics: dict[str, float]) -> None:
-        """This version has these metrics."""
-        self._journal.evaluated(version, metrics)
-        self._display.evaluated(version, metrics)
-        self._shutdown.evaluated(metrics)
 
     def logged(self, worker: int, step: int, version: int, at: float, scalars: Mapping[str, float]) -> None:
         """The worker's script has logged this of the version that its step is computed on, or of its own replica."""
@@ -90,46 +84,67 @@ class Scores:
             "when it called prepare()"
         )
 
-    def lost(self) -> None:
+    def evaluator_lost(self) -> None:
         """The process beside the workers has gone."""
         if self._shutdown.outcome == "completed":
             what = "the run does not stop at its target, and the other versions are evaluated after training"
-            self._say(f"the process that evaluates has died: {what}")
+            self._output.say(f"the process that evaluates has died: {what}")
 
     # --- after training -----------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> tuple[int, int] | None:
+        """How many versions workers have evaluated, of how many; None before that begins."""
+        if self._left is None:
+            return None
+        return self._all - len(self._left) - (self._present is not None), self._all
 
     def after_training(self, wanted: bool) -> bool:
         """Have versions evaluated by workers whose scripts have ended, one at a time, if that is wanted.
 
         Return whether that goes on.
         """
-        if self._evaluations.present:
+        if self._present is not None:
             return True
         if wanted and self._evaluator is not None and not self._evaluator.idle:
             return True
-        done, ended = self._journal.tally.metrics, self._members.ended()
-        self._evaluations.begin([one for one in self._versions.files() if one[0] not in done] if wanted else [])
-        if self._evaluations.pending and not ended:
+        if self._left is None:
+            self._left = deque(self._unevaluated() if wanted else ())
+            self._all = len(self._left)
+        ended = self._members.ended()
+        if self._left and not ended:
             if why := self._members.why_none_finished:  # this is the better message
                 self._shutdown.failed(why)
             self.give_up("no worker is left to evaluate the recorded versions: all processes have ended")
-        return self._evaluations.go_on(ended)
+        if not self._left:
+            return False
+        version, file = self._left.popleft()
+        self._present = ended[0], version, file
+        ended[0].wait(f"version {version} is being evaluated")
+        self._host.show_recorded(ended[0].worker, messages.worker.Evaluate(version), file)
+        return True
 
-    def worker_evaluated(self, version: int, metrics: dict[str, float]) -> None:
-        """The worker that was asked to has evaluated this version."""
-        self.evaluated(version, metrics)
-        self._evaluations.done()
+    def done(self) -> None:
+        """The worker that was asked to has evaluated its version."""
+        self._present = None
 
     def give_up(self, message: str) -> None:
         """The run fails, and no further version is evaluated."""
-        self._evaluations.give_up()
+        self._present, self._left = None, deque()
         self._shutdown.failed(message)
 
     def gone(self, member: Member, how: str) -> None:
         """The worker's process has ended so. If it evaluated a version, another worker does."""
-        if not self._evaluations.lost(member):
+        if self._present is None or self._present[0] is not member:
             return
+        assert self._left is not None
+        self._left.appendleft(self._present[1:])
+        self._present = None
         goes_on, at = self._members.ended() and self._shutdown.outcome == "completed", " while it evaluated a version"
-        self._died(member.worker, how, at + ("; another worker does" if goes_on else ""))
+        self._output.died(member.worker, how, at + ("; another worker does" if goes_on else ""))
         if not goes_on:
             self.give_up(f"worker {member.worker} died ({how}){at}, and no other worker is left to do so")
+
+    def _unevaluated(self) -> list[tuple[int, str]]:
+        done = self._journal.tally.metrics
+        return [(version, file) for version, file in self._versions.files() if version not in done]
