@@ -32,7 +32,7 @@ class Host:
         workers, self.news = Mock(numbers=[2, 3]), Mock()
         self.workers = workers
         places = plan(choice.spec, choice.unapplied, 4)
-        self.carrier = TransferManager("node-1", places.places, lambda: 0.0)
+        self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         self.branch = Branch(
             places,

@@ -206,21 +206,6 @@ def test_who_is_told_may_end_the_fetches_of_those_that_are_not_told_yet(two: Two
     assert not two.b.places
 
 
-def test_items_are_asked_for_as_places_are_free() -> None:
-    two = Two(room=2)
-    two.connect()
-    gots = [two.b.fetch(Version(number), 10) for number in range(4)]
-    two.until(lambda: len(two.a.asked) == 2)
-    assert two.b.places == two.a.asked == [Version(0), Version(1)]
-    two.a.make(Version(1), contents(10))
-    two.until(lambda: len(two.a.asked) == 3)
-    assert two.b.places == [Version(0), Version(2)]
-    two.b.cancel(gots[0])
-    two.until(lambda: len(two.a.asked) == 4)
-    assert two.b.places == [Version(2), Version(3)]
-    two.close()
-
-
 def test_an_item_comes_in_ranges_from_several_hosts_and_is_told_of_each_once(two: Two) -> None:
     third = Side("a", 1)
     two.port.expect(two.a.carrier.meet("c", 7))
@@ -365,7 +350,7 @@ def test_a_host_that_is_ahead_by_a_segment_waits_for_the_other(two: Two) -> None
 
 
 def test_what_is_asked_before_a_host_takes_part_waits_for_that(two: Two) -> None:
-    early = TransferManager("a", 5, two.loop.now)
+    early = TransferManager("a", two.loop.now)
     two.port.expect(early.meet("c", 7))
     third = Side("a", 1)
     two.dial(hello("c", 7), bulk=third.bulk)

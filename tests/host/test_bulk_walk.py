@@ -50,8 +50,8 @@ class Fetched:
 class Side:
     """One host: what it has made, and what it fetches from the other."""
 
-    def __init__(self, name: str, other: str, room: int) -> None:
-        self.name, self.other, self.room = name, other, room
+    def __init__(self, name: str, other: str) -> None:
+        self.name, self.other = name, other
         self.segment = 0
         self.made: set[Item] = set()
         self.impossible: set[Item] = set()
@@ -64,7 +64,7 @@ class Side:
         """Memory of what came here once, which nothing may be written to any more."""
         self.holds: dict[Owner, Item] = {}
         """What is claimed for the other."""
-        self.carrier = TransferManager(name, room, time.monotonic)
+        self.carrier = TransferManager(name, time.monotonic)
         self.carrier.begins(0, self)
         self.bulk = self.carrier.meet(other, 1)
 
@@ -75,7 +75,6 @@ class Side:
 
     def lay(self, item: Item, number: int) -> Span:
         assert item not in self.places
-        assert len(self.places) < self.room
         self.places[item] = self.numbers[number] = bytearray(size(item))
         return Span(memoryview(self.places[item]))
 
@@ -151,7 +150,7 @@ class Side:
 def walk(seed: int) -> None:
     rng = Random(seed)
     loop = Loop()
-    a, b = (Side(*names, room=rng.choice((1, 3, 8))) for names in ("ab", "ba"))
+    a, b = (Side(*names) for names in ("ab", "ba"))
     lines: list[str] = []
     door = HostListener(tcp.listen(), loop, KEYS, lines.append)
     port = Port(door, loop, hello("a", 1), lines.append)

@@ -22,7 +22,7 @@ class Case:
         self.at = 1.0
         self.items: Any = Mock(ranges=lambda item: [("b", 0, 5), ("b", 5, 8)])
         self.items.lay.side_effect = lambda item, number: Span(memoryview(bytearray(8)))
-        self.carrier = TransferManager("a", 3, lambda: self.at)
+        self.carrier = TransferManager("a", lambda: self.at)
         self.carrier.meet(*OTHER)
         self.carrier.begins(0, self.items)
         self.carrier.connected(OTHER)
@@ -93,3 +93,34 @@ def test_only_who_fetches_an_item_hears_that_it_is_lost() -> None:
     other.fetches()
     other.carrier.ended("b", "it is silent")
     other.lost.assert_called_once_with("it is silent")
+
+
+def test_an_item_is_asked_for_once_however_many_fetch_it_and_each_is_told_once() -> None:
+    case = Case()
+    told: list[int] = []
+
+    def arrives(number: int) -> None:
+        told.append(number)
+        if number == 1:  # the item is here, and stays while others hear of it
+            case.carrier.fetch(ITEM, ("late", 3), lambda: told.append(3), None)
+
+    for number in (1, 2):
+        case.carrier.fetch(ITEM, ("step", number), lambda number=number: arrives(number), None)  # type: ignore[misc]
+    case.items.lay.assert_called_once()
+    case.comes(1, 2.0)
+    case.comes(2, 3.0)
+    assert told == [1, 2, 3]
+    case.items.free.assert_called_once_with(ITEM, True)
+    assert case.carrier.pending() == []
+
+
+def test_all_that_fetch_an_item_hear_that_it_is_lost_and_only_the_last_cancels() -> None:
+    case = Case()
+    lost: list[int] = []
+    for number in (1, 2, 3):
+        case.carrier.fetch(ITEM, ("step", number), case.arrived, lambda why, number=number: lost.append(number))  # type: ignore[misc]
+    case.carrier.cancel(("step", 2))
+    assert not case.items.free.called
+    case.carrier.ended("b", "it is silent")
+    case.items.free.assert_called_once_with(ITEM, False)
+    assert (lost, case.carrier.pending()) == ([1, 3], [])

@@ -108,7 +108,7 @@ class Elsewhere:
     def __init__(self, fetching: Fetching, pipe: Callable[[Peer, BulkNews], Pipe] = PeerExchange) -> None:
         self.places: dict[Item, memoryview] = {}
         self.lost: list[tuple[int, str]] = []
-        self.carrier = TransferManager("node-0", 3, lambda: fetching.at, pipe)
+        self.carrier = TransferManager("node-0", lambda: fetching.at, pipe)
         self.bulk = self.carrier.meet(*OTHER)
         self.carrier.begins(0, self)
         self.carrier.connected(OTHER)
@@ -200,7 +200,7 @@ class Encrypted(Elsewhere):
         super().__init__(fetching, self.mover.pipe)
         self.carrier.disconnected(OTHER)
         there: Any = There()
-        self.other = TransferManager(OTHER.host, 3, lambda: fetching.at)
+        self.other = TransferManager(OTHER.host, lambda: fetching.at)
         self.other.begins(0, there)
         self.door = HostListener(listen(), self.loop, tls_keys(), self.lines.append)
         self.port = Port(self.door, self.loop, hello(*OTHER), self.lines.append)
@@ -379,14 +379,3 @@ def test_the_last_worker_to_leave_cancels_and_nothing_is_written_then() -> None:
     faulty.there.brings()
     assert (faulty.taken(), faulty.there.lost) == ([2, 1], [])
     assert faulty.there.carrier.pending() == []
-
-
-def test_what_waits_for_a_place_comes_once_one_is_free() -> None:
-    faulty = Faulty()
-    faulty.pull(3, 9)
-    faulty.pull(4, 10)
-    assert len(faulty.there.places) == 3
-    faulty.fetcher.cancel(2)
-    assert list(faulty.there.places) == [Version(7), Version(9), Version(10)]
-    faulty.there.brings()
-    assert faulty.taken() == [0, 1, 3, 4]

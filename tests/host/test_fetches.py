@@ -41,31 +41,29 @@ def of(*peers: Peer, size: int = 100) -> tuple[Range, ...]:
     return tuple(Range(peer.host, peer.incarnation, size * at, size * (at + 1)) for at, peer in enumerate(peers))
 
 
-def fetches(room: int = 5, *connected: Peer) -> FetchTable:
-    found = FetchTable(room)
+def fetches(*connected: Peer) -> FetchTable:
+    found = FetchTable()
     for peer in connected or (B, C):
         assert found.connected(peer) == []
     return found
 
 
-def test_an_item_is_asked_for_once_however_many_claim_it_and_all_are_told() -> None:
+def test_what_is_wanted_arrives_once_all_of_it_has_come_and_stays_until_it_is_dropped() -> None:
     found = fetches()
-    assert found.claim(ONE, FIRST, of(B)) == [TakePlace(ONE), Ask(B, 1, ONE, 0, 100)]
-    assert found.claim(ONE, SECOND, of(B)) == []
-    assert found.claim(ONE, SECOND, of(B)) == [], "it claims the item already"
+    assert found.want(1, ONE, of(B)) == [TakePlace(1), Ask(B, 1, ONE, 0, 100)]
     assert found.arrived(B, 1, 0, 60) == []
-    assert not found.has(ONE)
-    assert found.arrived(B, 1, 60, 100) == [Brought(ONE, B, 100), Arrived(ONE, FIRST), Arrived(ONE, SECOND)]
-    assert found.has(ONE)
-    assert found.claim(ONE, ("step", 2), of(B)) == [Arrived(ONE, ("step", 2))]
-    assert found.claim(ONE, ("step", 2), of(B)) == []
+    assert found.arrived(B, 1, 60, 100) == [Brought(1, B, 100), Arrived(1)]
+    assert found.ended(B, "gone") == found.segment_began(2) == []
+    assert found.wants(1)
+    assert found.drop(1) == [FreePlace(1, whole=True)]
+    assert not found.wants(1)
 
 
 def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
     found = fetches()
-    assert found.claim(ONE, FIRST, of(B, C)) == [TakePlace(ONE), Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
-    assert found.arrived(C, 2, 100, 200) == [Brought(ONE, C, 100)]
-    assert found.arrived(B, 1, 0, 100) == [Brought(ONE, B, 100), Arrived(ONE, FIRST)]
+    assert found.want(1, ONE, of(B, C)) == [TakePlace(1), Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
+    assert found.arrived(C, 2, 100, 200) == [Brought(1, C, 100)]
+    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100), Arrived(1)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([(B, 1, 0, 100), (C, 2, 100, 200), (B, 3, 200, 300)])))
@@ -73,87 +71,46 @@ def test_a_host_has_brought_an_item_once_the_last_of_its_ranges_is_here(
     order: list[tuple[Peer, int, int, int]],
 ) -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B, C, B))
+    found.want(1, ONE, of(B, C, B))
     told = [found.arrived(*range) for range in order]
     last = {peer: at for at, (peer, *_) in enumerate(order)}
     for at, (peer, *_) in enumerate(order):
-        brought = [Brought(ONE, peer, 200 if peer == B else 100)] if at == last[peer] else []
-        assert told[at] == brought + [Arrived(ONE, FIRST)] * (at == 2)
+        brought = [Brought(1, peer, 200 if peer == B else 100)] if at == last[peer] else []
+        assert told[at] == brought + [Arrived(1)] * (at == 2)
 
 
 def test_what_a_host_has_brought_is_told_again_only_if_the_item_is_asked_for_again() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B, C))
-    assert found.arrived(B, 1, 0, 100) == [Brought(ONE, B, 100)]
+    found.want(1, ONE, of(B, C))
+    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100)]
     found.disconnected(B)
     assert found.connected(B) == []
-    found.release(ONE, FIRST)
-    assert found.claim(ONE, FIRST, of(B, C))[1:] == [Ask(B, 3, ONE, 0, 100), Ask(C, 4, ONE, 100, 200)]
-    assert found.arrived(B, 3, 0, 100) == [Brought(ONE, B, 100)]
+    found.drop(1)
+    assert found.want(1, ONE, of(B, C))[1:] == [Ask(B, 3, ONE, 0, 100), Ask(C, 4, ONE, 100, 200)]
+    assert found.arrived(B, 3, 0, 100) == [Brought(1, B, 100)]
 
 
-def test_the_last_to_leave_cancels_and_what_comes_then_is_dropped() -> None:
+def test_what_is_dropped_is_cancelled_and_what_comes_of_it_then_counts_for_nothing() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B))
-    found.claim(ONE, SECOND, of(B))
-    assert found.release(ONE, FIRST) == []
-    assert found.release(ONE, FIRST) == []
-    assert found.release(ONE, SECOND) == [Cancel(B, 1, ONE), FreePlace(ONE, whole=False)]
+    found.want(1, ONE, of(B))
+    assert found.drop(1) == [Cancel(B, 1, 1), FreePlace(1, whole=False)]
+    assert found.drop(1) == []
     assert found.arrived(B, 1, 0, 100) == []
     assert found.refused(B, 1, "late") == []
-    assert found.claim(ONE, FIRST, of(B)) == [TakePlace(ONE), Ask(B, 2, ONE, 0, 100)]
-
-
-def test_what_has_come_stays_until_the_last_claim_ends() -> None:
-    found = fetches()
-    found.claim(ONE, FIRST, of(B))
-    found.claim(ONE, SECOND, of(B))
-    found.arrived(B, 1, 0, 100)
-    assert found.release(ONE, FIRST) == []
-    assert found.ended(B, "gone") == found.segment_began(2) == []
-    assert found.claim(ONE, FIRST, of(B2)) == [Arrived(ONE, FIRST)], "an item is the same, whoever has it"
-    assert found.release(ONE, FIRST) == []
-    assert found.release(ONE, SECOND) == [FreePlace(ONE, whole=True)]
-
-
-def test_items_are_asked_for_as_places_become_free_in_the_order_of_their_claims() -> None:
-    found = fetches(2)
-    found.claim(ONE, FIRST, of(B))
-    found.claim(TWO, FIRST, of(B))
-    assert found.claim(THREE, FIRST, of(B)) == []
-    assert list(found.pending())[-1] == (THREE, (FIRST,), "a place")
-    found.arrived(B, 1, 0, 100)
-    assert found.release(ONE, FIRST) == [FreePlace(ONE, whole=True), TakePlace(THREE), Ask(B, 3, THREE, 0, 100)]
-
-
-def test_a_claim_that_ends_while_its_item_waits_for_a_place_leaves_nothing() -> None:
-    found = fetches(1)
-    found.claim(ONE, FIRST, of(B))
-    found.claim(TWO, FIRST, of(B))
-    assert found.release(TWO, FIRST) == []
-    assert found.release(ONE, FIRST) == [Cancel(B, 1, ONE), FreePlace(ONE, whole=False)]
-    assert list(found.pending()) == []
-
-
-def test_an_item_whose_host_is_not_connected_takes_no_place_from_another() -> None:
-    found = fetches(1, C)
-    assert found.claim(ONE, FIRST, of(B)) == []
-    assert found.claim(TWO, FIRST, of(C)) == [TakePlace(TWO), Ask(C, 1, TWO, 0, 100)]
-    assert found.connected(B) == []
-    assert found.refused(C, 1, "no")[-2:] == [TakePlace(ONE), Ask(B, 2, ONE, 0, 100)]
+    assert found.want(2, ONE, of(B)) == [TakePlace(2), Ask(B, 2, ONE, 0, 100)]
 
 
 def test_after_a_reconnect_only_the_rest_is_asked_for() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B))
+    found.want(1, ONE, of(B))
     found.arrived(B, 1, 0, 60)
     found.disconnected(B)
-    assert list(found.pending()) == [(ONE, (FIRST,), "a connection to host b")]
+    assert list(found.pending()) == [(1, "a connection to host b")]
     assert found.arrived(B, 1, 60, 100) == [], "it came over the connection that was lost"
     assert found.connected(B) == [Ask(B, 2, ONE, 60, 100)]
     assert found.connected(B) == [], "it is asked for already"
-    assert list(found.pending()) == [(ONE, (FIRST,), "bytes of host b")]
-    assert found.arrived(B, 2, 60, 100) == [Brought(ONE, B, 100), Arrived(ONE, FIRST)]
+    assert list(found.pending()) == [(1, "bytes of host b")]
+    assert found.arrived(B, 2, 60, 100) == [Brought(1, B, 100), Arrived(1)]
 
 
 ENDS = {
@@ -165,38 +122,28 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_cannot_come_any_more_is_told_to_all_that_wait_and_frees_its_place(end: str) -> None:
+def test_what_cannot_come_any_more_is_lost_and_frees_its_place(end: str) -> None:
     happen, why = ENDS[end]
-    found = fetches(1)
-    found.claim(ONE, FIRST, of(B))
-    found.claim(ONE, SECOND, of(B))
-    found.claim(Named(2, Version(1)), FIRST, of(C))
+    found = fetches()
+    found.want(1, ONE, of(B))
+    found.want(2, Named(2, Version(1)), of(C))
     orders: list[Any] = happen(found)
-    assert [one for one in orders if not isinstance(one, Cancel)] == [
-        *(FreePlace(ONE, whole=False), Lost(ONE, FIRST, why), Lost(ONE, SECOND, why)),
-        *(TakePlace(Named(2, Version(1))), Ask(C, 2, Named(2, Version(1)), 0, 100)),
-    ]
-    assert found.release(ONE, FIRST) == [], "its claim has ended"
+    assert [one for one in orders if not isinstance(one, Cancel)] == [FreePlace(1, whole=False), Lost(1, why)]
+    assert found.drop(1) == [], "it is not wanted any more"
+    assert found.wants(2)
     if end != "the owner says so":
-        (lost,) = found.claim(ONE, FIRST, of(B))
+        (lost,) = found.want(3, ONE, of(B))
         assert isinstance(lost, Lost), "it does not come later either"
-
-
-def test_what_waits_for_a_place_is_lost_as_well() -> None:
-    found = fetches(1)
-    found.claim(ONE, FIRST, of(C))
-    found.claim(TWO, FIRST, of(B))
-    assert found.ended(B, "gone") == [Lost(TWO, FIRST, "gone")]
 
 
 def test_one_range_that_is_lost_cancels_the_others() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B, C))
+    found.want(1, ONE, of(B, C))
     assert found.ended(B, "gone") == [
-        Cancel(B, 1, ONE),
-        Cancel(C, 2, ONE),
-        FreePlace(ONE, whole=False),
-        Lost(ONE, FIRST, "gone"),
+        Cancel(B, 1, 1),
+        Cancel(C, 2, 1),
+        FreePlace(1, whole=False),
+        Lost(1, "gone"),
     ]
 
 
@@ -204,17 +151,17 @@ def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:
     found = fetches()
     found.ended(B, "gone")
     assert found.connected(B) == []
-    assert found.claim(ONE, FIRST, of(B)) == [Lost(ONE, FIRST, "incarnation 1 of host b has ended")]
-    assert found.claim(TWO, FIRST, of(B2)) == []
-    assert found.connected(B2) == [TakePlace(TWO), Ask(B2, 1, TWO, 0, 100)]
+    assert found.want(1, ONE, of(B)) == [Lost(1, "incarnation 1 of host b has ended")]
+    assert found.want(2, TWO, of(B2)) == [TakePlace(2)]
+    assert found.connected(B2) == [Ask(B2, 1, TWO, 0, 100)]
     assert found.connected(B) == []
-    assert found.claim(THREE, FIRST, of(B2)) == [TakePlace(THREE), Ask(B2, 2, THREE, 0, 100)]
+    assert found.want(3, THREE, of(B2)) == [TakePlace(3), Ask(B2, 2, THREE, 0, 100)]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 10), (20, 30), (10, 101), (10, 10), (10, 5)])
 def test_bytes_that_are_not_the_next_ones_are_refused(begin: int, end: int) -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B))
+    found.want(1, ONE, of(B))
     found.arrived(B, 1, 0, 10)
     with pytest.raises(MessageUnreadable, match="10 to 100 are missing"):
         found.arrived(B, 1, begin, end)
@@ -222,25 +169,25 @@ def test_bytes_that_are_not_the_next_ones_are_refused(begin: int, end: int) -> N
 
 def test_bytes_of_another_host_than_was_asked_count_for_nothing() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B))
+    found.want(1, ONE, of(B))
     assert found.arrived(C, 1, 0, 100) == found.arrived(B2, 1, 0, 100) == found.refused(C, 1, "no") == []
     assert found.missing(C, 1) is None
 
 
 def test_what_has_not_come_is_known_until_it_has_or_nobody_wants_it() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B))
-    found.claim(TWO, FIRST, of(B))
+    found.want(1, ONE, of(B))
+    found.want(2, TWO, of(B))
     found.arrived(B, 1, 0, 10)
-    assert found.missing(B, 1) == Missing(ONE, 10, 100)
+    assert found.missing(B, 1) == Missing(1, 10, 100)
     found.arrived(B, 1, 10, 100)
-    found.release(TWO, FIRST)
+    found.drop(2)
     assert found.missing(B, 1) is found.missing(B, 2) is None
 
 
 def test_an_answer_to_what_was_never_asked_is_refused() -> None:
     found = fetches()
-    found.claim(ONE, FIRST, of(B))
+    found.want(1, ONE, of(B))
     for answer in (found.missing, lambda *of: found.arrived(*of, 0, 1), lambda *of: found.refused(*of, "no")):
         with pytest.raises(MessageUnreadable, match="request 2 is answered, and there were 1"):
             answer(B, 2)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.host.version_shelf import Owner
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import FetchTable, Named, Peer, Range, Serves
+from paceline.transfer.fetch_table import FetchTable, Peer, Serves
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
 
@@ -129,10 +128,9 @@ def pending(network: Network) -> list[str]:
     if network.now < FAULTS.end + 30.0:
         return ["it is too early to say"]
     return [
-        f"{node.name}: {owner} claims {named}, which waits for {why}"
+        f"{node.name}: {node.of_number[number]} waits for {why}"
         for node in nodes(network)
-        for named, claimed, why in node.fetches.pending()
-        for owner in claimed
+        for number, why in node.fetches.pending()
     ] + [
         f"{node.name}: {owner} waits for {named}"
         for node in nodes(network)
@@ -144,7 +142,9 @@ def pending(network: Network) -> list[str]:
 def left_over(network: Network) -> list[str]:
     """Places and claims that nobody needs any more."""
     found = [f"{node.name} has claims" for node in nodes(network) if node.claims]
-    found += [f"{node.name} keeps a place for {named}" for node in nodes(network) for named in node.places]
+    found += [
+        f"{node.name} keeps a place for {node.of_number[number]}" for node in nodes(network) for number in node.places
+    ]
     found += [f"{node.name} keeps {named} for {owner}" for node in nodes(network) for named, owner in node.shelf]
     return found + [f"{node.name} sends something" for node in nodes(network) if node.sending]
 
@@ -169,14 +169,14 @@ def a_cancelled_request_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Serves, "cancelled", lambda self, peer, request: [])
 
 
-def a_claim_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = FetchTable.release
+def a_want_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop = FetchTable.drop
 
-    def leaky(self: FetchTable, named: Named, owner: Owner) -> list[fetch_table.Order]:
-        record = self._records.get(named)
-        return [] if record is not None and not record.here else release(self, named, owner)
+    def leaky(self: FetchTable, number: int) -> list[fetch_table.Order]:
+        record = self._records.get(number)
+        return [] if record is not None and not record.here else drop(self, number)
 
-    monkeypatch.setattr(FetchTable, "release", leaky)
+    monkeypatch.setattr(FetchTable, "drop", leaky)
 
 
 def a_place_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,17 +200,6 @@ def bytes_that_come_twice_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FetchTable, "arrived", trusting)
 
 
-def only_the_first_is_told_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    lose = FetchTable._lose
-
-    def forgetful(self: FetchTable, record: Any, why: str) -> list[fetch_table.Order]:
-        orders = lose(self, record, why)
-        lost = [one for one in orders if isinstance(one, fetch_table.Lost)]
-        return [one for one in orders if one not in lost[1:]]
-
-    monkeypatch.setattr(FetchTable, "_lose", forgetful)
-
-
 def a_loss_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FetchTable, "ended", lambda self, peer, why: [])
 
@@ -223,8 +212,7 @@ def an_incarnation_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "next_incarnation", lambda self, name: 1)
 
 
-def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item is asked for again while it is on its way."""
+def what_is_on_its_way_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = FetchTable._ask
 
     def again(self: FetchTable, record: Any) -> list[fetch_table.Order]:
@@ -232,19 +220,13 @@ def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
             one.request = None
         return ask(self, record)
 
-    claim = FetchTable.claim
-
-    def eager(self: FetchTable, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[fetch_table.Order]:
-        orders = claim(self, named, owner, ranges)
-        return orders + again(self, self._records[named]) if named in self._records else orders
-
-    monkeypatch.setattr(FetchTable, "claim", eager)
+    monkeypatch.setattr(FetchTable, "_ask", again)
 
 
 def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     def early(self: Any, peer: Peer) -> list[fetch_table.Order]:
         size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
-        return [fetch_table.Brought(self.named, peer, size)]
+        return [fetch_table.Brought(self.number, peer, size)]
 
     monkeypatch.setattr(fetch_table._Record, "brought", early)
 
@@ -252,14 +234,13 @@ def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.
 OURS = [
     a_claim_for_others_leaks,
     a_cancelled_request_is_sent_on,
-    a_claim_leaks,
+    a_want_leaks,
     a_place_leaks,
     bytes_that_come_twice_count_twice,
-    only_the_first_is_told_of_a_loss,
     a_loss_is_not_told,
     nothing_is_asked_again,
     an_incarnation_is_reused,
-    every_claim_is_a_fetch,
+    what_is_on_its_way_is_asked_for_again,
     a_host_has_brought_an_item_with_the_first_of_its_ranges,
 ]
 

@@ -209,9 +209,9 @@ def left_over(network: Network, head: Head) -> list[str]:
             found.append(f"{name} lives, and is not here")
         else:
             data = host.data
-            found += [f"{name}: {who} claim {what}, which waits for {why}" for what, who, why in data.fetches.pending()]
+            found += [f"{name}: {data.of_number[number]} waits for {why}" for number, why in data.fetches.pending()]
             found += [f"{name} has {len(data.claims)} claims"] * bool(data.claims)
-            found += [f"{name} keeps a place for {named}" for named in data.places]
+            found += [f"{name} keeps a place for {data.of_number[number]}" for number in data.places]
             found += [f"{name} keeps {named} for {owner}" for named, owner in data.shelf]
             found += [f"{name} knows of {data.known}"] * (
                 here.items() - {(name, here[name])} - data.known.items() != set()

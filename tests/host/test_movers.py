@@ -49,7 +49,7 @@ class Side:
         self.lost: list[str] = []
         self.coming: dict[int, Item] = {}
         """By number: items to whose places something may still be written."""
-        self.carrier = TransferManager("here", PLACES, loop.now, mover.pipe)
+        self.carrier = TransferManager("here", loop.now, mover.pipe)
         self.carrier.begins(0, self)
         self.pipe = self.carrier.meet(other, 1)
 

@@ -37,7 +37,7 @@ class Host:
         choice = choose("asp", registry())
         places = plan(choice.spec, choice.unapplied, 2)
         self.workers, self.news, self.loop = Mock(numbers=[1]), Mock(), Clockwork()
-        self.carrier = TransferManager("node-1", places.places, lambda: 0.0)
+        self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
         self.branch = Branch(

@@ -32,7 +32,7 @@ class Host:
         choice = choose("bsp", registry())
         places = plan(choice.spec, choice.unapplied, 3)
         self.workers, self.news, self.loop, self.begun = Mock(numbers=[1, 2]), Mock(), Clockwork(), Mock()
-        self.carrier = TransferManager("node-1", places.places, lambda: 0.0)
+        self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
         self.branch = Branch(

@@ -59,7 +59,7 @@ class Got:
 class Side:
     """One host: what it has, what was asked of it, and what comes."""
 
-    def __init__(self, other: str, incarnation: int, room: int = 100) -> None:
+    def __init__(self, other: str, incarnation: int) -> None:
         self.other = other
         self.has: dict[Item, bytearray] = {}
         self.gone: set[Item] = set()
@@ -74,7 +74,7 @@ class Side:
         """By item: who has it, if that is not the other host alone."""
         self.fetches: list[Fetch] = []
         """What has come."""
-        self.carrier = TransferManager("here", room, time.monotonic)
+        self.carrier = TransferManager("here", time.monotonic)
         self.carrier.begins(0, self)
         self.bulk = self.carrier.meet(other, incarnation)
 
@@ -145,10 +145,10 @@ class Side:
 class Two:
     """The head `a`, which listens, and host `b`, which dials it, in one loop."""
 
-    def __init__(self, room: int = 100, keys: Keys = KEYS) -> None:
+    def __init__(self, keys: Keys = KEYS) -> None:
         self.loop = Loop()
         self.keys = keys
-        self.a, self.b = Side("b", 3, room), Side("a", 1, room)
+        self.a, self.b = Side("b", 3), Side("a", 1)
         self.lines: list[str] = []
         self.listen(tcp.listen())
         self.diallers: list[Dialler] = []

@@ -442,7 +442,7 @@ def elsewhere(
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: several)
-    carrier = TransferManager("node-0", places.places, loop.now, lambda peer, news: Pipe(peer, news, between))
+    carrier = TransferManager("node-0", loop.now, lambda peer, news: Pipe(peer, news, between))
     head = LocalHost(
         places,
         spec,

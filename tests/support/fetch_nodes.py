@@ -82,8 +82,9 @@ def owners(named: Named, host: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Waits:
-    """One claim, and what it was told."""
+    """One claim of what is wanted by that number, and what it was told."""
 
+    number: int
     expected: bytes
     patient: bool
     told: str | None = None
@@ -112,14 +113,18 @@ class Node:
         self.known = dict.fromkeys(NAMES, 0)
         """By host: the incarnation that this one was told of."""
         self.segment = segment
-        self.room = lots.choice([1, 2, 8])
-        self.fetches = FetchTable(self.room)
+        self.fetches = FetchTable()
+        self.numbers = itertools.count(1)
+        self.wanted: dict[Named, int] = {}
+        """By item: the number by which it was wanted last."""
+        self.of_number: dict[int, Named] = {}
         self.fetches.segment_began(self.segment)
         self.serves = Serves(self.look, self.segment)
         self.where: dict[Item, str] = {}
-        self.places: dict[Named, bytearray] = {}
-        self.brought: dict[Named, set[str]] = {}
-        """By item that has a place: the hosts of which all is there."""
+        self.places: dict[int, bytearray] = {}
+        """By number of what is wanted."""
+        self.brought: dict[int, set[str]] = {}
+        """By number of what has a place: the hosts of which all is there."""
         self.claims: dict[tuple[Named, Owner], Waits] = {}
         self.shelf: set[tuple[Named, Owner]] = set()
         self.links: dict[int, Link] = {}
@@ -143,15 +148,25 @@ class Node:
             return
         lives = [(one, self.life_of(Peer(one.host, one.incarnation))) for one in ranges]
         contents = [content(named, one.host, life)[one.begin : one.end] for one, life in lives]
-        if not all(life for _, life in lives) or self.fetches.has(named):
-            contents = []  # it was told late, and the item can only be lost; or the item is here, and was looked at
-        self.claims[named, owner] = Waits(b"".join(contents), patient)
-        self.carry_out(self.fetches.claim(named, owner, ranges))
+        before = self.wanted.get(named, 0)
+        joins = self.fetches.wants(before)
+        if not all(life for _, life in lives) or joins:
+            contents = []  # it was told late, and the item can only be lost; or whoever wants it looks at the bytes
+        number = before if joins else next(self.numbers)
+        self.claims[named, owner] = Waits(number, b"".join(contents), patient)
+        if not joins:
+            self.wanted[named], self.of_number[number] = number, named
+            self.carry_out(self.fetches.want(number, named, ranges))
+        elif any(waits.told for waits in self.claims.values() if waits.number == number):
+            self.answered(named, owner, "arrived")
 
     def release(self, key: tuple[Named, Owner]) -> None:
-        if key in self.claims:
-            del self.claims[key]
-            self.carry_out(self.fetches.release(*key))
+        if (waits := self.claims.pop(key, None)) is not None and not self.who_claims(waits.number):
+            self.carry_out(self.fetches.drop(waits.number))
+
+    def who_claims(self, number: int) -> list[tuple[Named, Owner]]:
+        """Who claims what is wanted by that number."""
+        return [key for key, waits in self.claims.items() if waits.number == number]
 
     def make(self, version: int, how: str) -> None:
         """An item of the present segment is made, is never made, or is not needed here any more."""
@@ -180,29 +195,35 @@ class Node:
     def carry_out(self, orders: list[fetch_table.Order]) -> None:
         for order in orders:
             match order:
-                case fetch_table.TakePlace(named):
-                    if named in self.places or len(self.places) >= self.room:
-                        raise Wrong(f"{named} has a place, or none is free")
-                    self.places[named] = bytearray(3 * SIZE)
-                    self.brought[named] = set()
-                case fetch_table.FreePlace(named):
-                    del self.places[named], self.brought[named]
+                case fetch_table.TakePlace(number):
+                    if number in self.places:
+                        raise Wrong(f"{self.of_number[number]} has a place")
+                    self.places[number] = bytearray(3 * SIZE)
+                    self.brought[number] = set()
+                case fetch_table.FreePlace(number):
+                    del self.places[number], self.brought[number]
                 case fetch_table.Ask(peer, request, named, begin, end):
                     self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
                 case fetch_table.Cancel(peer, request):
                     self.say(peer, Cancel(request))
-                case fetch_table.Brought(named, peer, size):
-                    if peer.host in self.brought[named] or size != SIZE * owners(named, self.name).count(peer.host):
+                case fetch_table.Brought(number, peer, size):
+                    named = self.of_number[number]
+                    if peer.host in self.brought[number] or size != SIZE * owners(named, self.name).count(peer.host):
                         raise Wrong(f"{peer} has brought {size} bytes of {named}, or had before")
-                    self.brought[named].add(peer.host)
-                case fetch_table.Arrived(named, owner):
-                    waits = self.answered(named, owner, "arrived")
-                    if self.brought[named] != set(owners(named, self.name)):
-                        raise Wrong(f"{named} has arrived, and only {self.brought[named]} have brought theirs")
-                    if waits.expected and bytes(self.places[named][: len(waits.expected)]) != waits.expected:
-                        raise Wrong(f"{named} arrived with other bytes than its owner has")
-                case fetch_table.Lost(named, owner):
-                    self.answered(named, owner, "lost")
+                    self.brought[number].add(peer.host)
+                case fetch_table.Arrived(number):
+                    named = self.of_number[number]
+                    if self.brought[number] != set(owners(named, self.name)):
+                        raise Wrong(f"{named} has arrived, and only {self.brought[number]} have brought theirs")
+                    for _, owner in self.who_claims(number):
+                        waits = self.answered(named, owner, "arrived")
+                        if waits.expected and bytes(self.places[number][: len(waits.expected)]) != waits.expected:
+                            raise Wrong(f"{named} arrived with other bytes than its owner has")
+                case fetch_table.Lost(number):
+                    if number not in self.of_number:
+                        raise Wrong(f"{number} is lost, and is nothing")
+                    for named, owner in self.who_claims(number):
+                        self.answered(named, owner, "lost")
 
     def answered(self, named: Named, owner: Owner, told: str) -> Waits:
         waits = self.claims.get((named, owner))
@@ -287,7 +308,7 @@ class Node:
                 missing = self.fetches.missing(self.of(link), request)
                 orders = self.fetches.arrived(self.of(link), request, begin, begin + len(data))
                 if missing is not None:
-                    self.places[missing.named][begin : begin + len(data)] = data
+                    self.places[missing.number][begin : begin + len(data)] = data
                 self.carry_out(orders)
 
     def of(self, link: Link) -> Peer:

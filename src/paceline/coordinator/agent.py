@@ -470,7 +470,7 @@ class _Agent:
         places = plan(spec, settings.choice.unapplied, settings.workers)
         link = self._emulated = EmulatedLink.of(settings.scenario, self._name, self._loop)
         pipes = self._mover.pipe if link is None else link.pipe
-        self._carrier = TransferManager(self._name, places.places, self._loop.now, pipes)
+        self._carrier = TransferManager(self._name, self._loop.now, pipes)
         pipe = self._carrier.meet(head, HEAD)
         self._hello = Hello(self._name, self.end.run, self._incarnation, 0)
         self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)

@@ -24,7 +24,6 @@ from paceline.host import messages as host_messages
 from paceline.host.contract import News
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
-from paceline.host.memory_plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shards.migration import Moved
 from paceline.host.worker_output import WorkerOutput
@@ -243,11 +242,8 @@ class HostRegistry:
         self.names |= settings.hosts_of_workers
         _, *placed = settings.scenario.placed(settings.workers).items()
         self.others = [Other(host, there, self._teller(host)) for host, there in placed]
-        room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
         link = self._emulated = EmulatedLink.of(settings.scenario, meeting.head, self._loop)
-        self.carrier = TransferManager(
-            meeting.head, room, self._loop.now, self._mover.pipe if link is None else link.pipe
-        )
+        self.carrier = TransferManager(meeting.head, self._loop.now, self._mover.pipe if link is None else link.pipe)
         self._hosts.begins(self._link.now())
         self._begun = True
         for other in self.others:

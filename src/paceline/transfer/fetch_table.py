@@ -1,9 +1,7 @@
 """Fetches between hosts: what is asked of other hosts, and what is served to them. Pure: names and numbers, no bytes.
 
-`FetchTable` is what a host wants. It has one record an item, however many claim the item there. A record is asked for
-once a place is free, and is cancelled as the last claim ends. `Serves` is what others want of this host. It serves an
-item once that is made. Each claim of a fetch is told one thing, unless it ends before: `Arrived` or `Lost`. What has
-arrived stays until the last claim ends.
+`FetchTable` is what a host wants. Each want has a number, and is told one thing, unless it is dropped before: `Arrived`
+or `Lost`. `Serves` is what others want of this host. It serves an item once that is made.
 
     FetchTable                       Serves
     Ask      ───────────────────►    asked          claims the item, which may be on its way
@@ -12,15 +10,15 @@ arrived stays until the last claim ends.
     refused  ◄───────────────────    Say            the item will never be there
 
 Requests belong to a connection. Where it breaks, the server forgets them, and the other side asks again over the next
-one, for the rest. A fetch names the segment of the run, and the owner's incarnation. Once either has ended, all that
-wait are told `Lost`: no fetch waits for what can't come. Connections and membership are the driver's to tell. An order
+one, for the rest. A want names the segment of the run, and the owner's incarnation. Once either has ended, it is
+`Lost`: nobody waits for what can't come. Connections and membership are the driver's to tell. An order
 about a host that is not connected has no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paceline.core.items import Item
@@ -52,9 +50,9 @@ class Peer(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Bytes of an item that have not come."""
+    """Bytes that have not come, of the item that is wanted by that number."""
 
-    named: Named
+    number: int
     begin: int
     end: int
 
@@ -64,16 +62,16 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TakePlace:
-    """Lay out a place for the item. One is free."""
+    """Lay out a place for the item."""
 
-    named: Named
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class FreePlace:
-    """No claim keeps the item's place any more."""
+    """The item comes no more, or nobody wants it."""
 
-    named: Named
+    number: int
     whole: bool
     """Whether all of the item is there."""
 
@@ -91,18 +89,18 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell that host that the request has ended, which was for some of that item."""
+    """Tell that host that the request has ended, which was for some of what is wanted by that number."""
 
     peer: Peer
     request: int
-    named: Named
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
     """All that this host has of the item is here. Other hosts may have more of it."""
 
-    named: Named
+    number: int
     peer: Peer
     size: int
 
@@ -111,16 +109,14 @@ class Brought:
 class Arrived:
     """The item is here, whole."""
 
-    named: Named
-    owner: Owner
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The item will not come. The claim has ended."""
+    """The item will not come. It is not wanted any more."""
 
-    named: Named
-    owner: Owner
+    number: int
     why: str
 
 
@@ -141,39 +137,33 @@ class _Coming:
 
 @dataclass(slots=True)
 class _Record:
-    """One item: who waits for it, and what of it is here."""
+    """An item that is wanted, and what of it is here."""
 
+    number: int
     named: Named
     ranges: tuple[Range, ...]
     coming: list[_Coming]
-    owners: dict[Owner, None] = field(default_factory=dict)
-    placed: bool = False
-    """Whether it has a place."""
+    begun: bool = False
+    """Whether some of it was asked for. Over a new connection that goes first."""
 
     @property
     def here(self) -> bool:
-        return self.placed and all(one.have == one.end for one in self.coming)
+        return all(one.have == one.end for one in self.coming)
 
     def brought(self, peer: Peer) -> list[Order]:
         """Say so if all that this host has of the item is here."""
         if any(one.peer == peer and one.have < one.end for one in self.coming):
             return []
         size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
-        return [Brought(self.named, peer, size)]
+        return [Brought(self.number, peer, size)]
 
 
 class FetchTable:
     """What this host wants of others."""
 
-    def __init__(self, room: int) -> None:
-        """`room`: how many items may be fetched or lie here at once. Each has a place of its own."""
-        assert room > 0, "an item needs a place"
-        self._room = room
-        self._placed = 0
-        self._records: dict[Named, _Record] = {}
-        self._queue: dict[Named, None] = {}
-        """Records that a place may be for, in the order in which they were first claimed. One none of whose hosts is
-        connected leaves it until one is."""
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+        """By number of what is wanted."""
         self._requests: dict[int, tuple[_Record, _Coming]] = {}
         self._asked = 0
         self._connected: dict[str, int] = {}
@@ -182,40 +172,22 @@ class FetchTable:
         """By host: the last incarnation that has ended."""
         self._segment = 0
 
-    # --- claims -------------------------------------------------------------------------------------
+    # --- what is wanted -----------------------------------------------------------------------------
 
-    def claim(self, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[Order]:
-        """The owner needs this item, which these hosts have.
-
-        All that claim an item on its way name the same hosts: an incarnation's end is told before another one is named.
-        """
+    def want(self, number: int, named: Named, ranges: tuple[Range, ...]) -> list[Order]:
+        """By that number this item is wanted, which these hosts have. No number is used again."""
         assert ranges, f"nobody has {named}"
         assert all(one.begin < one.end for one in ranges), f"one of {ranges} is empty"
-        record = self._records.get(named)
-        if record is not None and owner in record.owners:
-            return []
-        if record is not None and record.here:
-            record.owners[owner] = None
-            return [Arrived(named, owner)]
         if why := self._why_lost(named, ranges):
-            return [Lost(named, owner, why)]
-        if record is None:
-            coming = [_Coming(Peer(one.host, one.incarnation), one.end, one.begin) for one in ranges]
-            record = self._records[named] = _Record(named, ranges, coming)
-            self._queue[named] = None
-        assert record.ranges == ranges, f"{named} is asked of {record.ranges} and of {ranges}"
-        record.owners[owner] = None
-        return self._admit()
+            return [Lost(number, why)]
+        coming = [_Coming(Peer(one.host, one.incarnation), one.end, one.begin) for one in ranges]
+        record = self._records[number] = _Record(number, named, ranges, coming)
+        return [TakePlace(number), *self._ask(record)]
 
-    def release(self, named: Named, owner: Owner) -> list[Order]:
-        """The owner does not need the item any more. The last one cancels what is on its way."""
-        record = self._records.get(named)
-        if record is None or owner not in record.owners:
-            return []
-        del record.owners[owner]
-        if record.owners:
-            return []
-        return self._drop(record) + self._admit()
+    def drop(self, number: int) -> list[Order]:
+        """That is not wanted any more. What is on its way is cancelled."""
+        record = self._records.get(number)
+        return [] if record is None else self._drop(record)
 
     # --- what happens -------------------------------------------------------------------------------
 
@@ -225,10 +197,9 @@ class FetchTable:
             return []
         orders = self.ended(Peer(peer.host, peer.incarnation - 1), "its host has come again")
         self._connected[peer.host] = peer.incarnation
-        self._queue = {record.named: None for record in self._records.values() if not record.placed}
-        for record in list(self._records.values()):
+        for record in sorted(self._records.values(), key=lambda record: not record.begun):
             orders += self._ask(record)
-        return orders + self._admit()
+        return orders
 
     def disconnected(self, peer: Peer) -> None:
         """The connection is lost. What was asked over it is asked again over the next one."""
@@ -245,7 +216,7 @@ class FetchTable:
         Raises MessageUnreadable if there was no such request.
         """
         found = self._find(peer, request)
-        return None if found is None else Missing(found[0].named, found[1].have, found[1].end)
+        return None if found is None else Missing(found[0].number, found[1].have, found[1].end)
 
     def arrived(self, peer: Peer, request: int, begin: int, end: int) -> list[Order]:
         """These bytes of the request have come. What comes for one that was cancelled is dropped.
@@ -264,8 +235,7 @@ class FetchTable:
             return []
         del self._requests[request]
         coming.request = None
-        here = [Arrived(record.named, owner) for owner in record.owners] if record.here else []
-        return [*record.brought(peer), *here]
+        return [*record.brought(peer), *([Arrived(record.number)] if record.here else [])]
 
     def refused(self, peer: Peer, request: int, why: str) -> list[Order]:
         """The host will never have it. Raises MessageUnreadable if there was no such request."""
@@ -274,7 +244,7 @@ class FetchTable:
             return []
         del self._requests[request]
         found[1].request = None
-        return self._lose(found[0], why) + self._admit()
+        return self._lose(found[0], why)
 
     def ended(self, peer: Peer, why: str) -> list[Order]:
         """This incarnation has ended, and all before it."""
@@ -290,19 +260,17 @@ class FetchTable:
 
     # --- what there is ------------------------------------------------------------------------------
 
-    def has(self, named: Named) -> bool:
-        """Whether the item is here, whole."""
-        return named in self._records and self._records[named].here
+    def wants(self, number: int) -> bool:
+        """Whether that is wanted: it is here, or may come."""
+        return number in self._records
 
-    def pending(self) -> Iterator[tuple[Named, tuple[Owner, ...], str]]:
-        """What is claimed and not here: the item, who claims it, and what it waits for."""
+    def pending(self) -> Iterator[tuple[int, str]]:
+        """What is wanted and not here, and what it waits for."""
         for record in self._records.values():
-            if not record.placed:
-                yield record.named, tuple(record.owners), "a place"
-            elif not record.here:
-                coming = next(one for one in record.coming if one.have < one.end)
+            coming = next((one for one in record.coming if one.have < one.end), None)
+            if coming is not None:
                 why = "a connection to" if coming.request is None else "bytes of"
-                yield record.named, tuple(record.owners), f"{why} host {coming.peer.host}"
+                yield record.number, f"{why} host {coming.peer.host}"
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -318,26 +286,13 @@ class FetchTable:
         gone = [one for one in ranges if one.incarnation <= self._ended.get(one.host, 0)]
         return f"incarnation {gone[0].incarnation} of host {gone[0].host} has ended" if gone else None
 
-    def _admit(self) -> list[Order]:
-        """Ask for what waits, as long as there are places. An item none of whose hosts is connected takes none."""
-        orders: list[Order] = []
-        while self._queue and self._placed < self._room:
-            named = next(iter(self._queue))
-            del self._queue[named]
-            record = self._records[named]
-            if any(self._reaches(one) for one in record.coming):
-                self._placed += 1
-                record.placed = True
-                orders += [TakePlace(named), *self._ask(record)]
-        return orders
-
     def _ask(self, record: _Record) -> list[Order]:
         """Ask for each range whose host is connected."""
         orders: list[Order] = []
-        for one in record.coming if record.placed else []:
+        for one in record.coming:
             if one.request is None and one.have < one.end and self._reaches(one):
                 self._asked += 1
-                one.request = self._asked
+                one.request, record.begun = self._asked, True
                 self._requests[self._asked] = record, one
                 orders.append(Ask(one.peer, self._asked, record.named, one.have, one.end))
         return orders
@@ -350,28 +305,21 @@ class FetchTable:
         for record in list(self._records.values()):
             if reason := why(record):
                 orders += self._lose(record, reason)
-        return orders + self._admit()
+        return orders
 
     def _lose(self, record: _Record, why: str) -> list[Order]:
-        """Tell all that wait for it. What is here already stays."""
-        if record.here:
-            return []
-        return [*self._drop(record), *(Lost(record.named, owner, why) for owner in record.owners)]
+        """It will not come. What is here already stays."""
+        return [] if record.here else [*self._drop(record), Lost(record.number, why)]
 
     def _drop(self, record: _Record) -> list[Order]:
         """Forget the record, and what was asked for it."""
-        whole = record.here
-        del self._records[record.named]
+        del self._records[record.number]
         orders: list[Order] = []
         for one in record.coming:
             if one.request is not None:
                 del self._requests[one.request]
-                orders.append(Cancel(one.peer, one.request, record.named))
-        if not record.placed:
-            self._queue.pop(record.named, None)
-            return orders
-        self._placed -= 1
-        return [*orders, FreePlace(record.named, whole)]
+                orders.append(Cancel(one.peer, one.request, record.number))
+        return [*orders, FreePlace(record.number, record.here)]
 
 
 # what is served

@@ -1,10 +1,10 @@
 """Items between this host and all others: what is fetched and served. It carries out what `fetch_table` says.
 
-    fetch, cancel, ended, begins ──►  FetchTable ── Ask, Cancel ────►  a connection with each other host,
+    want, drop, ended, begins    ──►  FetchTable ── Ask, Cancel ────►  a connection with each other host,
     made, never, begins ───────────►  Serves ── Send, Stop, Say ────►  whose frames and bytes come back here
 
-`FetchTable` and `Serves` know names. The bytes go by here: out of the memory of an item that is here, and into the
-place of one that comes.
+An item is wanted once, however many fetch it. `FetchTable` and `Serves` know names. The bytes go by here: out of the
+memory of an item that is here, and into the place of one that comes.
 """
 
 from __future__ import annotations
@@ -91,11 +91,17 @@ class _Told:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where an item comes to."""
+class _Want:
+    """An item that somebody fetches, and its place."""
 
     number: int
-    span: Span
+    named: Named
+    ranges: tuple[Range, ...]
+    span: Span | None = None
+    """None: it has no place."""
+    here: bool = False
+    """Whether all has come."""
+    waiting: dict[Owner, _Waiting] = field(default_factory=dict)
     late: set[tuple[Peer, int]] = field(default_factory=set)
     """Requests that were cancelled, and of which bytes may still be written."""
 
@@ -104,15 +110,13 @@ class _Place:
 class _Waiting:
     """A fetch that is under way."""
 
-    named: Named
+    want: _Want
     told: _Told | None
     """None: the item is only expected."""
     since: float | None
     """None: nothing has come of what is expected."""
-    here: bool = False
-    """Whether all has come of what is expected."""
     brought: list[Fetch] = field(default_factory=list)
-    """What has come of that, host by host."""
+    """What has come of what is expected, host by host."""
 
 
 class TransferManager:
@@ -122,31 +126,28 @@ class TransferManager:
     """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
 
     def __init__(
-        self, host: str, room: int, now: Callable[[], float], pipe: Callable[[Peer, PipeNews], Pipe] = PeerExchange
+        self, host: str, now: Callable[[], float], pipe: Callable[[Peer, PipeNews], Pipe] = PeerExchange
     ) -> None:
-        """`host` is this one. `room`: how many items may be on their way here at once.
-
-        `pipe`: see `Mover`.
-        """
+        """`host` is this one. `pipe`: see `Mover`."""
         self.reached: Callable[[str, bool], object] = lambda host, reached: None
         """Told whether data comes from that host: as a connection comes or goes, or is refused. See `fetch`."""
         self._pipe = pipe
         self._host = host
         self._now = now
         self._segment = -1
-        self._fetches = FetchTable(room)
+        self._fetches = FetchTable()
         self._serves = Serves(lambda *asked: self._items.look(*asked), self._segment)
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
         self._pipes: dict[Peer, Pipe] = {}
         self._numbers = count()
-        self._places: dict[Named, _Place] = {}
-        """Where what is on its way comes to."""
-        self._late: dict[tuple[Peer, int], _Place] = {}
-        """By request that was cancelled: the place to which bytes of it may still be written."""
+        self._wants: dict[int, _Want] = {}
+        """By number: what is wanted, and what nobody wants any more until no byte of it comes."""
+        self._newest: dict[Named, _Want] = {}
+        """By item: how it was wanted last."""
+        self._late: dict[tuple[Peer, int], _Want] = {}
+        """By request that was cancelled, and of which bytes may still be written."""
         self._waiting: dict[Owner, _Waiting] = {}
-        self._by_item: dict[Named, dict[Owner, _Waiting]] = {}
-        """The same, by what is waited for: with many workers, few of all wait for one item."""
         self._refused: dict[Owner, str] = {}
         """Who waits on for what a host has refused, and for which host's end."""
         self._orders: deque[Order | ServeOrder] = deque()
@@ -183,9 +184,10 @@ class TransferManager:
 
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
-        self._late.clear()
         self._waiting.clear()
-        self._by_item.clear()
+        self._wants.clear()
+        self._newest.clear()
+        self._late.clear()
         for pipe in self._pipes.values():
             pipe.end()
 
@@ -212,12 +214,12 @@ class TransferManager:
         if (one := self._waiting.get(owner)) is None:
             self._fetch(item, owner, told)
             return
-        assert one.told is None, f"{owner} fetches {one.named}"
+        assert one.told is None, f"{owner} fetches {one.want.named}"
         one.told = told
         for fetch in one.brought:
             self._items.fetched(fetch)
-        if one.here:
-            self._arrived(owner)
+        if one.want.here:
+            self._arrived(one.want)
 
     def expect(self, item: Item, owner: Owner) -> None:
         """Bring what there is of an item that is being made, and go on as more is. Nobody is told of that.
@@ -227,16 +229,25 @@ class TransferManager:
         self._fetch(item, owner, None)
 
     def _fetch(self, item: Item, owner: Owner, told: _Told | None) -> None:
-        ranges = [Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item)]
+        ranges = tuple(Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item))
         named = Named(self._segment, item)
-        one = self._waiting[owner] = _Waiting(named, told, None if told is None else self._now())
-        self._by_item.setdefault(named, {})[owner] = one
-        self._obey(self._fetches.claim(named, owner, tuple(ranges)))
+        want = self._newest.get(named)
+        joins = want is not None and self._fetches.wants(want.number)
+        if want is None or not joins:
+            number = next(self._numbers)
+            want = self._newest[named] = self._wants[number] = _Want(number, named, ranges)
+        assert want.here or want.ranges == ranges, f"{named} is asked of {want.ranges} and of {ranges}"
+        one = self._waiting[owner] = _Waiting(want, told, None if told is None else self._now())
+        want.waiting[owner] = one
+        if not joins:
+            self._obey(self._fetches.want(want.number, named, ranges))
+        elif want.here:
+            self._obey([Arrived(want.number)])
 
     def cancel(self, owner: Owner) -> None:
         """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
-        if (one := self._forget(owner)) is not None:
-            self._obey(self._fetches.release(one.named, owner))
+        if (one := self._waiting.pop(owner, None)) is not None:
+            self._let_go(owner, one)
         elif (host := self._refused.pop(owner, None)) is not None and self.reaches(host):
             self.reached(host, True)
 
@@ -245,12 +256,12 @@ class TransferManager:
 
         What no other host has is here by now.
         """
-        anew = {owner: one for owner, one in self._waiting.items() if which(one.named.item)}
+        anew = {owner: one for owner, one in self._waiting.items() if which(one.want.named.item)}
         for owner in anew:
             self.cancel(owner)
         for owner, one in anew.items():
-            if self._items.ranges(one.named.item):
-                self._fetch(one.named.item, owner, one.told)
+            if self._items.ranges(one.want.named.item):
+                self._fetch(one.want.named.item, owner, one.told)
             elif one.told is not None:
                 one.told.arrived()
 
@@ -268,7 +279,8 @@ class TransferManager:
 
     def pending(self) -> list[str]:
         """What does not come to an end, and why: what is waited for here, and what is kept for others."""
-        fetched = [f"{owners} wait for {why}: {named}" for named, owners, why in self._fetches.pending()]
+        wants = [(self._wants[number], why) for number, why in self._fetches.pending()]
+        fetched = [f"{tuple(want.waiting)} wait for {why}: {want.named}" for want, why in wants]
         return fetched + [f"{owner} claims {named}" for named, owner in self._serves.claims()]
 
     # --- what pipes tell: see `BulkNews` ------------------------------------------------------------
@@ -299,7 +311,7 @@ class TransferManager:
     def refused(self, peer: Peer, request: int, why: str) -> None:
         """See `BulkNews`."""
         missing = self._fetches.missing(peer, request)
-        waiting = {} if missing is None else self._by_item[missing.named]
+        waiting = {} if missing is None else self._wants[missing.number].waiting
         wait_on = [owner for owner, one in waiting.items() if one.told is not None and one.told.lost is None]
         if wait_on:
             self._refused |= dict.fromkeys(wait_on, peer.host)
@@ -309,13 +321,14 @@ class TransferManager:
     def memory(self, peer: Peer, request: int) -> Span | None:
         """See `BulkNews`."""
         missing = self._fetches.missing(peer, request)
-        return None if missing is None else self._places[missing.named].span.part(missing.begin, missing.end)
+        span = None if missing is None else self._wants[missing.number].span
+        return None if missing is None or span is None else span.part(missing.begin, missing.end)
 
     def came(self, peer: Peer, request: int, count: int) -> None:
         """See `BulkNews`."""
         if (missing := self._fetches.missing(peer, request)) is None:
             return
-        waiting = list(self._by_item.get(missing.named, {}).values())
+        waiting = list(self._wants[missing.number].waiting.values())
         for one in waiting:
             one.since = self._now() if one.since is None else one.since
         for one in waiting:
@@ -325,10 +338,10 @@ class TransferManager:
 
     def settled(self, peer: Peer, request: int) -> None:
         """See `PipeNews`."""
-        if (place := self._late.pop((peer, request), None)) is not None:
-            place.late.remove((peer, request))
-            if not place.late:
-                self._items.settled(place.number)
+        if (want := self._late.pop((peer, request), None)) is not None:
+            want.late.remove((peer, request))
+            if not want.late:
+                self._settle(want)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -345,27 +358,26 @@ class TransferManager:
 
     def _carry_out(self, order: Order | ServeOrder) -> None:
         match order:
-            case TakePlace(named):
-                number = next(self._numbers)
-                self._places[named] = _Place(number, self._items.lay(named.item, number))
-            case FreePlace(named, whole):
-                place = self._places.pop(named)
-                self._items.free(named.item, whole)
-                if not place.late:
-                    self._items.settled(place.number)
+            case TakePlace(number):
+                want = self._wants[number]
+                want.span = self._items.lay(want.named.item, number)
+            case FreePlace(number, whole):
+                want = self._wants[number]
+                self._items.free(want.named.item, whole)
+                if not want.late:
+                    self._settle(want)
             case Ask(peer, request, named, begin, end):
                 self._pipes[peer].ask(request, named, begin, end)
-            case Cancel(peer, request, named):
+            case Cancel(peer, request, number):
                 if not self._pipes[peer].cancel(request):
-                    place = self._late[peer, request] = self._places[named]
-                    place.late.add((peer, request))
-            case Brought(named, peer, size):
-                self._tell(named, peer.host, size)
-            case Arrived(_, owner):
-                self._arrived(owner)
-            case Lost(_, owner, why):
-                if (one := self._forget(owner)) is not None and one.told is not None and one.told.lost is not None:
-                    one.told.lost(why)
+                    want = self._late[peer, request] = self._wants[number]
+                    want.late.add((peer, request))
+            case Brought(number, peer, size):
+                self._tell(self._wants[number], peer.host, size)
+            case Arrived(number):
+                self._arrived(self._wants[number])
+            case Lost(number, why):
+                self._lose(self._wants[number], why)
             case Claim(named, owner):
                 self._items.claim(named.item, owner)
             case Release(named, owner):
@@ -377,29 +389,47 @@ class TransferManager:
             case Say(peer, request, why):
                 self._pipes[peer].refuse(request, why)
 
-    def _arrived(self, owner: Owner) -> None:
-        """All of the owner's item is here, if it still waits for that. What is only expected stays until it counts."""
-        if (one := self._waiting.get(owner)) is None:
-            return
-        one.here = True
-        if one.told is not None:
-            self._forget(owner)
-            one.told.arrived()
-            self._obey(self._fetches.release(one.named, owner))
+    def _arrived(self, want: _Want) -> None:
+        """Tell all that wait for it. What is only expected stays until it counts."""
+        want.here = True
+        for owner, one in list(want.waiting.items()):
+            if one.told is not None and self._waiting.get(owner) is one:
+                del self._waiting[owner]
+                one.told.arrived()
+                self._let_go(owner, one)
 
-    def _forget(self, owner: Owner) -> _Waiting | None:
-        """The owner waits no more. Return what it has waited for."""
-        if (one := self._waiting.pop(owner, None)) is not None:
-            there = self._by_item[one.named]
-            del there[owner]
-            if not there:
-                del self._by_item[one.named]
-        return one
+    def _lose(self, want: _Want, why: str) -> None:
+        """Tell all that wait for it."""
+        for owner, one in list(want.waiting.items()):
+            if self._waiting.get(owner) is one:
+                del self._waiting[owner]
+                if one.told is not None and one.told.lost is not None:
+                    one.told.lost(why)
+        want.waiting.clear()
+        self._forget(want)
 
-    def _tell(self, named: Named, source: str, size: int) -> None:
-        waiting = list(self._by_item[named].values())
+    def _let_go(self, owner: Owner, one: _Waiting) -> None:
+        """That one waits no more. The last one drops what it has waited for."""
+        if one.want.waiting.get(owner) is one:
+            del one.want.waiting[owner]
+            if not one.want.waiting:
+                self._obey(self._fetches.drop(one.want.number))
+
+    def _settle(self, want: _Want) -> None:
+        """No byte of it comes any more."""
+        self._items.settled(want.number)
+        self._forget(want)
+
+    def _forget(self, want: _Want) -> None:
+        if not (want.waiting or want.late):
+            self._wants.pop(want.number, None)
+            if self._newest.get(want.named) is want:
+                del self._newest[want.named]
+
+    def _tell(self, want: _Want, source: str, size: int) -> None:
+        waiting = list(want.waiting.values())
         began = min(one.since for one in waiting if one.since is not None)
-        fetch = Fetch.of(named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
+        fetch = Fetch.of(want.named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
         if any(one.told is not None for one in waiting):
             self._items.fetched(fetch)
         else:
