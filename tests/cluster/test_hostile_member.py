@@ -11,6 +11,7 @@ import pytest
 
 from paceline.errors import MessageUnreadable
 from paceline.host import messages as host_messages
+from paceline.host.events import Attached, WorkerEnded, WorkerSaid
 from paceline.host.machine import Machine
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
@@ -27,15 +28,13 @@ FINISHED = messages.worker.StepFinished(3, 2, [(0, 1)], [], [{"lr": 0.5}], 100.0
 SAID = [
     host_messages.HostOffer(2, MACHINE, ("127.0.0.1", 7117)),
     host_messages.StandsIn(OFFER),
-    host_messages.WorkerSaid(2, OFFER),
-    host_messages.WorkerSaid(2, FINISHED),
-    host_messages.WorkerSaid(2, messages.worker.OrderDrawn(0, 0, "digest", [[1, 2], ["a", (1, 2)]], True, 4)),
-    host_messages.WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {"loss": 0.5})),
-    host_messages.WorkerSaid(
-        2, messages.worker.Kept(1, 2, 0, None), host_messages.Attached("attached by worker 2: 0", 77)
-    ),
-    host_messages.WorkerSaid(2, messages.worker.Agrees(1, 0, "first", "yes")),
-    host_messages.WorkerEnded(2, 9),
+    WorkerSaid(2, OFFER),
+    WorkerSaid(2, FINISHED),
+    WorkerSaid(2, messages.worker.OrderDrawn(0, 0, "digest", [[1, 2], ["a", (1, 2)]], True, 4)),
+    WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {"loss": 0.5})),
+    WorkerSaid(2, messages.worker.Kept(1, 2, 0, None), Attached("attached by worker 2: 0", 77)),
+    WorkerSaid(2, messages.worker.Agrees(1, 0, "first", "yes")),
+    WorkerEnded(2, 9),
     host_messages.Printed(2, b"what a worker prints\n"),
     host_messages.Taken(2, 3),
     host_messages.Fetched("node-0", "version", 2, 3, 4096, 0.5),
@@ -167,7 +166,7 @@ def test_every_number_and_every_name_that_a_host_says_has_bounds() -> None:
 
 def test_a_list_that_is_too_long_for_its_message_is_refused_unread() -> None:
     names = msgspec.msgpack.encode(
-        host_messages.WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {str(n): 0.0 for n in range(10_001)}))
+        WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {str(n): 0.0 for n in range(10_001)}))
     )
     with pytest.raises(MessageUnreadable, match="length <= 10000"):
         Coding(host_messages.ToHead).decode(names, ())
@@ -181,11 +180,9 @@ def test_no_name_has_a_character_that_moves_what_stands_beside_it(strange: str) 
 
 
 def test_garbage_is_collected_after_a_long_message_as_it_was_before() -> None:
-    long = CODING.encode(
-        host_messages.WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {f"loss {n}": 0.5 for n in range(9_000)}))
-    )
+    long = CODING.encode(WorkerSaid(2, messages.worker.ScalarsLogged(1, 1, {f"loss {n}": 0.5 for n in range(9_000)})))
     collected = gc.get_stats()[0]["collections"]
-    assert isinstance(CODING.decode(long, ()), host_messages.WorkerSaid)
+    assert isinstance(CODING.decode(long, ()), WorkerSaid)
     with pytest.raises(MessageUnreadable):
         CODING.decode(long[:-1], ())
     assert gc.isenabled()

@@ -141,13 +141,18 @@ def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     look = LocalHost.look
     patch.setattr(LocalHost, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
-    carry_out = CommitQueue.carry_out
+    carry_out, begin, hosts = CommitQueue.carry_out, SeveralHosts.__init__, list[SeveralHosts]()
+
+    def begun(self: SeveralHosts, *of: Any) -> None:
+        begin(self, *of)
+        hosts.append(self)
 
     def early(self: CommitQueue, order: Any) -> None:
         carry_out(self, order)
         if self._committing is not None:
-            self._news._run_state.host._made(self._committing.version)  # type: ignore[attr-defined]
+            hosts[-1]._made(self._committing.version)
 
+    patch.setattr(SeveralHosts, "__init__", begun)
     patch.setattr(CommitQueue, "carry_out", early)
 
 

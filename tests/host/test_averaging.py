@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.core import shards
 from paceline.core.items import Item, Mean, Partial
+from paceline.host.events import Averaged, GivenUp
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders import averaging
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
@@ -91,13 +92,13 @@ class Host:
         self.places = Places(layout(), Places.new(layout(), 0, WORKERS * AREAS).region, 0, WORKERS, AREAS)
         self.shelf, self.loop = Shelf(), Clockwork()
         self.alive = dict.fromkeys(workers)
-        self.told: list[tuple[str, int]] = []
+        self.told: list[Averaged | GivenUp] = []
         own = self.places.layout
         cuts, flags = chunks_at(own), len(own.moving)
         offer = SimpleNamespace(cuts=cuts, averaged_at=cuts, push_bytes=own.push_bytes, flags_bytes=flags)
         self.plan = MemoryPlan(WORKERS, slots=0, areas=AREAS)
         self.carrier = None if net is None else Wire(net, self)
-        arguments: Any = (self.shelf, self.plan, self.loop, self.carrier, self, lambda *_: None, lambda: offer)
+        arguments: Any = (self.shelf, self.plan, self.loop, self.carrier, self.report, lambda *_: None, lambda: offer)
         self.averaging = Averaging(*arguments, name=name)
         for worker in range(TARGET + 1):  # where members' replicas lie, and the mean
             self.shelf.put(Mean(1000 + worker), ("there", worker), self.plan.shared)
@@ -105,12 +106,9 @@ class Host:
             fill(self.places, worker, weighs)
             self.averaging.connect(worker)
 
-    def averaged(self, group: int) -> None:
-        self.told.append(("averaged", group))
-
-    def given_up(self, group: int) -> None:
-        assert not self.shares(), "a share is still written"
-        self.told.append(("given up", group))
+    def report(self, event: Averaged | GivenUp) -> None:
+        assert isinstance(event, Averaged) or not self.shares(), "a share is still written"
+        self.told.append(event)
 
     def shares(self) -> list[Callable[[], None]]:
         """What its workers' threads have still to do, each as it does it."""
@@ -237,7 +235,7 @@ def on_one_host(hosts: Mapping[str, tuple[int, ...]], weighs: bool) -> list[Tens
     one.averaging.begin(Group(7, TARGET, parts_of(hosts, weighs)))
     while shares := one.shares():
         shares[0]()
-    assert one.told == [("averaged", 7)]
+    assert one.told == [Averaged(7)]
     return one.mean()
 
 
@@ -250,7 +248,7 @@ def test_every_host_has_the_mean_to_the_bits_of_a_replay_on_one(
     company.run()
     expected = on_one_host(hosts, weighs)
     for host in company.net.hosts.values():
-        assert host.told == [("averaged", 7)]
+        assert host.told == [Averaged(7)]
         assert all(torch.equal(one, other) for one, other in zip(host.mean(), expected, strict=True))
         host.averaging.end(7)
         assert not host.scratch

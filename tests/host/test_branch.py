@@ -9,16 +9,19 @@ import msgspec
 import pytest
 
 from paceline.core.choice import choose
+from paceline.core.facts import ParametersTaken
 from paceline.core.items import Blob, Update, Version
 from paceline.core.orders import Release, StartPush
 from paceline.host import branch
+from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
+from paceline.host.events import Attached, WorkerSaid
 from paceline.host.memory_plan import plan
-from paceline.host.messages import Attached
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.reports import Reports
 from support.run_state import OFFER
 
 HEAD = Peer("node-0", 1)
@@ -29,7 +32,7 @@ class Host:
 
     def __init__(self, fixed_bytes: int = OFFER.fixed_bytes) -> None:
         choice = choose("asp", registry())
-        workers, self.news = Mock(numbers=[2, 3]), Mock()
+        workers, self.reports = Mock(numbers=[2, 3]), Reports()
         self.workers = workers
         places = plan(choice.spec, choice.unapplied, 4)
         self.carrier = TransferManager("node-1", lambda: 0.0)
@@ -39,7 +42,7 @@ class Host:
             choice.spec,
             workers,
             self.carrier,
-            self.news,
+            self.reports,
             Mock(),
             name="node-1",
             hosts={0: HEAD.host, 1: HEAD.host, 2: "node-1", 3: "node-1"},
@@ -69,11 +72,11 @@ class Host:
 
     def lacking(self) -> list[tuple[int, str]]:
         """Which workers lack what will never come, and why."""
-        return [call.args for call in self.news.lacks.call_args_list]
+        return self.reports.told(host_messages.Lacks)
 
     def taken(self) -> list[tuple[int, int]]:
         """Which workers have which versions."""
-        return [(call.args[0].worker, call.args[0].version) for call in self.news.happened.call_args_list]
+        return [(fact.worker, fact.version) for fact in self.reports.of(ParametersTaken)]
 
 
 @pytest.fixture
@@ -161,7 +164,7 @@ def test_what_comes_along_for_several_workers_is_brought_once(host: Host) -> Non
     host.comes(3)
     assert files == [bytes([3]) * 7] * 2
     assert [call.args[0] for call in host.workers.send.call_args_list[-2:]] == [2, 3]
-    assert [call.args for call in host.news.has.call_args_list] == [("the final version",)] * 2
+    assert host.reports.told(host_messages.AttachmentFetched) == [("the final version",)] * 2
     host.branch.say(2, messages.worker.Evaluate(7), Attached("the final version", 7))
     host.comes(4)
     assert files[2:] == [bytes([4]) * 7], "it may come again"
@@ -188,7 +191,7 @@ def test_a_host_takes_no_part_if_what_training_begins_with_will_never_come(reque
     if request_ == 2:
         host.comes(1)
     host.carrier.refused(HEAD, request_, "why")
-    host.news.begins_never.assert_called_once_with("what training begins with can't come: why")
+    assert host.reports.told(host_messages.Leaves) == [("what training begins with can't come: why",)]
     host.begun.assert_not_called()
 
 
@@ -201,9 +204,9 @@ def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
 def test_a_long_message_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(host: Host) -> None:
     long, short = messages.worker.Remarked("x" * branch.LONG), messages.worker.Remarked("x" * (branch.LONG - 100))
     host.says(2, short)
-    host.news.heard.assert_called_with(2, short)
+    assert host.reports.of(WorkerSaid)[-1] == WorkerSaid(2, short)
     host.says(2, long)
-    ((worker, message, attached),) = [call.args for call in host.news.heard_with.call_args_list]
+    worker, message, attached = host.reports.told(WorkerSaid)[-1]
     assert (worker, message) == (2, None)
     said = bytes(host.branch.view(Blob(attached.name)).memory)
     assert msgspec.msgpack.decode(said, type=messages.worker.Remarked) == long

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
+from paceline.host.events import VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
 from paceline.ipc import messages
 from support.companies import Company, company
@@ -102,8 +103,8 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (0, [1])
     assert one.host.range_made("c", made(1, 1 << 63))
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (1, [1, 2])
-    assert [said[:2] for said in one.news.told("committed")] == [(1, 5)], "the sum of all bits, modulo 2**64"
-    assert [said[1:] for said in one.news.told("not_finite")] == [("first", None)]
+    assert [said[:2] for said in one.news.told(VersionCommitted)] == [(1, 5)], "the sum of all bits, modulo 2**64"
+    assert [said[1:] for said in one.news.told(VersionNotFinite)] == [("first", None)]
 
 
 def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:
@@ -133,7 +134,9 @@ def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_th
     for host in ("b", "c"):
         one.host.range_made(host, made(1, 0, None if host == "b" else ("last", 0)))
     one.said_by_store(made(1, 0, ("first", None)))
-    assert [said[1:] for said in one.news.told("not_finite")] == [("last", 0)], "whose NaN it is, wherever that shows"
+    assert [said[1:] for said in one.news.told(VersionNotFinite)] == [("last", 0)], (
+        "whose NaN it is, wherever that shows"
+    )
 
 
 def test_one_host_takes_norms_as_it_makes_a_version() -> None:

@@ -12,6 +12,7 @@ import pytest
 from paceline.core.items import Item, Update, Version
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
+from paceline.host.events import Attached
 from paceline.host.shards.migration import MOVING, Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.remote import RemoteShards
@@ -19,7 +20,7 @@ from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
 HEAD, B, C = Shard("head", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)
-STATE = host_messages.Attached("share 1 of b", 8)
+STATE = Attached("share 1 of b", 8)
 ARRIVED, COMING, HERE = Update(0, 3), Update(2, 5), Update(2, 4)
 
 

@@ -10,17 +10,20 @@ import msgspec
 import pytest
 
 from paceline.core.choice import choose
+from paceline.core.facts import ParametersTaken
 from paceline.core.items import Update, Version
 from paceline.core.orders import Release
 from paceline.core.shards import Shard
 from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
+from paceline.host.events import Attached
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.reports import Reports
 from support.run_state import OFFER, Clockwork
 
 HEAD = Peer("node-0", 1)
@@ -36,7 +39,7 @@ class Host:
     def __init__(self, *shards: Shard, threads: int = 1, offer: messages.worker.Offered = OFFER) -> None:
         choice = choose("asp", registry())
         places = plan(choice.spec, choice.unapplied, 2)
-        self.workers, self.news, self.loop = Mock(numbers=[1]), Mock(), Clockwork()
+        self.workers, self.reports, self.loop = Mock(numbers=[1]), Reports(), Clockwork()
         self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
@@ -45,7 +48,7 @@ class Host:
             choice.spec,
             self.workers,
             self.carrier,
-            self.news,
+            self.reports,
             loop,
             name="node-1",
             hosts={0: "node-0", 1: "node-1"},
@@ -83,7 +86,7 @@ class Host:
 
     def taken(self) -> list[int]:
         """The versions that the worker has."""
-        return [call.args[0].version for call in self.news.happened.call_args_list]
+        return [fact.version for fact in self.reports.of(ParametersTaken)]
 
 
 @pytest.fixture
@@ -149,7 +152,7 @@ def test_an_update_that_can_t_come_is_not_kept(host: Host) -> None:
     host.branch.about_range(host_messages.Bring((0, 0, "update"), None))
     host.carrier.refused(HEAD, 3, "why")
     assert not host.claimed(Update(0, 0))
-    host.news.stored.assert_not_called()
+    assert not host.reports.of(host_messages.Stored)
 
 
 def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_dropped(host: Host) -> None:
@@ -173,7 +176,7 @@ def test_what_was_ordered_is_done_though_no_process_makes_ranges(said: messages.
     host, ordered = Host(*HALVES), Mock()
     host.branch.in_turn(ordered)
     host.loop.hear(STORE, said)
-    host.news.shard_lost.assert_called_once()
+    assert len(host.reports.of(host_messages.ShardLost)) == 1
     host.comes(1, 2)
     ordered.assert_called_once_with()
 
@@ -182,14 +185,14 @@ def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> No
     host = Host(*HALVES)
     host.loop.hear(STORE, PeerLost("it has closed"))
     host.workers.end.assert_called_once_with(1)
-    assert [call.args for call in host.news.shard_lost.call_args_list] == [
+    assert host.reports.told(host_messages.ShardLost) == [
         ("no process of its script is left there to start the parameter store",)
     ]
 
 
 def test_the_process_that_makes_ranges_is_lost_once(host: Host) -> None:
     host.loop.ends[7]()
-    host.news.shard_lost.assert_called_once()
+    assert len(host.reports.of(host_messages.ShardLost)) == 1
     host.branch.about_range(host_messages.MakeRange(1, [], None, look=True))
     assert not host.branch.shelf.has(Version(1))
 
@@ -219,19 +222,19 @@ def test_what_is_on_its_way_is_asked_of_the_hosts_that_make_versions_from_now_on
     assert asked(host) == [("node-0", 32, 64)]
     host.comes(4)
     assert host.taken() == [1]
-    assert not host.news.lacks.called
+    assert not host.reports.of(host_messages.Lacks)
 
 
 def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:
     host = beside_another()
-    state = host_messages.Attached("share 1 of node-2", 8)
+    state = Attached("share 1 of node-2", 8)
     host.branch.about_range(host_messages.TakeRange("node-2", 32, 64, [1], [], state))
     assert asked(host) == [("node-2", 32, 64), ("node-2", 0, 8)]
     for request in (3, 4):
         there = host.carrier.memory(OTHER, request)
         assert there is not None
         host.carrier.came(OTHER, request, there.nbytes)
-    host.news.range_taken.assert_called_once_with()
+    assert len(host.reports.of(host_messages.RangeTaken)) == 1
     assert host.branch.look(Version(1), 32, 64) == "here"
     host.branch.recut([Shard("node-1", 0, 64)], "node-2")
     host.branch.carry_out(Release(worker=1, step=1, version=1))

@@ -10,11 +10,14 @@ from paceline.core.choice import choose
 from paceline.core.items import Update, Version
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
+from paceline.host.events import Attached
 from paceline.host.memory_plan import plan
 from paceline.host.shards.server import ShardServer
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
+from paceline.transfer.item_names import summand_of
+from support.reports import Reports
 
 OWN, ELSEWHERE = 2, 0
 """A worker of this host, and one of another."""
@@ -26,20 +29,25 @@ class Company:
     def __init__(self) -> None:
         choice = choose("asp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
-        self.shelf, self.carrier, self.news, self.arithmetic = Shelf(), Mock(), Mock(), Mock(lost=False)
+        self.shelf, self.carrier, self.reports, self.arithmetic = Shelf(), Mock(), Reports(), Mock(lost=False)
         self.ranges = ShardServer(
             Shard("b", 8, 16),
             self.shelf,
             self.plan,
             self.arithmetic,
             self.carrier,
-            self.news,
+            self.reports,
+            Mock(),
             own={OWN},
             idle_cores=lambda: 1,
         )
         assert self.shelf.put(Version(0), ("beginning",), self.plan.shared) == 0
         self.ranges.begins(0, None)
         self.shelf.release(("beginning",))
+
+    def stored(self) -> list[Any]:
+        """What the head was told is here."""
+        return [summand_of(event.item) for event in self.reports.of(host_messages.Stored)]
 
     def sent(self) -> list[Any]:
         """What the arithmetic process was told."""
@@ -70,7 +78,7 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
     area = company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
     company.brings(*own[:2])
     company.brings(*other[:2])
-    assert [call.args for call in company.news.stored.call_args_list] == [(own,), (other,)]
+    assert company.stored() == [own, other]
     company.makes(1, other, own)
     (order,) = company.sent()
     assert area is not None
@@ -78,7 +86,9 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
     assert order.pushed == [(company.plan.area(place), 0.5) for place in places]
     assert (order.version, order.source, order.target, order.tells) == (1, 0, 1, True)
     assert company.made(1)
-    company.news.range_made.assert_called_once_with(messages.store.Committed(1, 0.0, 7, None))
+    assert company.reports.of(host_messages.RangeMade) == [
+        host_messages.RangeMade(messages.store.Committed(1, 0.0, 7, None))
+    ]
 
 
 def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all() -> None:
@@ -90,7 +100,7 @@ def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_
     assert not company.ranges.hear(messages.store.Norms(2, []), [])
     own, every = messages.store.Norms(1, [(0, 1.0)]), messages.store.Norms(1, [(0, 1.0), (1, 2.0)])
     assert company.ranges.hear(own, [])
-    company.news.norms_taken.assert_called_once_with(own)
+    assert company.reports.of(host_messages.RangeNorms) == [host_messages.RangeNorms(own)]
     company.ranges.make_with(every)
     (order,) = company.sent()[1:]
     assert (type(order), order.version, order.norms) == (messages.store.Commit, 1, every.norms)
@@ -143,7 +153,7 @@ def test_an_update_that_is_dropped_comes_no_more_and_leaves_its_place() -> None:
 def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
     company = Company()
     company.ranges.bring(Update(OWN, 0), None)
-    company.news.stored.assert_not_called()
+    assert not company.stored()
     assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
 
 
@@ -199,7 +209,7 @@ def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
     assert company.sent() == []
 
 
-TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], host_messages.Attached("share 1 of c", 8))
+TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], Attached("share 1 of c", 8))
 
 
 def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -> None:
@@ -209,7 +219,7 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
         company.brings(*one[:2])
     company.ranges.bring(coming, None)
     company.carrier.fetch.reset_mock()
-    company.news.stored.reset_mock()
+    company.reports.events.clear()
     state = os.memfd_create("state")
     company.ranges.take(TAKES, [Version(0)], state)
     company.carrier.cancel.assert_called_once_with(("for the range made here", *coming))
@@ -223,11 +233,11 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     company.ranges.send_share(3)
     for arrives, _ in list(fetched.values())[:-1]:
         arrives()
-    assert (company.sent(), company.news.range_taken.called) == ([], False)
+    assert (company.sent(), company.reports.of(host_messages.RangeTaken)) == ([], [])
     fetched[coming][0]()
     assert [type(one) for one in company.sent()] == [messages.store.ExtendRange, messages.store.Commit]
-    company.news.range_taken.assert_called_once_with()
-    assert [call.args for call in company.news.stored.call_args_list] == [(here,), (coming,)]
+    assert len(company.reports.of(host_messages.RangeTaken)) == 1
+    assert company.stored() == [here, coming]
     assert [company.ranges.parts_of(arrived), company.ranges.had(here)] == [None, False]
     company.made(1)
     assert company.sent()[-1] == messages.store.SendShare(3)
@@ -240,7 +250,7 @@ def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() 
     company.ranges.take(TAKES, [], state)
     company.ranges.drop(Update(ELSEWHERE, 6))
     company.carrier.cancel.assert_called_once_with(("taken over", ELSEWHERE, 6, "update"))
-    company.news.range_taken.assert_called_once_with()
+    assert len(company.reports.of(host_messages.RangeTaken)) == 1
 
 
 def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> None:
@@ -257,9 +267,9 @@ def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought(
     company.carrier.fetch.assert_not_called()
     company.ranges.bring(other, None)
     assert company.carrier.fetch.call_args.args[:2] == (other, owner)
-    company.news.stored.assert_not_called()
+    assert not company.stored()
     company.carrier.fetch.call_args.args[2]()
-    company.news.stored.assert_called_once_with(other)
+    assert company.stored() == [other]
 
 
 def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_place() -> None:

@@ -13,17 +13,20 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from paceline.core.facts import ParametersTaken
 from paceline.core.items import Blob, Replica, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import messages as host_messages
 from paceline.host.contract import NotHere
+from paceline.host.events import Attached, AwaitsPlace, Brought, Computes, ComputesTaken, WorkerEnded, WorkerSaid
 from paceline.host.host import LocalHost
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.several import Other, SeveralHosts
 from paceline.ipc import messages
 from paceline.records.times import Fetch
+from support.reports import Reports
 from support.run_state import OFFER
 
 DECLINED = messages.worker.Declined()
@@ -33,10 +36,10 @@ class Several:
     """The head, and one other host with workers 2 and 3."""
 
     def __init__(self) -> None:
-        self.head, self.carrier, self.news = (
+        self.head, self.carrier, self.reports = (
             Mock(shards=(), owns_replicas=False, shards_on=()),
             Mock(),
-            Mock(),
+            Reports(),
         )
         self.head.name = "node-0"
         self.told: list[messages.Message] = []
@@ -47,7 +50,7 @@ class Several:
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.hear = self._hear
         other = Other("node-1", range(2, 4), self.told.append)
-        self.hosts = SeveralHosts(self.head, [other], self.carrier, self.news, lambda: self.at)
+        self.hosts = SeveralHosts(self.head, [other], self.carrier, self.reports, lambda: self.at)
         self.hosts.amiss = self._amiss
         for snapshot in (1, 2):
             other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
@@ -107,7 +110,7 @@ def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None
     several.head.lends_beginning.assert_called_once_with("node-1", [2, 3])
     several.hosts.lost("node-1", "silent for 15.0 s")
     several.head.begun.assert_called_once_with("node-1")
-    assert [call.args[0] for call in several.news.gone.call_args_list] == [2, 3]
+    assert [event.worker for event in several.reports.of(WorkerEnded)] == [2, 3]
 
 
 def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
@@ -116,7 +119,7 @@ def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     several.at = 7.5
     there = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
     several.hosts.delivered("node-1", host_messages.Fetched.of(there))
-    several.news.fetched.assert_called_once_with(replace(there, began=7.0, ended=7.5))
+    assert several.reports.of(Fetch) == [replace(there, began=7.0, ended=7.5)]
 
 
 def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
@@ -124,45 +127,44 @@ def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
     several.at = 7.5
     here = Fetch(host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5)
     several.hosts.fetched(here)
-    several.news.fetched.assert_called_once_with(replace(here, began=7.0, ended=7.5))
+    assert several.reports.of(Fetch) == [replace(here, began=7.0, ended=7.5)]
 
 
 def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
-    fetched, brought = host_messages.Fetched("node-0", "version", None, 3, 40, 0.5), several.news.brought
+    fetched = host_messages.Fetched("node-0", "version", None, 3, 40, 0.5)
     for at, worker in ((1.0, None), (1.5, 2), (2.0, 3), (4.0, None)):
         several.at = at
         if worker is None:
             several.say(fetched)
         else:
             several.takes(worker, 3)
-    assert [call.args for call in brought.call_args_list] == [(2, 0.5, 1.0), (3, 0.5, 1.0)]
+    assert several.reports.told(Brought) == [(2, 0.5, 1.0), (3, 0.5, 1.0)]
     several.takes(2, 3)
     several.takes(2, 7)
-    assert [call.args for call in brought.call_args_list][2:] == [(2, 3.5, 4.0)]
+    assert several.reports.told(Brought)[2:] == [(2, 3.5, 4.0)]
 
 
 def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awaits_a_place() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
-    told = several.news.computes
+    told = several.reports
 
     def released(worker: int) -> None:
         several.hosts.carry_out(Release(worker=worker, step=0, version=3), 0.0)
 
     several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
     several.say(host_messages.Taken(2, 3))
-    told.assert_not_called()
+    assert not told.of(Computes)
     released(2)
     several.say(host_messages.Taken(2, 3))
-    told.assert_called_once_with(2, 0.0, took=True)
+    assert told.of(ComputesTaken) == [ComputesTaken(2)]
     released(3)
-    several.say(host_messages.AwaitsPlace(3), host_messages.Taken(3, 3))
-    told.assert_called_once()
-    several.say(host_messages.Computes(3))
-    assert told.call_args.args == (3, 0.0)
-    assert not told.call_args.kwargs["took"]
+    several.say(AwaitsPlace(3), host_messages.Taken(3, 3))
+    assert told.of(ComputesTaken) == [ComputesTaken(2)]
+    several.say(Computes(3))
+    assert told.of(Computes) == [Computes(3)]
 
 
 def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to() -> None:
@@ -173,7 +175,7 @@ def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to()
     several.hosts.join(2, [0, 1, 3])
     several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
     several.say(host_messages.Taken(2, 3))
-    several.news.computes.assert_not_called()
+    assert not several.reports.of(Computes)
 
 
 def test_only_the_last_fetches_are_remembered() -> None:
@@ -184,7 +186,7 @@ def test_only_the_last_fetches_are_remembered() -> None:
         several.hosts.delivered("node-1", host_messages.Fetched("node-0", "version", None, version, 40, 0.5))
     for version in range(100):
         several.takes(2, version)
-    assert several.news.brought.call_count == 8, "four for each worker"
+    assert len(several.reports.of(Brought)) == 8, "four for each worker"
 
 
 def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again() -> None:
@@ -210,7 +212,7 @@ def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     several.takes(2, 0)
     several.hosts.left(2, died=False)
     several.hosts.delivered("node-1", host_messages.Taken(2, 1))
-    assert [call.args[0].version for call in several.news.happened.call_args_list] == [0]
+    assert [fact.version for fact in several.reports.of(ParametersTaken)] == [0]
 
 
 @pytest.mark.parametrize("at_the_head", [False, True])
@@ -297,23 +299,23 @@ def kept_of(name: str) -> messages.worker.Kept:
     return messages.worker.Kept(snapshot=["one", "two"].index(name) + 1, step=4, epoch=0, error=None)
 
 
-def kept(name: str) -> host_messages.WorkerSaid:
+def kept(name: str) -> WorkerSaid:
     """Worker 2 has packed something, which is to be fetched by that name."""
-    return host_messages.WorkerSaid(2, kept_of(name), host_messages.Attached(name, len(PACKED)))
+    return WorkerSaid(2, kept_of(name), Attached(name, len(PACKED)))
 
 
 def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> None:
     """Its bytes may never come: what moves them may have stopped."""
     for said_before in (True, False):
         several = Several()
-        several.say(kept("one"), host_messages.WorkerSaid(2, DECLINED))
+        several.say(kept("one"), WorkerSaid(2, DECLINED))
         if said_before:
-            several.say(host_messages.WorkerEnded(2, 9))
-            several.news.gone.assert_not_called()
+            several.say(WorkerEnded(2, 9))
+            assert not several.reports.of(WorkerEnded)
         several.hosts.ends(2)
         if not said_before:
-            several.say(host_messages.WorkerEnded(2, 9))
-        several.news.gone.assert_called_once_with(2, 9)
+            several.say(WorkerEnded(2, 9))
+        assert several.reports.told(WorkerEnded) == [(2, 9)]
         several.comes("one")(PACKED)
         assert several.heard == []
 
@@ -322,18 +324,18 @@ def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetche
     several = Several()
     several.say(
         kept("one"),
-        host_messages.WorkerSaid(2, DECLINED),
+        WorkerSaid(2, DECLINED),
         kept("two"),
-        host_messages.WorkerEnded(2, 0),
-        host_messages.WorkerSaid(3, DECLINED),
+        WorkerEnded(2, 0),
+        WorkerSaid(3, DECLINED),
     )
     assert several.heard == [(3, DECLINED, [])]
     several.comes("one")(PACKED)
     assert several.heard[1:] == [(2, kept_of("one"), [PACKED]), (2, DECLINED, [])]
-    several.news.gone.assert_not_called()
+    assert not several.reports.of(WorkerEnded)
     several.comes("two")(PACKED)
     assert several.heard[3:] == [(2, kept_of("two"), [PACKED])]
-    several.news.gone.assert_called_once_with(2, 0)
+    assert several.reports.told(WorkerEnded) == [(2, 0)]
     assert several.told == [host_messages.AttachmentFetched("one"), host_messages.AttachmentFetched("two")]
 
 
@@ -342,8 +344,8 @@ def test_a_message_that_comes_along_itself_is_heard_in_order_too() -> None:
     said = messages.worker.Remarked("a long line")
     body = msgspec.msgpack.encode(said)
     several.say(
-        host_messages.WorkerSaid(2, None, host_messages.Attached("one", len(body))),
-        host_messages.WorkerSaid(2, DECLINED),
+        WorkerSaid(2, None, Attached("one", len(body))),
+        WorkerSaid(2, DECLINED),
     )
     assert several.heard == []
     several.comes("one")(body)
@@ -357,25 +359,25 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     several.comes("one")(why="it is gone")
     assert several.heard == []
     assert several.told == [host_messages.EndWorker(2, "it is gone")]
-    several.say(host_messages.WorkerEnded(2, 9))
-    several.news.gone.assert_called_once_with(2, 9)
+    several.say(WorkerEnded(2, 9))
+    assert several.reports.told(WorkerEnded) == [(2, 9)]
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (host_messages.WorkerSaid(2, None), "a worker has said nothing"),
+        (WorkerSaid(2, None), "a worker has said nothing"),
         (
-            host_messages.WorkerSaid(2, None, host_messages.Attached("one", (128 << 20) + 1)),
+            WorkerSaid(2, None, Attached("one", (128 << 20) + 1)),
             "it would have 134,217,729 bytes",
         ),
-        (host_messages.WorkerEnded(3, 127), "no process ends with status 127"),
+        (WorkerEnded(3, 127), "no process ends with status 127"),
         (host_messages.Taken(2, 8), "version 8 is not there to be taken"),
         (host_messages.Taken(2, 6), "worker 2 was not to pull version 6"),
-        (host_messages.WorkerSaid(2, messages.worker.Stepped(4, None)), "it sent Stepped out of turn"),
-        (host_messages.WorkerSaid(2, messages.worker.StoreNotForked("why")), "it was to have no store"),
+        (WorkerSaid(2, messages.worker.Stepped(4, None)), "it sent Stepped out of turn"),
+        (WorkerSaid(2, messages.worker.StoreNotForked("why")), "it was to have no store"),
         (
-            host_messages.WorkerSaid(2, DECLINED, host_messages.Attached("one", 4)),
+            WorkerSaid(2, DECLINED, Attached("one", 4)),
             "nothing comes along with a Declined",
         ),
     ],
@@ -385,18 +387,18 @@ def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: mes
     several.hosts.begin([0, 1, 2, 3])
     with pytest.raises(MessageUnreadable, match=why):
         several.say(said)
-    assert several.heard == several.news.mock_calls == []
+    assert several.heard == several.reports.events == []
 
 
 def test_a_worker_that_has_ended_says_no_more() -> None:
     several = Several()
-    several.say(host_messages.WorkerEnded(2, 0))
-    for said in (host_messages.WorkerSaid(2, DECLINED), host_messages.WorkerEnded(2, 0)):
+    several.say(WorkerEnded(2, 0))
+    for said in (WorkerSaid(2, DECLINED), WorkerEnded(2, 0)):
         with pytest.raises(MessageUnreadable, match="worker 2 has ended, and says more"):
             several.say(said)
-    several.news.gone.assert_called_once_with(2, 0)
+    assert several.reports.told(WorkerEnded) == [(2, 0)]
     several.hosts.returns(2)
-    several.say(host_messages.WorkerSaid(2, DECLINED))
+    several.say(WorkerSaid(2, DECLINED))
     assert several.heard == [(2, DECLINED, [])]
 
 
@@ -407,7 +409,7 @@ def test_no_version_is_taken_where_training_has_not_begun() -> None:
 
 def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> None:
     several = Several()
-    several.say(host_messages.WorkerSaid(2, None, host_messages.Attached("one", 4)))
+    several.say(WorkerSaid(2, None, Attached("one", 4)))
     several.comes("one")(b"\xc1\xc1\xc1\xc1")
     (told,) = several.told
     assert isinstance(told, host_messages.EndWorker)
@@ -418,9 +420,7 @@ def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> N
 
 def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
     several = Several()
-    several.say(
-        host_messages.WorkerSaid(2, messages.worker.Kept(1, 4, 0, None), host_messages.Attached("one", 1 << 62))
-    )
+    several.say(WorkerSaid(2, messages.worker.Kept(1, 4, 0, None), Attached("one", 1 << 62)))
     (told,) = several.told
     assert isinstance(told, host_messages.EndWorker)
     assert told.why is not None
@@ -429,9 +429,7 @@ def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
 
 def test_what_comes_along_has_no_room_if_it_is_more_than_the_memory_that_is_left() -> None:
     several = Several()
-    several.say(
-        host_messages.WorkerSaid(2, kept_of("one"), host_messages.Attached("one", 1 << 44))
-    )  # of which an empty file takes nothing
+    several.say(WorkerSaid(2, kept_of("one"), Attached("one", 1 << 44)))  # of which an empty file takes nothing
     assert [type(one) for one in several.told] == [host_messages.EndWorker]
 
 
@@ -439,7 +437,7 @@ def test_a_host_whose_worker_says_without_end_while_something_is_to_come_along_i
     several = Several()
     several.say(kept("one"))
     with pytest.raises(MessageUnreadable, match="worker 2 said 16,777,216 bytes after what"):
-        several.say(*20 * [host_messages.WorkerSaid(2, messages.worker.Remarked((1 << 20) * "x"))])
+        several.say(*20 * [WorkerSaid(2, messages.worker.Remarked((1 << 20) * "x"))])
     assert several.heard == []
 
 
@@ -460,11 +458,11 @@ def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
 
 def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:
     several = Several()
-    several.say(kept("one"), host_messages.WorkerEnded(2, 0))
+    several.say(kept("one"), WorkerEnded(2, 0))
     several.comes("one")(why="its agent has ended")
     several.hosts.lost("node-1", "its agent has ended")
     assert several.heard == []
-    assert [call.args for call in several.news.gone.call_args_list] == [(2, 0), (3, 9)]
+    assert several.reports.told(WorkerEnded) == [(2, 0), (3, 9)]
 
 
 HALVES = [Shard("node-0", 0, 32), Shard("node-1", 32, 64)]
@@ -515,7 +513,7 @@ def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
     several = Several()
     several.head.shards = HALVES
     with patch("paceline.host.several.empty_file", side_effect=OSError(28, "No space left on device")):
-        several.say(host_messages.StatePacked(3, None, host_messages.Attached("share 3 of node-1", 40)))
+        several.say(host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40)))
     lacking = "host node-1's part of it has no room here: No space left on device"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
     assert several.told == [host_messages.AttachmentFetched("share 3 of node-1")]
@@ -524,7 +522,7 @@ def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
 def test_a_share_of_the_state_that_can_not_come_is_said_to_be_lacking() -> None:
     several = Several()
     several.head.shards = HALVES
-    several.say(host_messages.StatePacked(3, None, host_messages.Attached("share 3 of node-1", 40)))
+    several.say(host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40)))
     several.comes("share 3 of node-1")(why="it is not here any more")
     lacking = "host node-1's part of it can't come: it is not here any more"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
@@ -558,8 +556,8 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     head.name, head.others.taken.return_value = "node-0", ["arrived"]
     head.goes_on.return_value = None
     others = [Other(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
-    news = Mock()
-    hosts = SeveralHosts(head, others, carrier, news, lambda: 3.0)
+    reports = Reports()
+    hosts = SeveralHosts(head, others, carrier, reports, lambda: 3.0)
     hosts.begin([0, 1, 2, 4])  # none of node-3's has come
     for said in told.values():
         said.clear()
@@ -568,7 +566,7 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
     assert told == {"node-1": [], "node-2": [shards], "node-3": []}
     head.others.taken.assert_called_once_with(3.0)
-    news.happened.assert_called_once_with("arrived")
+    assert reports.events == ["arrived"]
     assert carrier.again.call_args.args[0](Version(1))
 
 
@@ -623,27 +621,27 @@ def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(
     monkeypatch.setattr("paceline.files.traces", tmp_path)
     several, ended = Several(), list[tuple[str, str]]()
     several.hosts.amiss = lambda host, why: ended.append((host, why))
-    several.news.gone.side_effect = KeyError(2)
-    several.say(host_messages.WorkerEnded(2, 0))
+    several.reports.error = KeyError(2)
+    several.say(WorkerEnded(2, 0))
     ((host, why),) = ended
     assert host == "node-1"
     assert why.startswith("an error in Paceline that should not be: KeyError: 2 (")
-    several.news.gone.side_effect = RunFailed("it says by itself what is to end")
+    several.reports.error = RunFailed("it says by itself what is to end")
     with pytest.raises(RunFailed):
-        several.say(host_messages.WorkerEnded(3, 0))
+        several.say(WorkerEnded(3, 0))
 
 
 def test_a_step_is_finished_by_the_worker_that_was_released_for_it_and_once() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
     offer = structs.replace(OFFER, loads=False)
-    several.say(host_messages.WorkerSaid(2, offer))
+    several.say(WorkerSaid(2, offer))
     finished = messages.worker.StepFinished(0, 3, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     for _ in range(2):
         with pytest.raises(MessageUnreadable, match="worker 2: it sent StepFinished out of turn"):
-            several.say(host_messages.WorkerSaid(2, finished))
+            several.say(WorkerSaid(2, finished))
         several.hosts.carry_out(Release(worker=2, step=0, version=3), 0.0)
-        several.say(host_messages.WorkerSaid(2, finished))
+        several.say(WorkerSaid(2, finished))
     assert [message for _, message, _ in several.heard] == [offer, finished, finished]
 
 
@@ -651,4 +649,4 @@ def test_nothing_comes_along_twice_by_one_name() -> None:
     several = Several()
     several.say(kept("one"))
     with pytest.raises(MessageUnreadable, match="one comes along already"):
-        several.say(host_messages.WorkerSaid(3, None, host_messages.Attached("one", 4)))
+        several.say(WorkerSaid(3, None, Attached("one", 4)))

@@ -13,11 +13,13 @@ from paceline.core.orders import Release
 from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
+from paceline.host.events import WorkerSaid
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.reports import Reports
 from support.run_state import OFFER, Clockwork
 
 HEAD = Peer("node-0", 1)
@@ -31,7 +33,7 @@ class Host:
     def __init__(self, prepared: tuple[int, ...] = (1, 2), begins: tuple[int, ...] = (1, 2)) -> None:
         choice = choose("bsp", registry())
         places = plan(choice.spec, choice.unapplied, 3)
-        self.workers, self.news, self.loop, self.begun = Mock(numbers=[1, 2]), Mock(), Clockwork(), Mock()
+        self.workers, self.reports, self.loop, self.begun = Mock(numbers=[1, 2]), Reports(), Clockwork(), Mock()
         self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
@@ -40,7 +42,7 @@ class Host:
             choice.spec,
             self.workers,
             self.carrier,
-            self.news,
+            self.reports,
             loop,
             name="node-1",
             hosts={0: "node-0", 1: "node-1", 2: "node-1"},
@@ -81,7 +83,7 @@ class Host:
 
     def lost(self) -> list[str]:
         """Why the head was told that nothing is added up here any more."""
-        return [call.args[0] for call in self.news.sums_lost.call_args_list]
+        return [event.why for event in self.reports.of(host_messages.SumsLost)]
 
 
 def test_the_process_is_forked_before_training_begins_and_makes_no_range() -> None:
@@ -108,7 +110,7 @@ def test_a_sum_is_served_as_it_is_made() -> None:
     assert [host.branch.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
     host.loop.hear(STORE, messages.store.Summed(1, ("weight", 2)))
     assert host.branch.look(Sum(1), 0, 64) == "here"
-    host.news.not_finite.assert_called_once_with("weight", 2)
+    assert host.reports.told(host_messages.SumNotFinite) == [("weight", 2)]
     host.branch.about_sum(host_messages.DropSum(1))
     assert not host.branch.shelf.has(Sum(1))
     assert host.branch.shelf.has(Update(1, 0))
@@ -149,19 +151,19 @@ def test_without_the_process_training_begins_and_the_head_is_told(
     host.begun.assert_called_once_with()
     assert host.lost() == [why]
     host.workers.end.assert_not_called()
-    host.news.shard_lost.assert_not_called()
+    assert not host.reports.of(host_messages.ShardLost)
 
 
 def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does() -> None:
     host = Host()
-    host.news.heard.reset_mock()
+    host.reports.events.clear()
     host.says(2, messages.worker.StoreNotForked("another one's"))
-    host.news.heard.assert_called_once_with(2, messages.worker.StoreNotForked("another one's"))
+    assert host.reports.of(WorkerSaid) == [WorkerSaid(2, messages.worker.StoreNotForked("another one's"))]
     host.says(1, messages.worker.StoreNotForked("no process"))
     host.comes(1, 2)
     host.begun.assert_called_once_with()
     assert host.lost() == ["the process that adds up can't be started: no process"]
-    host.news.heard.assert_called_once()
+    assert len(host.reports.of(WorkerSaid)) == 1
 
 
 def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.coordinator.agent import _Agent
 from paceline.host import messages as host_messages
+from paceline.host.events import WorkerEnded
 
 
 class Turns:
@@ -61,7 +62,7 @@ def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_and_its_en
     host = Turns()
     host.agent.delivered(host_messages.StartWorker(2))
     host.agent.delivered(host_messages.EndWorker(2, None))
-    host.link.send.assert_called_once_with(host_messages.WorkerEnded(2, signal.SIGKILL))
+    host.link.send.assert_called_once_with(WorkerEnded(2, signal.SIGKILL))
     host.workers.end.assert_not_called()
     host.begins()
     host.branch.returns.assert_called_once_with(2)

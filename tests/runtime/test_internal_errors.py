@@ -16,7 +16,7 @@ from paceline.cli import main
 from paceline.core.facts import TrainingBegan
 from paceline.errors import RunFailed
 from paceline.files import traced, unforeseen
-from paceline.host import messages as host_messages
+from paceline.host.events import WorkerEnded
 from paceline.ipc import messages
 from paceline.ipc.processes import fork_child
 from paceline.records.ledger import Ledger
@@ -123,8 +123,8 @@ def test_of_what_the_head_does_with_a_host_s_message(folder: Path) -> None:
 
     several, why = Several(), list[str]()
     several.hosts.amiss = lambda host, said: why.append(said)
-    several.news.gone.side_effect = boom
-    several.say(host_messages.WorkerEnded(2, 0))
+    several.hosts._report = boom
+    several.say(WorkerEnded(2, 0))
     named(why[0])
 
 

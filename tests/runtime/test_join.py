@@ -24,6 +24,7 @@ from paceline.cli.main import parser
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.host import messages as host_messages
+from paceline.host.events import AwaitsPlace, WorkerEnded
 from paceline.host.machine import machine
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -903,7 +904,7 @@ def test_a_host_that_says_what_can_not_be_takes_no_part_and_the_head_waits_on(la
     head = begun(launch, script(), "-p", "asp")
     for one, why in (
         (host_messages.Begun(), "a Begun, before the run has begun for it"),
-        (host_messages.WorkerEnded(0, 0), "a WorkerEnded, before the run has begun for it"),
+        (WorkerEnded(0, 0), "a WorkerEnded, before the run has begun for it"),
         (host_messages.Printed(0, b"evil"), "a Printed, before the run has begun for it"),
     ):
         assert Hostile(head, {host_messages.Introduce: [one]}).why_over().endswith(f"it has said what can't be: {why}")
@@ -912,11 +913,9 @@ def test_a_host_that_says_what_can_not_be_takes_no_part_and_the_head_waits_on(la
     head.ended().completed()
 
 
-@pytest.mark.parametrize(
-    "lie", [host_messages.WorkerEnded(0, 0), host_messages.Printed(0, b"evil"), host_messages.AwaitsPlace(99)]
-)
+@pytest.mark.parametrize("lie", [WorkerEnded(0, 0), host_messages.Printed(0, b"evil"), AwaitsPlace(99)])
 def test_a_host_that_speaks_for_the_workers_of_others_is_lost_and_they_go_on(
-    lie: host_messages.WorkerEnded | host_messages.Printed | host_messages.AwaitsPlace, launch: Launch
+    lie: WorkerEnded | host_messages.Printed | AwaitsPlace, launch: Launch
 ) -> None:
     head = begun(launch, script(), "-p", "asp", "--on-loss", "continue")
     why = f"it has said what can't be: worker {lie.worker} is none of its own"

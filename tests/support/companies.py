@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +15,7 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.host.branch import BEGINNING
+from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, VersionNotFinite
 from paceline.host.host import LocalHost
 from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
@@ -26,94 +27,36 @@ from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.memory import Span
 from paceline.protocols import registry
-from paceline.records.times import Fetch, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
+from support.reports import Reports
 from support.run_state import OFFER, SETTINGS, Clockwork, Crew, Line
 
 
-@dataclass
-class Kept:
-    """Stands in for a coordinator: keeps what the host tells. `calls` has everything, with its name."""
+class Kept(Reports):
+    """Stands in for a coordinator: keeps what the host reports."""
 
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
-    transfers: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
-    waits: dict[int, str | None] = field(default_factory=dict)
-    on_divergence: Callable[[], None] = lambda: None
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: dict[int, str | None] = {}
+        """By worker: what it waits for."""
+        self.on_divergence: Callable[[], None] = lambda: None
 
-    def handed_over(self, worker: int, source: int | None) -> None:
-        self.calls.append(("handed_over", worker, source))
-
-    def told(self, name: str) -> list[tuple[Any, ...]]:
-        """What was told under this name, without the name."""
-        return [call[1:] for call in self.calls if call[0] == name]
-
-    def heard(self, worker: int, message: messages.Message) -> None:
-        self.calls.append(("heard", worker, message))
-
-    def gone(self, worker: int, status: int) -> None:
-        self.calls.append(("gone", worker, status))
-
-    def prepared(self, beginning: str) -> None:
-        self.calls.append(("prepared", beginning))
-
-    def happened(self, fact: Fact) -> None:
-        self.calls.append(("happened", fact))
-        self.facts.append(fact)
-
-    def awaits_version(self, worker: int, version: int) -> None:
-        self.calls.append(("awaits_version", worker, version))
-        self.waits[worker] = f"version {version}"
-
-    def awaits_place(self, worker: int) -> None:
-        self.calls.append(("awaits_place", worker))
-        self.waits[worker] = "a place"
-
-    def computes(self, worker: int, at: float, *, took: bool) -> None:
-        self.calls.append(("computes", worker, at))
-        self.waits[worker] = None
-
-    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        self.calls.append(("transferred", worker, direction, number, size, times))
-
-    def fetched(self, fetch: Fetch) -> None:
-        self.calls.append(("fetched", fetch))
-
-    def brought(self, worker: int, began: float, ended: float) -> None:
-        self.calls.append(("brought", worker, began, ended))
-
-    def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
-        self.calls.append(("averaged", tuple(workers), began, ended))
-
-    def committed(self, version: int, checksum: int, at: float) -> None:
-        self.calls.append(("committed", version, checksum, at))
-
-    def not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> None:
-        self.calls.append(("not_finite", order, parameter, worker))
-        self.on_divergence()
-
-    def written(self, version: int, sha256: str, distance: float | None) -> None:
-        self.calls.append(("written", version, sha256, distance))
-
-    def void(self, version: int, workers: Sequence[int]) -> None:
-        self.calls.append(("void", version, list(workers)))
-
-    def kept(self, file: str, sha256: str) -> None:
-        self.calls.append(("kept", file))
-
-    def unkept(self, snapshot: int, file: str, why: str) -> None:
-        self.calls.append(("unkept", snapshot, file, why))
-
-    def refused(self, why: str) -> None:
-        self.calls.append(("refused", why))
-
-    def lost(self, why: str, *, host: bool = False) -> None:
-        self.calls.append(("lost", why))
+    def __call__(self, event: Any) -> None:
+        super().__call__(event)
+        match event:
+            case AwaitsVersion(worker=worker, version=version):
+                self.waits[worker] = f"version {version}"
+            case AwaitsPlace(worker=worker):
+                self.waits[worker] = "a place"
+            case Computes(worker=worker) | ComputesTaken(worker=worker):
+                self.waits[worker] = None
+            case VersionNotFinite():
+                self.on_divergence()
 
 
 STORE = "the store"
@@ -256,7 +199,7 @@ def company(workers: int = 3, protocol: str = "asp", offer: messages.worker.Offe
     made.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
     made.host.begin(range(workers))
     made.crew.told.clear()
-    made.news.calls.clear()
+    made.news.events.clear()
     return made
 
 
@@ -486,7 +429,7 @@ def elsewhere(
         made.said_by_store(messages.store.StoreReady(PROCESS + 1, "beginning"))
         loop.lines[ADDER], loop.lines[STORE] = adds_up, store
     crew.told.clear()
-    news.calls.clear()
+    news.events.clear()
     return made
 
 

@@ -186,6 +186,7 @@ class Stage:
         crew, output, loop = stand_ins
         self.run_state = RunState(self.settings, crew, Journal(NoLedger()), output, loop, RunPolicy(loop.now, **policy))
         self.coordinator = Coordinator(self.run_state, lambda _: None)
+        self.run_state.inbox._waits = True  # what a test lets happen does so while the coordinator waits for its loop
 
 
 SETTINGS = Settings(

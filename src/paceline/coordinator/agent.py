@@ -23,13 +23,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from paceline import files
 from paceline.core.choice import brief
-from paceline.core.facts import Fact, ParametersTaken
+from paceline.core.facts import ParametersTaken
 from paceline.core.hosts import Fence, is_taken
-from paceline.core.items import Sum, Update
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.files import unforeseen
@@ -37,11 +36,12 @@ from paceline.host import devices
 from paceline.host import messages as host_messages
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.branch import Branch
+from paceline.host.events import WorkerEnded, WorkerEvent
 from paceline.host.log_forwarding import LogForwarding
 from paceline.host.machine import difference, machine
 from paceline.host.memory_plan import plan
 from paceline.host.workers import Workers
-from paceline.ipc import messages
+from paceline.ipc.endpoint import Message
 from paceline.ipc.loop import Alarm, Loop
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.ipc.zygote import AT_ONCE
@@ -54,10 +54,8 @@ from paceline.net.handshake import Keys
 from paceline.net.link import HostLink
 from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
-from paceline.records.times import Fetch
 from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.emulated_link import EmulatedLink
-from paceline.transfer.item_names import fields_of
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.worker_process.folders import notes_of
@@ -492,7 +490,7 @@ class _Agent:
             spec,
             self._workers,
             self._carrier,
-            self,
+            self._report,
             self._loop,
             name=self._name,
             hosts=settings.hosts_of_workers,
@@ -547,13 +545,13 @@ class _Agent:
             self._workers.start([worker])
         except NoProcess as error:
             self._output.say(f"worker {worker} can't be started again: {error}")
-            self.gone(worker, signal.SIGKILL)
+            self._report(WorkerEnded(worker, signal.SIGKILL))
 
     def _end(self, worker: int, why: str | None) -> None:
         """End the worker's process now. One that has yet to begin never does."""
         if worker in self._to_start:
             self._to_start.discard(worker)
-            self.gone(worker, signal.SIGKILL)
+            self._report(WorkerEnded(worker, signal.SIGKILL))
         elif why is None:
             self._workers.end(worker)
         else:
@@ -570,94 +568,20 @@ class _Agent:
 
     # --- the branch ---------------------------------------------------------------------------------
 
-    def heard(self, worker: int, message: messages.Message) -> None:
-        """See `WorkersNews`."""
-        self._link.send(host_messages.WorkerSaid(worker, cast(messages.worker.FromWorker, message)))
+    def _report(self, event: WorkerEvent | host_messages.ToHead) -> None:
+        """Tell the head what the branch reports. What workers wait for the head knows by itself."""
+        match event:
+            case host_messages.Leaves(why=why):
+                self.leave(why)
+            case ParametersTaken(worker=worker, version=version):
+                self._link.send(host_messages.Taken(worker, version))
+            case Message():
+                self._link.send(event)
+        if isinstance(event, host_messages.Fetched):
+            self._tell_of_processors()
 
-    def heard_with(self, worker: int, message: messages.Message | None, attached: host_messages.Attached) -> None:
-        """See `BranchNews`."""
-        self._link.send(host_messages.WorkerSaid(worker, cast(messages.worker.FromWorker | None, message), attached))
-
-    def gone(self, worker: int, status: int) -> None:
-        """See `WorkersNews`."""
-        self._link.send(host_messages.WorkerEnded(worker, status))
-
-    def happened(self, fact: Fact) -> None:
-        """See `WorkersNews`."""
-        assert isinstance(fact, ParametersTaken)
-        self._link.send(host_messages.Taken(fact.worker, fact.version))
-
-    def awaits_version(self, worker: int, version: int) -> None:
-        """See `WorkersNews`. The head knows by itself: it has ordered both."""
-
-    def awaits_place(self, worker: int) -> None:
-        """See `WorkersNews`."""
-        self._link.send(host_messages.AwaitsPlace(worker))
-
-    def computes(self, worker: int, at: float, *, took: bool) -> None:
-        """See `WorkersNews`."""
-        if not took:
-            self._link.send(host_messages.Computes(worker))
-
-    def not_finite(self, parameter: str, worker: int) -> None:
-        """See `SumsNews`."""
-        self._link.send(host_messages.SumNotFinite(parameter, worker))
-
-    def sums_lost(self, why: str) -> None:
-        """See `SumsNews`."""
-        self._link.send(host_messages.SumsLost(why))
-
-    def averaged(self, group: int) -> None:
-        """See `AveragingNews`."""
-        self._link.send(host_messages.Averaged(group))
-
-    def given_up(self, group: int) -> None:
-        """See `AveragingNews`."""
-        self._link.send(host_messages.GivenUp(group))
-
-    def borrowed(self, number: int) -> None:
-        """See `ReplicasNews`."""
-        self._link.send(host_messages.ItemCopied(number))
-
-    def stored(self, item: Update | Sum) -> None:
-        """See `RangesNews`."""
-        self._link.send(host_messages.Stored(fields_of(item)))
-
-    def norms_taken(self, norms: messages.store.Norms) -> None:
-        """See `host.branch.BranchNews`."""
-        self._link.send(host_messages.RangeNorms(norms))
-
-    def range_made(self, made: messages.store.Committed) -> None:
-        """See `RangesNews`."""
-        self._link.send(host_messages.RangeMade(made))
-
-    def range_taken(self) -> None:
-        """See `RangesNews`."""
-        self._link.send(host_messages.RangeTaken())
-
-    def share(self, number: int, error: str | None, attached: host_messages.Attached | None) -> None:
-        """See `BranchNews`."""
-        self._link.send(host_messages.StatePacked(number, error, attached))
-
-    def shard_lost(self, why: str) -> None:
-        """See `RangesNews`."""
-        self._link.send(host_messages.ShardLost(why))
-
-    def has(self, attached: str) -> None:
-        """See `BranchNews`."""
-        self._link.send(host_messages.AttachmentFetched(attached))
-
-    def lacks(self, worker: int, why: str) -> None:
-        """See `BranchNews`."""
-        self._link.send(host_messages.Lacks(worker, why))
-
-    def begins_never(self, why: str) -> None:
-        """See `BranchNews`."""
-        self.leave(why)
-
-    def fetched(self, fetch: Fetch) -> None:
-        """See `BranchNews`."""
-        self._link.send(host_messages.Fetched.of(fetch))
+    def _tell_of_processors(self) -> None:
+        """Say what moving bytes has taken, now and then."""
         if self._loop.now() >= self._told_at + TELLS and (seconds := self._mover.cpu_seconds()) is not None:
             self._told_at = self._loop.now()
             self._link.send(host_messages.CpuUsed(seconds - self._moved_before))

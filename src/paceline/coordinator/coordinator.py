@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from paceline.coordinator.host_events import note
 from paceline.coordinator.ledger_backpressure import PAUSE, LedgerBackpressure
 from paceline.coordinator.lifecycle import Closing, Gathering, Training, begin
 from paceline.coordinator.member import Member
@@ -31,6 +32,7 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.host.contract import called
+from paceline.host.events import HostEvent, Prepared, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
 from paceline.job.compatibility import epochs_over, unmeasured
@@ -59,7 +61,7 @@ class Coordinator:
 
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
-        self.run_state.news.pass_on(self._hear, self._gone, self._begin)
+        self.run_state.inbox.open(self._hear_host)
         if self.run_state.others is not None:
             self.run_state.others.gathered = self._go_on
         self.run_state.host.open()
@@ -74,13 +76,15 @@ class Coordinator:
         run_state.display.report_waits(self._busy_with)
         run_state.display.show()
         while True:
+            run_state.inbox.hear()
             if self._disk.behind():  # no fact is under way: what the loop hears comes after those that wait
-                run_state.loop.wait(PAUSE)
+                run_state.inbox.wait(PAUSE)
                 continue
             if (fact := self._next()) is not None:
                 run_state.clock.present = fact.at
                 run_state.tell(fact)
                 yield fact
+                run_state.inbox.hear()
                 run_state.snapshots.go_on()
                 run_state.clock.present = None
                 run_state.departures.go_on()
@@ -91,9 +95,10 @@ class Coordinator:
             if run_state.draining is not None and isinstance(self.phase, Training) and not run_state.shutdown.stopping:
                 run_state.draining.go_on()
             if self.ended():
+                run_state.inbox.hear()
                 break
             if not run_state.happened:
-                run_state.loop.wait(run_state.host.due())
+                run_state.inbox.wait(run_state.host.due())
         self._look_at_use()
 
     def carry_out(self, order: Order) -> None:
@@ -237,7 +242,19 @@ class Coordinator:
         for line in unmeasured(run_state.settings.targets, training.offer.evaluates, names):
             run_state.output.say(line)
 
-    # --- what workers say ---------------------------------------------------------------------------
+    # --- what hosts report, and workers say ---------------------------------------------------------
+
+    def _hear_host(self, event: HostEvent) -> None:
+        match event:
+            case WorkerSaid(worker=worker, message=messages.Message() as message):
+                self._hear(worker, message)
+            case WorkerEnded(worker=worker, status=status):
+                self._gone(worker, status)
+            case Prepared(beginning=beginning):
+                self.run_state.journal.ledger.note("beginning", beginning)
+                self._begin()
+            case _:
+                note(self.run_state, event)
 
     def _hear(self, worker: int, message: messages.Message) -> None:
         member = self.run_state.members[worker]

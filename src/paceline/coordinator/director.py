@@ -242,7 +242,7 @@ class Director:
                 self.tell(fact)
             if self._coordinator.ended():
                 break
-            self._run_state.loop.wait()
+            self._run_state.inbox.wait()
 
     def _has_come_of(self, member: Member, step: int) -> bool:
         """Whether that step's gradient is there, or there will be none."""
@@ -256,10 +256,11 @@ class Director:
             self._take()
             if done() or self._run_state.shutdown.stopping:
                 return
-            self._run_state.loop.wait()
+            self._run_state.inbox.wait()
 
     def _take(self) -> None:
         """Keep what will be asked for of what has happened."""
+        self._run_state.inbox.hear()
         self._run_state.departures.go_on()
         while self._run_state.happened:
             match fact := self._run_state.happened.popleft():

@@ -1,147 +1,95 @@
-"""What the host tells, passed on to those who keep it."""
+"""What the coordinator notes of what its hosts report. What workers say, and how they end, it hears itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
+from paceline.coordinator.run_state import RunState
 from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.facts import Fact
-from paceline.core.orders import ApplyUpdate
 from paceline.core.phrases import listed
-from paceline.ipc import messages
-from paceline.records.times import Fetch, TransferTimes
-
-if TYPE_CHECKING:
-    from paceline.coordinator.run_state import RunState
-
-
-class News:
-    """Keeps the contract `host.contract.News`."""
-
-    def __init__(self, run_state: RunState) -> None:
-        self._run_state = run_state
-        self._heard: Callable[[int, messages.Message], None] = _unheard
-        self._gone: Callable[[int, int], None] = _unheard
-        self._prepared: Callable[[], None] = _unheard
-
-    def pass_on(
-        self,
-        heard: Callable[[int, messages.Message], None],
-        gone: Callable[[int, int], None],
-        prepared: Callable[[], None],
-    ) -> None:
-        """From now on pass on what workers say, how their processes end, and that the arithmetic process is there."""
-        self._heard, self._gone, self._prepared = heard, gone, prepared
-
-    def heard(self, worker: int, message: messages.Message) -> None:
-        """See `contract.News`."""
-        self._heard(worker, message)
-
-    def gone(self, worker: int, status: int) -> None:
-        """See `contract.News`."""
-        self._gone(worker, status)
-
-    def prepared(self, beginning: str) -> None:
-        """See `contract.News`."""
-        self._run_state.journal.ledger.note("beginning", beginning)
-        self._prepared()
-
-    def happened(self, fact: Fact) -> None:
-        """See `contract.News`."""
-        self._run_state.happened.append(fact)
-
-    def awaits_version(self, worker: int, version: int) -> None:
-        """See `contract.News`."""
-        if (member := self._run_state.members[worker]).waits is None:  # otherwise it was held, which says more
-            member.wait(f"version {version} is being made")
-
-    def awaits_place(self, worker: int) -> None:
-        """See `contract.News`."""
-        self._run_state.members[worker].wait("its last updates are still needed")
-
-    def computes(self, worker: int, at: float, *, took: bool) -> None:
-        """See `contract.News`."""
-        member = self._run_state.members[worker]
-        member.wait(None)
-        member.released_at = at
-
-    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        """See `contract.News`."""
-        if direction != "average":  # a share that is made later ends an average later: see `averaged`
-            self._run_state.members[worker].transfers.append((direction, times.began, times.ended))
-        self._run_state.journal.ledger.transferred(worker, direction, number, size, times)
-
-    def fetched(self, fetch: Fetch) -> None:
-        """See `contract.News`."""
-        if fetch.worker is not None:
-            self._run_state.members[fetch.worker].transfers.append(("push", fetch.began, fetch.ended))
-        self._run_state.journal.fetched(fetch)
-
-    def brought(self, worker: int, began: float, ended: float) -> None:
-        """See `contract.News`."""
-        self._run_state.members[worker].transfers.append(("pull", began, ended))
-
-    def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
-        """See `contract.News`."""
-        for worker in workers:
-            self._run_state.members[worker].transfers.append(("pull", began, ended))
-
-    def handed_over(self, worker: int, source: int | None) -> None:
-        """See `contract.News`."""
-        self._run_state.joining.handed_over(worker, source)
-
-    def committed(self, version: int, checksum: int, at: float) -> None:
-        """See `contract.News`."""
-        self._run_state.timing.committed(version, at)
-        self._run_state.journal.ledger.checked(version, checksum)
-        versions = self._run_state.versions
-        assert isinstance(versions, StoredVersions)  # means are not made by commits
-        versions.made(version, at)
-
-    def not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> None:
-        """See `contract.News`."""
-        if worker is None:
-            steps = listed([f"step {step} of worker {w}" for w, step, _ in order.contributions])
-            what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
-        else:
-            step = next(step for w, step, _ in order.contributions if w == worker)
-            pushed = "gradient" if self._run_state.settings.choice.spec.pushes == "gradients" else "update"
-            what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
-        self._run_state.shutdown.diverge(what)
-
-    def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """See `contract.News`."""
-        self._run_state.versions.written(version, sha256, distance)
-        self._run_state.evaluation.recorded()
-
-    def void(self, version: int, workers: Sequence[int]) -> None:
-        """See `contract.News`."""
-        versions = self._run_state.versions
-        assert isinstance(versions, Means)
-        versions.void(version, workers)
-
-    def kept(self, file: str, sha256: str) -> None:
-        """See `contract.News`."""
-        self._run_state.snapshots.written(file, sha256)
-
-    def sealed(self) -> None:
-        """See `contract.News`."""
-        self._run_state.snapshots.sealed()
-
-    def unkept(self, snapshot: int, file: str, why: str) -> None:
-        """See `contract.News`."""
-        self._run_state.snapshots.failed(snapshot, file, why)
-
-    def refused(self, why: str) -> None:
-        """See `contract.News`."""
-        self._run_state.shutdown.refuse(why)
-
-    def lost(self, why: str, *, host: bool = False) -> None:
-        """See `contract.News`."""
-        self._run_state.shutdown.lacks_host |= host
-        self._run_state.shutdown.fail(why)
+from paceline.host.events import (
+    AwaitsPlace,
+    AwaitsVersion,
+    Brought,
+    Computes,
+    ComputesTaken,
+    GroupAveraged,
+    HandedOver,
+    HostEvent,
+    Impossible,
+    MeanVoid,
+    ProcessLost,
+    SnapshotFileFailed,
+    SnapshotFileWritten,
+    SnapshotSealed,
+    Transferred,
+    VersionCommitted,
+    VersionNotFinite,
+    VersionWritten,
+)
+from paceline.records.times import Fetch
 
 
-def _unheard(*_: object) -> None:
-    raise AssertionError("nothing is heard before the coordinator listens")
+def note(run_state: RunState, event: HostEvent) -> None:
+    """Tell those of the run's parts that keep it."""
+    members, ledger = run_state.members, run_state.journal.ledger
+    match event:
+        case AwaitsVersion(worker=worker, version=version):
+            if members[worker].waits is None:  # otherwise it was held, which says more
+                members[worker].wait(f"version {version} is being made")
+        case AwaitsPlace(worker=worker):
+            members[worker].wait("its last updates are still needed")
+        case Computes(worker=worker) | ComputesTaken(worker=worker):
+            members[worker].wait(None)
+            members[worker].released_at = run_state.clock.at()
+        case Transferred(worker=worker, direction=direction, number=number, size=size, times=times):
+            if direction != "average":  # a share that is made later ends an average later: see `GroupAveraged`
+                members[worker].transfers.append((direction, times.began, times.ended))
+            ledger.transferred(worker, direction, number, size, times)
+        case Fetch(worker=fetcher, began=began, ended=ended):
+            if fetcher is not None:
+                members[fetcher].transfers.append(("push", began, ended))
+            run_state.journal.fetched(event)
+        case Brought(worker=worker, began=began, ended=ended):
+            members[worker].transfers.append(("pull", began, ended))
+        case GroupAveraged(workers=workers, began=began, ended=ended):
+            for worker in workers:
+                members[worker].transfers.append(("pull", began, ended))
+        case HandedOver(worker=worker, source=source):
+            run_state.joining.handed_over(worker, source)
+        case VersionCommitted(version=version, checksum=checksum, at=at):
+            run_state.timing.committed(version, at)
+            ledger.checked(version, checksum)
+            assert isinstance(run_state.versions, StoredVersions)  # means are not made by commits
+            run_state.versions.made(version, at)
+        case VersionNotFinite():
+            run_state.shutdown.diverge(_not_finite(event, run_state.settings.choice.spec.pushes))
+        case VersionWritten(version=version, sha256=sha256, distance=distance):
+            run_state.versions.written(version, sha256, distance)
+            run_state.evaluation.recorded()
+        case MeanVoid(version=version, workers=workers):
+            assert isinstance(run_state.versions, Means)
+            run_state.versions.void(version, workers)
+        case SnapshotFileWritten(file=file, sha256=sha256):
+            run_state.snapshots.written(file, sha256)
+        case SnapshotFileFailed(snapshot=snapshot, file=file, why=why):
+            run_state.snapshots.failed(snapshot, file, why)
+        case SnapshotSealed():
+            run_state.snapshots.sealed()
+        case Impossible(why=why):
+            run_state.shutdown.refuse(why)
+        case ProcessLost(why=why, host=host):
+            run_state.shutdown.lacks_host |= host
+            run_state.shutdown.fail(why)
+        case _:
+            assert isinstance(event, Fact)
+            run_state.happened.append(event)
+
+
+def _not_finite(found: VersionNotFinite, pushes: str) -> str:
+    order, worker = found.order, found.worker
+    if worker is None:
+        steps = listed([f"step {step} of worker {w}" for w, step, _ in order.contributions])
+        return f'the parameter "{found.parameter}" is NaN or infinite in version {order.version}, made from {steps}'
+    step = next(step for w, step, _ in order.contributions if w == worker)
+    pushed = "gradient" if pushes == "gradients" else "update"
+    return f'the {pushed} of "{found.parameter}" is NaN or infinite in step {step} of worker {worker}'

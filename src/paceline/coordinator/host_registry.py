@@ -21,7 +21,7 @@ from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import NotGathered
 from paceline.host import hash_seed, seed_asked
 from paceline.host import messages as host_messages
-from paceline.host.contract import News
+from paceline.host.events import Report
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
 from paceline.host.several import Other, SeveralHosts
@@ -179,9 +179,9 @@ class HostRegistry:
         if self._emulated is not None:
             self._emulated.carries(size)
 
-    def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
+    def together(self, head: LocalHost, report: Report, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
-        hosts = SeveralHosts(head, self.others, self.carrier, news, now)
+        hosts = SeveralHosts(head, self.others, self.carrier, report, now)
         self._all = hosts
         if hosts.moves is not None:
             hosts.moves.leaving = self._leaving

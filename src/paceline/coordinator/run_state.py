@@ -14,7 +14,7 @@ from paceline.coordinator.departures import Departures
 from paceline.coordinator.display import Display
 from paceline.coordinator.edits import Edits
 from paceline.coordinator.evaluation import Evaluation
-from paceline.coordinator.host_events import News
+from paceline.coordinator.inbox import Inbox
 from paceline.coordinator.joining import Joining, Returns
 from paceline.coordinator.member import Members
 from paceline.coordinator.plateaus import Plateaus
@@ -78,7 +78,7 @@ class RunState:
         self.clock = Clock(policy.now)
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
-        self.news = News(self)
+        self.inbox = Inbox(loop)
         self.evaluator = self._made_evaluator()
         self.host: Host = self._made_host(workers, others)
         self.members = Members(self.workers, self.host, hosts, loop.now)
@@ -179,7 +179,7 @@ class RunState:
             spec,
             workers,
             self.loop,
-            self.news,
+            self.inbox.report,
             elsewhere=[] if others is None else others.workers,
             carrier=None if others is None else others.carrier,
             name="" if others is None else others.head,
@@ -194,7 +194,7 @@ class RunState:
             leaves_undone=lambda worker, step: (worker, step) in policy.undone,
             deaths_are_told=policy.directed,
         )
-        return host if others is None else others.together(host, self.news, self.clock.at)
+        return host if others is None else others.together(host, self.inbox.report, self.clock.at)
 
     def _made_draining(self, others: HostRegistry) -> Drain:
         from paceline.coordinator.drain import Drain  # which a run on one host does without

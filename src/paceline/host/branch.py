@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Protocol, cast
+from typing import cast
 
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
@@ -18,15 +18,16 @@ from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
 from paceline.host.attachments import bring, empty_file, file_bytes, long_message
 from paceline.host.bootstrap_process import BootstrapProcess
-from paceline.host.branch_arithmetic import BranchArithmetic, SumsNews
-from paceline.host.contract import STORE, SUMS, WorkersNews
+from paceline.host.branch_arithmetic import BranchArithmetic
+from paceline.host.contract import STORE, SUMS
+from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.messages import Attached, GoesOn
+from paceline.host.messages import GoesOn
 from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, look_of, step_of
 from paceline.host.overlap import Computing
-from paceline.host.replicas.here import ReplicasHere, ReplicasNews
+from paceline.host.replicas.here import ReplicasHere
 from paceline.host.shards.server import ShardServer
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
@@ -57,41 +58,8 @@ def _written_by(worker: int) -> Owner:
     return "written by", worker
 
 
-class BranchNews(WorkersNews, SumsNews, ReplicasNews, Protocol):
-    """What is told of a host that is not the head, each thing once."""
-
-    def stored(self, item: Update | Sum) -> None:
-        """See `RangesNews`."""
-
-    def norms_taken(self, norms: messages.store.Norms) -> None:
-        """See `RangesNews`."""
-
-    def range_made(self, made: messages.store.Committed) -> None:
-        """See `RangesNews`."""
-
-    def shard_lost(self, why: str) -> None:
-        """See `RangesNews`."""
-
-    def heard_with(self, worker: int, message: messages.Message | None, attached: Attached) -> None:
-        """The worker has said this, and that comes along. None: the message is what comes along."""
-
-    def range_taken(self) -> None:
-        """See `RangesNews`."""
-
-    def share(self, number: int, error: str | None, attached: Attached | None) -> None:
-        """What the optimizer has for this host's range comes along, or can't be packed."""
-
-    def has(self, attached: str) -> None:
-        """What came along with a message is here."""
-
-    def lacks(self, worker: int, why: str) -> None:
-        """The worker needs what will never come."""
-
-    def begins_never(self, why: str) -> None:
-        """What training begins with will never come: this host can't take part."""
-
-    def fetched(self, fetch: Fetch) -> None:
-        """An item is here. Who waits for it hears of that next."""
+Report = Callable[[WorkerEvent | host_messages.ToHead], None]
+"""Takes what a host beside the head's reports: a fact or a message, each thing once."""
 
 
 def _shown_to(worker: int) -> Owner:
@@ -108,7 +76,7 @@ class Branch:
         spec: Spec,
         workers: Workers,
         carrier: TransferManager,
-        news: BranchNews,
+        report: Report,
         loop: Loop,
         *,
         name: str,
@@ -131,7 +99,7 @@ class Branch:
         self._workers = workers
         self._stand_in = stand_in
         self._carrier = carrier
-        self._news = news
+        self._report = report
         self._name = name
         self._hosts = hosts
         self._head = head
@@ -143,7 +111,7 @@ class Branch:
         self._adds_up = False
         """Whether the updates of workers here are added up before they leave."""
         self._arithmetic = BranchArithmetic(
-            self.shelf, plan, workers if stand_in is None else stand_in.workers, carrier, news, loop
+            self.shelf, plan, workers if stand_in is None else stand_in.workers, carrier, report, loop
         )
         self._prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
@@ -173,19 +141,17 @@ class Branch:
                 plan,
                 workers,
                 carrier,
-                news,
+                report,
                 loop,
                 lambda: cast(messages.worker.Offered, self._offer),
                 name=name,
             )
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        fetcher = RemoteFetcher(carrier, now, news.happened, away=self._away, lost=news.lacks)
+        fetcher = RemoteFetcher(carrier, now, report, away=self._away, lost=self._lacks)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
-        self.releases = Releases(
-            self.shelf, self.pulls, self.pushes, self.versions, None, seats, news, workers.send, now
-        )
+        self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
 
     @property
     def offer(self) -> messages.worker.Offered:
@@ -228,7 +194,8 @@ class Branch:
                 self._plan,
                 self._arithmetic.process,
                 self._carrier,
-                self,
+                self._of_range,
+                self._attach,
                 own=self._seats,
                 idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
             )
@@ -285,7 +252,7 @@ class Branch:
         def lost(why: str) -> None:
             for file in (*kept.values(), *(() if state_file is None else (state_file,))):
                 os.close(file)
-            self._news.begins_never(f"what training begins with can't come: {why}")
+            self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
@@ -474,7 +441,7 @@ class Branch:
         def lost(why: str) -> None:
             if state_file is not None:
                 os.close(state_file)
-            self._news.begins_never(f"what training begins with can't come: {why}")
+            self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
         self._later = []
         items: list[Item] = []
@@ -515,37 +482,10 @@ class Branch:
         if self.region is not None:
             self.region.free()
 
-    # --- what is made here: see `RangesNews` ---------------------------------------------------------
-
-    def stored(self, item: Update | Sum) -> None:
-        """See `RangesNews`."""
-        self._news.stored(item)
-
-    def norms_taken(self, norms: messages.store.Norms) -> None:
-        """See `RangesNews`."""
-        self._news.norms_taken(norms)
-
-    def range_made(self, made: messages.store.Committed) -> None:
-        """See `RangesNews`."""
-        if len(self._shards) == 1:
-            self._whole.add(Version(made.version))
-        self._news.range_made(made)
-
-    def range_taken(self) -> None:
-        """See `RangesNews`."""
-        self._news.range_taken()
-
-    def share_ready(self, number: int, error: str | None, file: int | None) -> None:
-        """See `RangesNews`."""
-        attached = None
-        if file is not None:
-            span, name = file_bytes(file), f"share {number} of {self._name}"
-            attached, self._attached[Blob(name)] = Attached(name, span.nbytes), span
-        self._news.share(number, error, attached)
-
-    def shard_lost(self, why: str) -> None:
-        """See `RangesNews`."""
-        self._news.shard_lost(why)
+    def _of_range(self, event: host_messages.OfShard) -> None:
+        if isinstance(event, host_messages.RangeMade) and len(self._shards) == 1:
+            self._whole.add(Version(event.made.version))
+        self._report(event)
 
     # --- items: see `manager.Items` -----------------------------------------------------------------
 
@@ -625,7 +565,7 @@ class Branch:
         """See `Items`."""
         if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
             fetch = fetch.moved()
-        self._news.fetched(fetch)
+        self._report(host_messages.Fetched.of(fetch))
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`. An update is here before the head hears that it is ready, and what was told of it before."""
@@ -712,7 +652,7 @@ class Branch:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
 
         def lost(why: str) -> None:
-            self._news.lacks(worker, f"{version} can't come: {why}")
+            self._lacks(worker, f"{version} can't come: {why}")
 
         if self._away(version):
             self._carrier.fetch(version, _shown_to(worker), there, lost)
@@ -745,15 +685,18 @@ class Branch:
         """What came along with a message, if anything did, has been passed on from that file."""
         if attached is not None and file is not None:
             os.close(file)
-            self._news.has(attached.name)
+            self._report(host_messages.AttachmentFetched(attached.name))
 
     def _waited(self, name: str) -> list[tuple[int, messages.Message]]:
         """Return who has waited for what comes along by that name, and with which message. Nobody does any more."""
         waited = self._comes_along.pop(name)
         for _ in waited:
-            self._news.has(name)
+            self._report(host_messages.AttachmentFetched(name))
         # a process that has begun as one of them meanwhile was told nothing
         return [(seat.worker, message) for seat, message in waited if self._seats[seat.worker] is seat]
+
+    def _lacks(self, worker: int, why: str) -> None:
+        self._report(host_messages.Lacks(worker, why))
 
     def _go_on(self) -> None:
         """Do what has waited, in order."""
@@ -784,7 +727,7 @@ class Branch:
         if goes_on is not None:
             for attached in (goes_on.buffers, goes_on.kept):
                 if attached is not None:
-                    self._news.has(attached.name)
+                    self._report(host_messages.AttachmentFetched(attached.name))
 
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         seat = self._seats[worker]
@@ -811,12 +754,13 @@ class Branch:
                 return  # the head's host has a store
             case messages.worker.SnapshotTaken():
                 self.releases.looked(worker)
+        said = cast(messages.worker.FromWorker, message)
         if descriptors:
-            self._news.heard_with(worker, message, self._attach(worker, file_bytes(descriptors[0])))
+            self._report(WorkerSaid(worker, said, self._attached_by(worker, file_bytes(descriptors[0]))))
         elif len(body := self._coding.encode(message)) >= LONG:
-            self._news.heard_with(worker, None, self._attach(worker, long_message(body)))
+            self._report(WorkerSaid(worker, None, self._attached_by(worker, long_message(body))))
         else:
-            self._news.heard(worker, message)
+            self._report(WorkerSaid(worker, said))
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -828,9 +772,11 @@ class Branch:
         for end in ends:
             end.close()
 
-    def _attach(self, worker: int, span: Span) -> Attached:
-        """Have these bytes come along with what the worker has said."""
-        name = f"attached by worker {worker}: {next(self._numbers)}"
+    def _attached_by(self, worker: int, span: Span) -> Attached:
+        return self._attach(f"attached by worker {worker}: {next(self._numbers)}", span)
+
+    def _attach(self, name: str, span: Span) -> Attached:
+        """Have these bytes come along with a message, by that name."""
         self._attached[Blob(name)] = span
         return Attached(name, span.nbytes)
 
@@ -839,4 +785,4 @@ class Branch:
         self._prepared.discard(worker)
         if self._replicas is not None:
             self._replicas.averaging.gone(worker)
-        self._news.gone(worker, status)
+        self._report(WorkerEnded(worker, status))

@@ -6,7 +6,6 @@ A host with one worker has nothing to add up, and one without a shard makes no r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from paceline.core.items import Sum, Update
 from paceline.host import messages as host_messages
@@ -23,21 +22,17 @@ from paceline.ipc.memory import Region
 from paceline.transfer.manager import TransferManager
 
 
-class SumsNews(Protocol):
-    """What the head is told of sums, each thing once."""
-
-    def not_finite(self, parameter: str, worker: int) -> None:
-        """A gradient of that worker, which was added up here, has a NaN or an infinity."""
-
-    def sums_lost(self, why: str) -> None:
-        """This host adds up no updates any more, and makes no versions."""
-
-
 class BranchArithmetic:
     """What was ordered of sums and versions is done in the order of the orders."""
 
     def __init__(
-        self, shelf: Shelf, plan: MemoryPlan, workers: Workers, carrier: TransferManager, news: SumsNews, loop: Loop
+        self,
+        shelf: Shelf,
+        plan: MemoryPlan,
+        workers: Workers,
+        carrier: TransferManager,
+        report: Callable[[host_messages.SaidOfSums], object],
+        loop: Loop,
     ) -> None:
         self.ranges: ShardServer | None = None
         """What orders versions of it. None: it makes none."""
@@ -47,7 +42,7 @@ class BranchArithmetic:
         self.summer = HostReducer(shelf, plan, self.process)
         self.summer.there, self.summer.not_finite = carrier.made, self._not_finite
         self._workers = workers
-        self._news = news
+        self._report = report
         self._forker: int | None = None
         """The worker that was asked last to fork the process."""
         self._fork: Callable[[], None] = lambda: None
@@ -107,7 +102,7 @@ class BranchArithmetic:
 
     def _not_finite(self, parameter: str, worker: int | None) -> None:
         if worker is not None:
-            self._news.not_finite(parameter, worker)
+            self._report(host_messages.SumNotFinite(parameter, worker))
 
     def _not_forked(self) -> None:
         assert self._forker is not None
@@ -118,7 +113,7 @@ class BranchArithmetic:
     def _lost(self, why: str) -> None:
         self.summer.lost()
         if self.ranges is None:
-            self._news.sums_lost(why)
+            self._report(host_messages.SumsLost(why))
         else:
             self.ranges.lost(why)  # the run fails, and its workers are ended in their turn
         self._begins()

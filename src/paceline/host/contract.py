@@ -12,10 +12,9 @@ from typing import Protocol
 
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Order
+from paceline.core.orders import Order
 from paceline.core.shards import Shard
 from paceline.ipc import messages
-from paceline.records.times import Fetch, TransferTimes
 
 STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the process that records versions"
 """Names of the process that computes for a host: it makes versions, only adds up updates, or writes means."""
@@ -104,7 +103,7 @@ class Host(Protocol):
         """
 
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
-        """Have this worker, which has come to `prepare`, fork the arithmetic process: `News.prepared` tells when.
+        """Have this worker, which has come to `prepare`, fork the arithmetic process: `Prepared` is reported.
 
         A worker that can't do so is ended. Another one may be asked then. `resumption`: what all go on from.
         """
@@ -165,24 +164,23 @@ class Host(Protocol):
         buffers: str,
         known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
-        """Have a version written to that file: `News.written` tells when.
+        """Have a version written to that file: `VersionWritten` is reported.
 
         It is a version that is made, with the buffers of these workers, and what is `known` besides. Where versions are
-        means, it is the mean of
-        these workers' replicas as they are now.
+        means, it is the mean of these workers' replicas as they are now.
         """
 
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
-        """Have what there is now written into that folder: `News.kept` tells of each file. Return the files' names.
+        """Have what there is now written into that folder. Return the files' names.
 
-        That is the version, which may be ordered and not made yet, or these workers' replicas. What workers pack for
-        the snapshot of this number is written, too.
+        `SnapshotFileWritten` is reported of each. That is the version, which may be ordered and not made yet, or these
+        workers' replicas. What workers pack for the snapshot of this number is written, too.
         """
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
         """All files of the snapshot are there: write the last one, `state.json`, and give the folder its name.
 
-        `News.sealed` tells when. These older snapshots are removed.
+        `SnapshotSealed` is reported. These older snapshots are removed.
         """
 
     def drop(self) -> None:
@@ -211,80 +209,3 @@ class Host(Protocol):
 
     def close(self) -> None:
         """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""
-
-
-class WorkersNews(Protocol):
-    """What is told of workers where they are, each thing once."""
-
-    def heard(self, worker: int, message: messages.Message) -> None:
-        """The worker has said this. What it says of items is done by now."""
-
-    def gone(self, worker: int, status: int) -> None:
-        """The worker's process has ended with this status, as waitpid returned it. All that it had said is heard."""
-
-    def happened(self, fact: Fact) -> None:
-        """The machine is to be told of this."""
-
-    def awaits_version(self, worker: int, version: int) -> None:
-        """The worker's step begins once that version is made."""
-
-    def awaits_place(self, worker: int) -> None:
-        """The worker's step begins once one of its last updates is needed no more."""
-
-    def computes(self, worker: int, at: float, *, took: bool) -> None:
-        """The worker was told to compute its step, at that moment.
-
-        `took`: whether it took the version for that at the same moment, which is told besides.
-        """
-
-
-class News(WorkersNews, Protocol):
-    """What a host tells its coordinator, each thing once."""
-
-    def prepared(self, beginning: str) -> None:
-        """The arithmetic process is there. `beginning`: the checksum of what training begins with."""
-
-    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        """A network has moved so many bytes: of a push, a pull, or an average. `number`: step, version or group."""
-
-    def fetched(self, fetch: Fetch) -> None:
-        """A host has fetched an item from another one."""
-
-    def brought(self, worker: int, began: float, ended: float) -> None:
-        """The worker has a version that its host has fetched in this time."""
-
-    def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
-        """A group of these workers has averaged in this time."""
-
-    def handed_over(self, worker: int, source: int | None) -> None:
-        """The worker, which joins, gets what that one's script keeps. None: nobody lived to hand it over."""
-
-    def committed(self, version: int, checksum: int, at: float) -> None:
-        """A version is made. Workers that wait for it are told after that."""
-
-    def not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> None:
-        """The version made by that order has a NaN or an infinity: from this worker, if it is known. Told once."""
-
-    def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """The version is on disk. `distance`: that of the replicas from it, if it is their mean."""
-
-    def void(self, version: int, workers: Sequence[int]) -> None:
-        """There will be no such mean: these workers' places have no whole replica.
-
-        Their processes ended in a step, or have yet to put one there. It may be told before `record` returns.
-        """
-
-    def kept(self, file: str, sha256: str) -> None:
-        """That file of the present snapshot is on disk."""
-
-    def sealed(self) -> None:
-        """The present snapshot is whole, and on disk."""
-
-    def unkept(self, snapshot: int, file: str, why: str) -> None:
-        """That file of that snapshot, the present one or the next, can't be made."""
-
-    def refused(self, why: str) -> None:
-        """A script asks for what can't be done."""
-
-    def lost(self, why: str, *, host: bool = False) -> None:
-        """The arithmetic process has gone. What it was ordered will not be done. `host`: as a whole host has gone."""

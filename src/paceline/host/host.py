@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
@@ -27,8 +27,19 @@ from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
 from paceline.core.state_edits import StateEdit
 from paceline.host.attachments import recorded_file, write_attached
-from paceline.host.contract import News, Progress, Resumption, Updates, called
+from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
+from paceline.host.events import (
+    Brought,
+    Impossible,
+    Prepared,
+    ProcessLost,
+    Report,
+    Transferred,
+    VersionWritten,
+    WorkerEnded,
+    WorkerSaid,
+)
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages, MadeHere
 from paceline.host.orders.averaging import Averaging
@@ -79,7 +90,7 @@ class LocalHost:
         spec: Spec,
         workers: Workers,
         loop: Loop,
-        news: News,
+        report: Report,
         *,
         name: str = "",
         elsewhere: Sequence[int] = (),
@@ -127,7 +138,7 @@ class LocalHost:
         """The checksum of what training begins with."""
         self._spec = spec
         self._workers = workers
-        self._news = news
+        self._report = report
         self._carrier = carrier
         self._threads = threads
         self._network = network
@@ -153,17 +164,19 @@ class LocalHost:
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
         """The worker that was asked last to fork the arithmetic process."""
-        self._shaped = ShapedFetcher(SharedLink.of(network), groups, now, self._moment, news.happened, news.transferred)
+        self._shaped = ShapedFetcher(
+            SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
+        )
         fetcher: Fetcher = self._shaped
         remote: RemoteFetcher | None = None
         if carrier is not None:
             fetcher = remote = RemoteFetcher(
                 carrier,
                 now,
-                news.happened,
+                report,
                 away=self._away,
                 lost=lambda worker, why: self.never_comes(worker, why),
-                brought=news.brought,
+                brought=lambda worker, began, ended: report(Brought(worker, began, ended)),
             )
         self.arithmetic = StoreProcess(
             self.shelf,
@@ -190,7 +203,7 @@ class LocalHost:
         if carrier is not None and self.sums is not None:
             from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 
-            fetcher = self.together = AggregationScheduler(fetcher, self.sums, self.summer, news.happened)
+            fetcher = self.together = AggregationScheduler(fetcher, self.sums, self.summer, report)
             if self.others is not None:
                 self.others.host_of = self.together.host_of
         self.averaging = Averaging(
@@ -198,7 +211,7 @@ class LocalHost:
             plan,
             loop,
             carrier,
-            self,
+            lambda event: self.averages.has_made(event.group, self.name),
             workers.give_up,
             lambda: self.offer,
             name=name,
@@ -206,7 +219,7 @@ class LocalHost:
         )
         makers = MadeHere(name, self.averaging)
         self.averages = GroupAverages(
-            self.shelf, plan, self._shaped.gather, seats, makers, news, now, host_of, deaths_are_told=deaths_are_told
+            self.shelf, plan, self._shaped.gather, seats, makers, report, now, host_of, deaths_are_told=deaths_are_told
         )
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
@@ -224,7 +237,7 @@ class LocalHost:
             plan,
             self.arithmetic,
             self.pushes,
-            news,
+            report,
             seats=seats,
             idle_cores=self._idle_cores,
             steps_in_store=spec.optimizer == "store",
@@ -237,10 +250,10 @@ class LocalHost:
         if self.sums is not None:
             self.pushes.dropping = self.sums.dropped
         self.shares = Shares(self.arithmetic, self.others)
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news, self._brings_replicas)
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self._brings_replicas)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
-            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news, self._brings_replicas
+            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, report, self._brings_replicas
         )
         self.pulls = Pulls(self.shelf, self.commits, fetcher, seats, early=carrier is not None)
         self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
@@ -251,9 +264,8 @@ class LocalHost:
             self.commits,
             self.steps,
             seats,
-            news,
+            report,
             self._tell,
-            now,
             self._arrivals,
         )
         self.joins = JoinHandover(
@@ -265,7 +277,7 @@ class LocalHost:
             self.releases,
             fetcher,
             seats,
-            news,
+            report,
             self._tell,
         )
 
@@ -296,7 +308,7 @@ class LocalHost:
 
     def open(self) -> None:
         """See `contract.Host`."""
-        self._workers.open(self.hear, self._news.gone)
+        self._workers.open(self.hear, lambda worker, status: self._report(WorkerEnded(worker, status)))
 
     def gathers(self) -> Mapping[str, messages.worker.Offered]:
         """See `contract.Host`."""
@@ -530,14 +542,6 @@ class LocalHost:
         self.arithmetic.close()
 
     # --- averages: see `AveragingNews` ---------------------------------------------------------------
-
-    def averaged(self, group: int) -> None:
-        """See `AveragingNews`."""
-        self.averages.has_made(group, self.name)
-
-    def given_up(self, group: int) -> None:
-        """See `AveragingNews`."""
-        self.averages.has_made(group, self.name)
 
     # --- workers of other hosts ---------------------------------------------------------------------
 
@@ -797,7 +801,7 @@ class LocalHost:
                 self.joins.handed(worker, message, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._news.heard(worker, message)
+        self._report(WorkerSaid(worker, cast(messages.worker.FromWorker, message)))
 
     def _show(self, seat: WorkerState, version: Version) -> None:
         if self._seats[seat.worker] is seat and seat.here:
@@ -902,23 +906,23 @@ class LocalHost:
                 return self.snapshots.sealed(error)
             case messages.store.Restored(beginning=beginning, refused=refused):
                 if refused is not None:
-                    self._news.refused(refused)
+                    self._report(Impossible(refused))
                 else:
                     self._prepared(beginning)
                 return True
             case messages.store.WholeReady(error=error):
                 if error is not None:
-                    self._news.refused(error)
+                    self._report(Impossible(error))
                 else:
                     self.forget_state()
                     self.state = os.dup(descriptors[0])
-                    self._news.prepared(self._beginning)
+                    self._report(Prepared(self._beginning))
                 return True
             case messages.store.StateReady(worker=worker, error=error):
                 if worker not in self._seats:
                     return False
                 if error is not None:
-                    self._news.refused(error)
+                    self._report(Impossible(error))
                 elif self._seats[worker].elsewhere:
                     self.hands(worker, messages.worker.OptimizerState(), descriptors[0])
                 elif self._seats[worker].here:
@@ -954,7 +958,7 @@ class LocalHost:
             return False
         self.commits.go_on()
         self.joins.written(version)
-        self._news.written(version, sha256, distance)
+        self._report(VersionWritten(version, sha256, distance))
         return True
 
     def _ready(self, beginning: str) -> None:
@@ -970,7 +974,7 @@ class LocalHost:
     def _prepared(self, beginning: str) -> None:
         """The store has what training begins with. Hosts that make ranges of it go on from the same."""
         if not self.shards:
-            self._news.prepared(beginning)
+            self._report(Prepared(beginning))
             return
         self._beginning = beginning
         self.arithmetic.send(messages.store.SendWhole())
@@ -982,7 +986,7 @@ class LocalHost:
     def _lost(self, why: str) -> None:
         self.commits.lost()
         self.snapshots.lost()
-        self._news.lost(why, host=self._lacks_host)
+        self._report(ProcessLost(why, self._lacks_host))
 
     def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell a worker, wherever it is."""

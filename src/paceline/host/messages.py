@@ -12,6 +12,7 @@ import msgspec
 from paceline.core.orders import Order
 from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
+from paceline.host.events import Attached, Averaged, AwaitsPlace, Computes, GivenUp, WorkerEnded, WorkerSaid
 from paceline.host.machine import Machine
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
@@ -27,14 +28,6 @@ End = Outcome | Literal["refused", "lost", "drained", "again"]
 """How a run ended for a host. `refused`: something is wrong that the run or the host was given. `lost`: the host takes
 no part any more, and the run may go on. `drained`: so it is, in good order, as the host was asked to leave. `again`:
 the run goes on from its newest snapshot, once the host has come again."""
-
-
-class Attached(msgspec.Struct, frozen=True, array_like=True):
-    """What comes along with a message. Whoever hears the message fetches that before, by its name."""
-
-    name: Annotated[str, msgspec.Meta(max_length=200)]
-    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
-    """Its bytes."""
 
 
 class AttachmentFetched(Message):
@@ -501,22 +494,6 @@ class Drains(Message):
     """The host was asked to leave, and wants to do so in good order. It goes on until it is told to close."""
 
 
-class WorkerSaid(Message):
-    """The worker has said this. What it says of items is done by now."""
-
-    worker: Count
-    message: messages.worker.FromWorker | None
-    """None: the message itself comes along, as it is long."""
-    attached: Attached | None = None
-
-
-class WorkerEnded(Message):
-    """The worker's process has ended with this status. All that it had said is heard."""
-
-    worker: Count
-    status: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
-
-
 class Printed(Message):
     """The worker has printed this. Empty: it will print no more. It is answered by `OutputWritten`."""
 
@@ -547,18 +524,6 @@ class Taken(Message):
 
     worker: Count
     version: Count
-
-
-class AwaitsPlace(Message):
-    """The worker's step begins once one of its last updates is needed no more."""
-
-    worker: Count
-
-
-class Computes(Message):
-    """The worker was told to compute its step, and `Taken` does not say so."""
-
-    worker: Count
 
 
 class Fetched(Message):
@@ -650,18 +615,6 @@ class ItemCopied(Message):
     """What the host was told to bring is there."""
 
     number: Count
-
-
-class Averaged(Message):
-    """All of that group's mean is there."""
-
-    group: Count
-
-
-class GivenUp(Message):
-    """Nothing is written there any more for that group, which fails."""
-
-    group: Count
 
 
 class Reaches(Message):

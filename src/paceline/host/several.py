@@ -19,7 +19,20 @@ from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import messages as host_messages
 from paceline.host.attachments import bring, empty_file, file_bytes, recorded_file
-from paceline.host.contract import Host, News, Progress, Resumption, Updates
+from paceline.host.contract import Host, Progress, Resumption, Updates
+from paceline.host.events import (
+    Attached,
+    Averaged,
+    AwaitsPlace,
+    Brought,
+    Computes,
+    ComputesTaken,
+    GivenUp,
+    ProcessLost,
+    Report,
+    WorkerEnded,
+    WorkerSaid,
+)
 from paceline.host.host import LocalHost
 from paceline.host.message_validation import MessageValidation
 from paceline.host.orders.steps import shown
@@ -96,7 +109,12 @@ class SeveralHosts:
     """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
 
     def __init__(
-        self, head: LocalHost, others: Sequence[Other], carrier: TransferManager, news: News, now: Callable[[], float]
+        self,
+        head: LocalHost,
+        others: Sequence[Other],
+        carrier: TransferManager,
+        report: Report,
+        now: Callable[[], float],
     ) -> None:
         """`now()` is seconds since the run's start."""
         self._head = head
@@ -111,7 +129,7 @@ class SeveralHosts:
         self._begun: set[str] = set()
         """Hosts that have what training begins with, or are about to."""
         self._carrier = carrier
-        self._news = news
+        self._report = report
         self._now = now
         self._attached: dict[Item, _Attached] = {}
         """What comes along with messages to other hosts, until those have it."""
@@ -194,22 +212,20 @@ class SeveralHosts:
         if isinstance(message, host_messages.StandsIn) and self._standing_in.get(name, message) is not None:
             raise MessageUnreadable("nothing was to stand in for a worker there")
         match message:
-            case host_messages.WorkerSaid(worker=worker) | host_messages.WorkerEnded(worker=worker) if (
-                worker in self._gone
-            ):
+            case WorkerSaid(worker=worker) | WorkerEnded(worker=worker) if worker in self._gone:
                 raise MessageUnreadable(f"worker {worker} has ended, and says more")
-            case host_messages.WorkerSaid(message=None, attached=None):
+            case WorkerSaid(message=None, attached=None):
                 raise MessageUnreadable("a worker has said nothing")
-            case host_messages.WorkerSaid(message=None, attached=host_messages.Attached(size=size)) if size > MOST_SAID:
+            case WorkerSaid(message=None, attached=Attached(size=size)) if size > MOST_SAID:
                 raise MessageUnreadable(f"a message of worker {message.worker}: {too_long(size, MOST_SAID)}")
             case host_messages.StatePacked(error=None, attached=None):
                 raise MessageUnreadable("its share has nothing in it")
-            case host_messages.WorkerSaid(message=messages.Message() as said, attached=attached):
+            case WorkerSaid(message=messages.Message() as said, attached=attached):
                 if said.descriptors == 0 and attached is not None:
                     raise MessageUnreadable(f"nothing comes along with a {type(said).__name__}")
                 if isinstance(said, messages.worker.StoreNotForked) and name not in self._head.shards_on:
                     raise MessageUnreadable("it was to have no store")
-            case host_messages.WorkerEnded(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
+            case WorkerEnded(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
                 raise MessageUnreadable(f"no process ends with status {status}")
             case host_messages.Taken(version=version) if name not in self._begun or version > self._head.newest:
                 raise MessageUnreadable(f"version {version} is not there to be taken")
@@ -227,16 +243,16 @@ class SeveralHosts:
         if isinstance(message, host_messages.OfStep) and message.worker in self._left:  # its host had not heard of that
             return
         match message:
-            case host_messages.WorkerSaid(worker=worker, message=messages.worker.AdoptionWritten()):
+            case WorkerSaid(worker=worker, message=messages.worker.AdoptionWritten()):
                 self._bring(name, message, self._written_by(name, worker))
-            case host_messages.WorkerSaid(worker=worker, message=messages.Message() as said, attached=None):
+            case WorkerSaid(worker=worker, message=messages.Message() as said, attached=None):
                 self._heard(name, worker, said, [])
-            case host_messages.WorkerSaid():
+            case WorkerSaid():
                 self._bring(name, message, [])
-            case host_messages.WorkerEnded(worker=worker, status=status):
+            case WorkerEnded(worker=worker, status=status):
                 self._gone.add(worker)
                 self._others[name].turns.pop(worker, None)
-                self._news.gone(worker, status)
+                self._report(WorkerEnded(worker, status))
             case host_messages.AttachmentFetched(attached=attached):
                 self._has(name, Blob(attached))
             case host_messages.Lacks(worker=worker, why=why):
@@ -244,19 +260,19 @@ class SeveralHosts:
             case host_messages.Taken(worker=worker, version=version):
                 if (fetched := self._fetched.get((name, version))) is not None:
                     began = max(fetched.began, self._made_at.get(version, fetched.began))
-                    self._news.brought(worker, min(began, fetched.ended), fetched.ended)
+                    self._report(Brought(worker, min(began, fetched.ended), fetched.ended))
                 if self._pulled.get(worker) == version:
                     del self._pulled[worker]
                     self._computes(worker, took=True)
-                self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
+                self._report(ParametersTaken(worker=worker, version=version, at=self._now()))
             case host_messages.StandsIn(offer=offer):
                 self._standing_in[name] = offer
                 self.gathered()
             case host_messages.Begun():
                 self._head.begun(name)
-            case host_messages.AwaitsPlace(worker=worker):
+            case AwaitsPlace(worker=worker):
                 self._pulled.pop(worker, None)
-                self._news.awaits_place(worker)
+                self._report(message)
             case host_messages.Fetched():
                 self._has_fetched(message.heard(name, self._now()))
             case host_messages.Stored(item=item):
@@ -278,20 +294,20 @@ class SeveralHosts:
                     self._bring_file(name, number, message.attached, self.moves.takes, self._head.loses)
             case host_messages.StatePacked(number=number, error=error, attached=None):
                 self._head.shares.came(number, error, None)
-            case host_messages.StatePacked(number=number, error=error, attached=host_messages.Attached() as attached):
+            case host_messages.StatePacked(number=number, error=error, attached=Attached() as attached):
                 self._bring_share(name, number, error, attached)
             case host_messages.ShardLost(why=why):
                 self._shard_lost(name, why)
             case host_messages.SumsLost(why=why):
                 assert self.sums is not None
                 self.sums.lost(name, why)
-            case host_messages.Averaged(group=group) | host_messages.GivenUp(group=group):
+            case Averaged(group=group) | GivenUp(group=group):
                 self._head.averages.has_made(group, name)
             case host_messages.ItemCopied(number=number):
                 assert self.replicas is not None
                 if not self.replicas.brought(number, name):
                     raise MessageUnreadable(f"it was to bring nothing by the number {number}")
-            case host_messages.Computes(worker=worker):
+            case Computes(worker=worker):
                 self._computes(worker, took=False)
 
     def lost(self, name: str, why: str) -> None:
@@ -316,7 +332,7 @@ class SeveralHosts:
             self._behind.pop(worker, None)  # what came before that never comes
             if worker not in self._gone:
                 self._gone.add(worker)
-                self._news.gone(worker, signal.SIGKILL)
+                self._report(WorkerEnded(worker, signal.SIGKILL))
         self._head.averages.host_lost(name)  # now that its members are known to have died
         if not other.workers:
             self.gathered()
@@ -407,7 +423,7 @@ class SeveralHosts:
         fetch = fetch.ending(self._now())
         if self.moves is not None and (item := fetch.summand) is not None and self.moves.had(item):
             fetch = fetch.moved()
-        self._news.fetched(fetch)
+        self._report(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
@@ -457,7 +473,9 @@ class SeveralHosts:
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """See `contract.Host`."""
         if worker in self._by_worker:
-            self._news.lost("no worker of the head's host has come to prepare(), so nothing can make versions there")
+            self._report(
+                ProcessLost("no worker of the head's host has come to prepare(), so nothing can make versions there")
+            )
             return
         came = {other.name for worker, other in self._by_worker.items() if self._head.prepares(worker)}
         came |= {self._head.name, *(name for name in self._standing_in if name in self._others)}
@@ -622,9 +640,7 @@ class SeveralHosts:
             else:
                 with recorded_file(file) as descriptor:
                     one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
-            other.tell_of(
-                worker, host_messages.TellWorker(worker, message, host_messages.Attached(name, one.span.nbytes))
-            )
+            other.tell_of(worker, host_messages.TellWorker(worker, message, Attached(name, one.span.nbytes)))
 
     def record(
         self,
@@ -660,7 +676,7 @@ class SeveralHosts:
     def ends(self, worker: int) -> None:
         """See `contract.Host`."""
         for message in self._said_behind(worker):
-            if isinstance(message, host_messages.WorkerEnded):
+            if isinstance(message, WorkerEnded):
                 self._deliver(self._by_worker[worker].name, message)
 
     def wake(self) -> None:
@@ -695,7 +711,7 @@ class SeveralHosts:
 
         Its update is asked for only now. A round releases hundreds of workers, and asking took longer than releasing.
         """
-        self._news.computes(worker, self._now(), took=took)
+        self._report(ComputesTaken(worker) if took else Computes(worker))
         if (step := self._released.pop(worker, None)) is not None:
             self._head.begins_step(worker, step)
 
@@ -711,7 +727,7 @@ class SeveralHosts:
             if len(self._fetched) >= KEPT * max(1, len(self._by_worker)):
                 del self._fetched[next(iter(self._fetched))]
             self._fetched[fetch.host, fetch.number] = fetch
-        self._news.fetched(fetch)
+        self._report(fetch)
 
     def _hands(self, worker: int, message: messages.Message, file: int | None) -> None:
         """Tell a worker of another host that, with a file if there is one."""
@@ -723,11 +739,11 @@ class SeveralHosts:
             self.replicas.binds(host, worker, message)
         self._tell(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message), attached))
 
-    def _attach(self, host: str, span: Span) -> host_messages.Attached:
+    def _attach(self, host: str, span: Span) -> Attached:
         """Have these bytes come along with a message to that host."""
         name = f"attached {next(self._numbers)}"
         self._attached[Blob(name)] = _Attached(host, span)
-        return host_messages.Attached(name, span.nbytes)
+        return Attached(name, span.nbytes)
 
     def _has(self, name: str, item: Item) -> None:
         """That host has what came along with one message."""
@@ -768,7 +784,7 @@ class SeveralHosts:
         self._beside[ADOPTED] = name, span
         return [Beginning(worker), ADOPTED]
 
-    def _bring(self, name: str, heard: host_messages.WorkerSaid, items: list[Item]) -> None:
+    def _bring(self, name: str, heard: WorkerSaid, items: list[Item]) -> None:
         """Hear what the worker has said once these items are here, and what came along."""
         worker, attached, files = heard.worker, heard.attached, list[int]()
         if attached is not None:
@@ -872,9 +888,9 @@ class SeveralHosts:
     def _stored(self, host: str, item: Update | Sum) -> None:
         assert self._head.others is not None
         if (fact := self._head.others.stored(host, item, self._now())) is not None:
-            self._news.happened(fact)
+            self._report(fact)
 
-    def _bring_share(self, host: str, number: int, error: str | None, attached: host_messages.Attached) -> None:
+    def _bring_share(self, host: str, number: int, error: str | None, attached: Attached) -> None:
         def there(file: int) -> None:
             self._head.shares.came(number, error, file)
             os.close(file)
@@ -885,7 +901,7 @@ class SeveralHosts:
         self,
         host: str,
         number: int,
-        attached: host_messages.Attached,
+        attached: Attached,
         there: Callable[[int], object],
         lacks: Callable[[str], object],
     ) -> None:
@@ -909,7 +925,7 @@ class SeveralHosts:
 
         self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lost)
 
-    def _is_new(self, attached: host_messages.Attached) -> None:
+    def _is_new(self, attached: Attached) -> None:
         """Raise MessageUnreadable for a name that something else has which comes along."""
         if Blob(attached.name) in self._beside or Blob(attached.name) in self._attached:
             raise MessageUnreadable(f"{attached.name} comes along already")
@@ -921,7 +937,7 @@ class SeveralHosts:
                 other.tell(host_messages.Shards(tuple(shards), left))
         assert self._head.others is not None
         for fact in self._head.others.taken(self._now()):
-            self._news.happened(fact)
+            self._report(fact)
         self._carrier.again(lambda item: isinstance(item, Version))
 
     def _host_of(self, worker: int) -> str:

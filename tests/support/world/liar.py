@@ -14,6 +14,7 @@ import msgspec
 from paceline.coordinator.host_registry import HostRegistry
 from paceline.errors import MessageUnreadable
 from paceline.host import messages as host_messages
+from paceline.host.events import WorkerSaid
 from paceline.ipc.endpoint import Coding
 from support.world import insides
 from support.world.clock import VirtualLoop
@@ -63,7 +64,7 @@ def changed(lots: random.Random, message: Any, others: list[Any]) -> Any:
 
 
 def _kind(message: Any) -> str:
-    said = message.message if isinstance(message, host_messages.WorkerSaid) else message
+    said = message.message if isinstance(message, WorkerSaid) else message
     return str(said.__struct_config__.tag)  # not the class's name: a lie is drawn anew where messages sort otherwise
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
-from paceline.host.contract import News
+from paceline.host.events import GroupAveraged, Report
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.orders.steps import ReplicaSteps
@@ -97,7 +97,7 @@ class GroupAverages:
         gather: Callable[[int, tuple[int, ...], Then], float],
         seats: Mapping[int, WorkerState],
         makers: Makers,
-        news: News,
+        report: Report,
         now: Callable[[], float],
         host_of: Callable[[int], str],
         *,
@@ -119,7 +119,7 @@ class GroupAverages:
         self._plan = plan
         self._gather = gather
         self._seats = seats
-        self._news = news
+        self._report = report
         self._now = now
         self._host_of = host_of
         self._deaths_are_told = deaths_are_told
@@ -262,7 +262,7 @@ class GroupAverages:
     def _end(self, average: _Average) -> None:
         """Tell that the average is made, if it is."""
         if (fact := self._over(average, self._now())) is not None:
-            self._news.happened(fact)
+            self._report(fact)
 
     def _over(self, average: _Average, at: float) -> Fact | None:
         """When its place is no longer written and no bytes move: the average is made, unless a member was lost."""
@@ -279,14 +279,14 @@ class GroupAverages:
             self._fail(average)
             return None
         average.made = True
-        self._news.averaged(order.members, average.began, at)
+        self._report(GroupAveraged(order.members, average.began, at))
         return ReduceFinished(group=order.group, at=at)
 
     def _fail(self, average: _Average) -> None:
         order = average.order
         del self._averages[order.group]
         self._ends(average)
-        self._news.happened(ReduceFailed(group=order.group, lost=self._lost(average), at=self._now()))
+        self._report(ReduceFailed(group=order.group, lost=self._lost(average), at=self._now()))
 
     def _lost(self, average: _Average) -> tuple[int, ...]:
         """Members whose processes have ended, or had, before they began anew."""

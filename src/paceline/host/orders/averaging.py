@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
+from paceline.host.events import Averaged, GivenUp
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
@@ -64,16 +65,6 @@ class Group:
     def of(self) -> int:
         """How many members it has."""
         return sum(len(part.members) for part in self.parts)
-
-
-class AveragingNews(Protocol):
-    """Who is told what becomes of the averages here."""
-
-    def averaged(self, group: int) -> None:
-        """All of that group's mean is in its place here."""
-
-    def given_up(self, group: int) -> None:
-        """Nothing is written any more for that group, which was given up."""
 
 
 @dataclass(slots=True)
@@ -126,7 +117,7 @@ class Averaging:
         plan: MemoryPlan,
         loop: Loop,
         carrier: TransferManager | None,
-        news: AveragingNews,
+        report: Callable[[Averaged | GivenUp], object],
         give_up: Callable[[int, str], None],
         offer: Callable[[], messages.worker.Offered],
         *,
@@ -142,7 +133,7 @@ class Averaging:
         self._plan = plan
         self._loop = loop
         self._carrier = carrier
-        self._news = news
+        self._report = report
         self._give_up = give_up
         self._offer = offer
         self._name = name
@@ -227,7 +218,7 @@ class Averaging:
         return found
 
     def drop(self, number: int) -> None:
-        """The group fails: give its average up. `AveragingNews.given_up` is told once nothing is written for it."""
+        """The group fails: give its average up. `GivenUp` is reported once nothing is written for it."""
         if (work := self._works.get(number)) is None or work.dropped:
             return
         work.dropped = True
@@ -299,7 +290,7 @@ class Averaging:
                 does()
         if work.dropped:
             work.over = True
-            self._news.given_up(work.group.number)
+            self._report(GivenUp(work.group.number))
         elif work.broken:
             pass  # a member has died: whoever numbers groups is about to give this one up
         elif work.sums:
@@ -314,7 +305,7 @@ class Averaging:
                 self._order(work, sources, work.group.target, weights, work.group.of, ready)
         elif work.whole:
             work.over = True
-            self._news.averaged(work.group.number)
+            self._report(Averaged(work.group.number))
 
     def _next(self, work: _Work) -> Range | None:
         """Some of the slice of which all terms are here, flags included."""

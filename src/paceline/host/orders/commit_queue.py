@@ -13,7 +13,7 @@ from typing import Protocol
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.core.state_edits import StateEdit, StateEdits
-from paceline.host.contract import News
+from paceline.host.events import Impossible, Report, VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_dispatch import CommitDispatch, Pushed, Scalars
 from paceline.host.orders.pushes import Pushes
@@ -74,7 +74,7 @@ class CommitQueue:
         plan: MemoryPlan,
         arithmetic: StoreProcess,
         pushes: Pushes,
-        news: News,
+        report: Report,
         *,
         seats: Mapping[int, WorkerState],
         idle_cores: Callable[[], int],
@@ -108,7 +108,7 @@ class CommitQueue:
         self._arithmetic = arithmetic
         self.maker = CommitDispatch(shelf, plan, arithmetic, idle_cores, tells=spreads)
         self._pushes = pushes
-        self._news = news
+        self._report = report
         self._seats = seats
         self._steps_in_store = steps_in_store
         self._rate_scale = rate_scale
@@ -160,7 +160,7 @@ class CommitQueue:
         """These were the hyperparameters of that worker's step, and its edits of the optimizer's state before it."""
         self._said[worker, step] = scalars
         if why := self._edits.said(worker, step, edits):
-            self._news.refused(why)
+            self._report(Impossible(why))
 
     def joins(self, worker: int) -> None:
         """The worker takes part from now on, with what the newest version has."""
@@ -245,7 +245,7 @@ class CommitQueue:
         self.newest = order.version
         self._shelf.claim(NEWEST, Version(order.version))
         self._shelf.release(MAKING)
-        self._news.committed(order.version, sum(one.checksum for one in ranges) % (1 << 64), at)
+        self._report(VersionCommitted(order.version, sum(one.checksum for one in ranges) % (1 << 64), at))
         lost = [one.not_finite for one in ranges if one.not_finite is not None]
         if self.clips_norms:  # one worker's NaN spreads to ranges where its gradient has none
             lost.sort(key=lambda one: one[1] is None)
@@ -254,7 +254,7 @@ class CommitQueue:
             self._look = False
             if self._sums is not None:
                 self._sums.look, found = False, self._sums.found or found
-            self._news.not_finite(order, *found)
+            self._report(VersionNotFinite(order, *found))
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
             self._pushes.dropped(worker, step)

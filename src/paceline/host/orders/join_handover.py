@@ -11,7 +11,7 @@ from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
 from paceline.host.attachments import recorded_file
-from paceline.host.contract import News
+from paceline.host.events import HandedOver, Report
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.releases import Releases, step_of
@@ -68,7 +68,7 @@ class JoinHandover:
         releases: Releases,
         fetcher: Fetcher,
         seats: Mapping[int, WorkerState],
-        news: News,
+        report: Report,
         send: Callable[..., None],
     ) -> None:
         """`send(worker, message, descriptors)` tells a worker."""
@@ -82,7 +82,7 @@ class JoinHandover:
         self._releases = releases
         self._fetcher = fetcher
         self._seats = seats
-        self._news = news
+        self._report = report
         self._send = send
         self._asked: dict[int, dict[int, tuple[int, ...] | None]] = {}
         """By worker that joins: who may hand over to it, the first of them that does, and what each has packed: the
@@ -222,7 +222,7 @@ class JoinHandover:
         if source is not None and asked[source] is None:
             return
         del self._asked[worker]
-        self._news.handed_over(worker, source)
+        self._report(HandedOver(worker, source))
         self._send(worker, messages.worker.TakeUp(), () if source is None else asked[source] or ())
         for packing in asked.values():
             _close(packing)

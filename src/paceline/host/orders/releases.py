@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
-from paceline.host.contract import WorkersNews
+from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, WorkerEvent
 from paceline.host.orders.pulls import Pulls, ahead
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.steps import ReplicaSteps, shown
@@ -38,24 +38,19 @@ class Releases:
         versions: Versions,
         steps: ReplicaSteps | None,
         seats: Mapping[int, WorkerState],
-        news: WorkersNews,
+        report: Callable[[WorkerEvent], object],
         send: Callable[[int, messages.Message], None],
-        now: Callable[[], float],
         arrivals: VersionStreaming | None = None,
     ) -> None:
-        """`steps`: None where no replicas are. `now()` is seconds since the run's start.
-
-        `arrivals`: None where other hosts make all versions.
-        """
+        """`steps`: None where no replicas are. `arrivals`: None where other hosts make all versions."""
         self._shelf = shelf
         self._pulls = pulls
         self._pushes = pushes
         self._versions = versions
         self._steps = steps
         self._seats = seats
-        self._news = news
+        self._report = report
         self._send = send
-        self._now = now
         self._arrivals = arrivals
         self._unsent: dict[int, list[Callable[[], None]]] = {}
         """By worker that is released and was not told yet: what is to be done after that."""
@@ -84,7 +79,7 @@ class Releases:
         if order.parameters == "pull":
             self._shelf.release(ahead(worker))  # the step that it was pulled for did not come
             if order.version > self._versions.newest:
-                self._news.awaits_version(worker, order.version)
+                self._report(AwaitsVersion(worker, order.version))
                 if self._arrivals is not None:
                     self._arrivals.waits(worker, order.version)
             self._pulls.pull(worker, order.version, lambda: self._compute(order, version, [], took=True))
@@ -100,7 +95,7 @@ class Releases:
         if order.parameters == "pull" or version in self._shelf.claimed(ahead(order.worker)):
             self._shelf.release(ahead(order.worker))
         if order.parameters == "pull" and order.version > self._versions.newest:
-            self._news.awaits_version(order.worker, order.version)
+            self._report(AwaitsVersion(order.worker, order.version))
 
     def after(self, worker: int, do: Callable[[], None]) -> None:
         """Call `do` when the worker was told of every release that was ordered until now, or takes no part any more."""
@@ -148,10 +143,10 @@ class Releases:
             return
         area = self._pushes.lay(order.worker, order.step)
         if area is None:
-            self._news.awaits_place(order.worker)
+            self._report(AwaitsPlace(order.worker))
             self._pushes.when_free(order.worker, lambda: self._compute(order, item, lacking))
             return
-        self._news.computes(order.worker, self._now(), took=took)
+        self._report((ComputesTaken if took else Computes)(order.worker))
         place = self._shelf.place(item)
         self._send(
             order.worker, messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress)

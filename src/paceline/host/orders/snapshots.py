@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
-from paceline.host.contract import News, Resumption
+from paceline.host.contract import Resumption
+from paceline.host.events import Report, SnapshotFileFailed, SnapshotFileWritten, SnapshotSealed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.steps import ReplicaSteps
@@ -34,7 +35,7 @@ class HostSnapshots:
         commits: CommitQueue,
         steps: ReplicaSteps,
         shares: Shares,
-        news: News,
+        report: Report,
         brings: Brings,
     ) -> None:
         self.resumption: Resumption | None = None
@@ -44,7 +45,7 @@ class HostSnapshots:
         self._arithmetic = arithmetic
         self._commits = commits
         self._steps = steps
-        self._news = news
+        self._report = report
         self._shares = shares
         self._brings = brings
         self._folder: Path | None = None
@@ -88,7 +89,7 @@ class HostSnapshots:
         """The worker has packed its part of a snapshot, or can't."""
         if message.error is not None or not descriptors:
             why = message.error or f"worker {worker} has packed nothing"
-            self._news.unkept(message.snapshot, worker_file(worker), why)
+            self._report(SnapshotFileFailed(message.snapshot, worker_file(worker), why))
         elif message.snapshot > self._number:
             self._packed[worker] = os.dup(descriptors[0])
         elif message.snapshot == self._number and self._folder is not None:
@@ -102,9 +103,9 @@ class HostSnapshots:
         self._shelf.release(_owner(name))
         self._commits.go_on()
         if message.error is None:
-            self._news.kept(name, message.sha256)
+            self._report(SnapshotFileWritten(name, message.sha256))
         else:
-            self._news.unkept(self._number, name, message.error)
+            self._report(SnapshotFileFailed(self._number, name, message.error))
         return True
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
@@ -118,9 +119,9 @@ class HostSnapshots:
             return False
         if error is None:
             self._folder = None
-            self._news.sealed()
+            self._report(SnapshotSealed())
         else:
-            self._news.unkept(self._number, STATE, error)
+            self._report(SnapshotFileFailed(self._number, STATE, error))
         return True
 
     def drop(self) -> None:
@@ -189,7 +190,8 @@ class HostSnapshots:
         for replica in replicas:
             name = replica_file(replica.worker)
             self._shelf.release(_owner(name))
-            self._news.unkept(self._number, name, f"worker {lost[0]} ended before its replica had made its last step")
+            why = f"worker {lost[0]} ended before its replica had made its last step"
+            self._report(SnapshotFileFailed(self._number, name, why))
 
     def _keep_packed(self, worker: int, descriptor: int) -> None:
         self._send(messages.store.KeepWorker(self._path(worker_file(worker))), (descriptor,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.items import Replica, Version
-from paceline.host.contract import News
+from paceline.host.events import MeanVoid, Report
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.store_process import StoreProcess
@@ -20,14 +20,20 @@ class Copies:
     """Has means of replicas recorded. On one host no byte is copied: a replica that is kept is not stepped in place."""
 
     def __init__(
-        self, shelf: Shelf, plan: MemoryPlan, arithmetic: StoreProcess, steps: ReplicaSteps, news: News, brings: Brings
+        self,
+        shelf: Shelf,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
+        steps: ReplicaSteps,
+        report: Report,
+        brings: Brings,
     ) -> None:
         self._brings = brings
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
         self._steps = steps
-        self._news = news
+        self._report = report
 
     def record(
         self,
@@ -58,7 +64,7 @@ class Copies:
 
         def void(lost: list[int]) -> None:
             let_go()
-            self._news.void(version, lost)
+            self._report(MeanVoid(version, lost))
 
         def let_go() -> None:
             self._shelf.release(("cut for version", version))

@@ -7,13 +7,13 @@ So this host's memory holds what its own workers need, and orders need no names 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.averaging import Averaging, AveragingNews, Group, GroupShare
+from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.place_translation import placed
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.workers import Workers
@@ -22,13 +22,6 @@ from paceline.ipc.loop import Loop
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import item_of
 from paceline.transfer.manager import TransferManager
-
-
-class ReplicasNews(AveragingNews, Protocol):
-    """What the head is told of replicas, each thing once."""
-
-    def borrowed(self, number: int) -> None:
-        """What was to be brought is here."""
 
 
 class ReplicasHere:
@@ -40,18 +33,18 @@ class ReplicasHere:
         plan: MemoryPlan,
         workers: Workers,
         carrier: TransferManager,
-        news: ReplicasNews,
+        report: Callable[[host_messages.SaidOfReplicas], object],
         loop: Loop,
         offer: Callable[[], messages.worker.Offered],
         *,
         name: str,
     ) -> None:
         """`name`: this host's. `offer()`: what scripts have brought to `prepare`."""
-        self.averaging = Averaging(shelf, plan, loop, carrier, news, workers.give_up, offer, name=name)
+        self.averaging = Averaging(shelf, plan, loop, carrier, report, workers.give_up, offer, name=name)
         self._shelf = shelf
         self._plan = plan
         self._carrier = carrier
-        self._news = news
+        self._report = report
         self._offer = offer
         self._lent: dict[Item, list[int]] = {}
         """By what other hosts may fetch: its place, once for each time that it is lent."""
@@ -136,7 +129,9 @@ class ReplicasHere:
     def _borrow(self, order: host_messages.CopyItem) -> None:
         item = item_of(order.item)
         self._borrowed[item] = order.host, self.local(order.place)
-        self._carrier.fetch(item, ("borrows", order.number), lambda: self._news.borrowed(order.number), None)
+        self._carrier.fetch(
+            item, ("borrows", order.number), lambda: self._report(host_messages.ItemCopied(order.number)), None
+        )
 
     def _take_back(self, item: Item) -> None:
         lent = self._lent[item]

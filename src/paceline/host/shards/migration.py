@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, heir, taken_over
 from paceline.host import messages as host_messages
+from paceline.host.events import Attached
 from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
@@ -162,7 +163,7 @@ class Moves:
         """Whether that share of the host is what moves with its range."""
         return self._now is not None and (self._now.host, self._now.number) == (host, number)
 
-    def goes_on(self, error: str | None, state: host_messages.Attached | None) -> bool:
+    def goes_on(self, error: str | None, state: Attached | None) -> bool:
         """The share lies at its host, or can't be packed. Return whether the head takes it over, and is to fetch it."""
         move = self._now
         assert move is not None
@@ -223,7 +224,7 @@ class Moves:
         move.done(shards, head.newest)
         head.commits.go_on()
 
-    def _hand_over(self, move: _Move, state: host_messages.Attached) -> None:
+    def _hand_over(self, move: _Move, state: Attached) -> None:
         """Have another host take the range over."""
         arrived = [fields_of(item) for item in self._others.leaves(move.host)]
         versions = [version.version for version in self._versions()]

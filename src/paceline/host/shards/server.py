@@ -6,11 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Protocol
 
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
 from paceline.host import messages as host_messages
+from paceline.host.attachments import file_bytes
+from paceline.host.events import Attached
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_dispatch import CommitDispatch
 from paceline.host.shards.migration import Taking
@@ -18,7 +19,8 @@ from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Awaited
 from paceline.ipc import messages
-from paceline.transfer.item_names import summand_of
+from paceline.ipc.memory import Span
+from paceline.transfer.item_names import fields_of, summand_of
 from paceline.transfer.manager import TransferManager
 
 
@@ -32,28 +34,6 @@ def _brought(item: Update | Sum) -> Owner:
     return "for the range made here", *item
 
 
-class RangesNews(Protocol):
-    """What the head is told of ranges, each thing once."""
-
-    def stored(self, item: Update | Sum) -> None:
-        """This host's range of that update is here, or of that sum."""
-
-    def share_ready(self, number: int, error: str | None, file: int | None) -> None:
-        """What the optimizer has for this range is in that file, or can't be packed."""
-
-    def norms_taken(self, norms: messages.store.Norms) -> None:
-        """These are the norms for this host's range of that version, which is made once all ranges' are known."""
-
-    def range_made(self, made: messages.store.Committed) -> None:
-        """This host's range of that version is made."""
-
-    def range_taken(self) -> None:
-        """This host makes another's range as well from now on."""
-
-    def shard_lost(self, why: str) -> None:
-        """This host makes no versions any more."""
-
-
 class ShardServer:
     """Does what the head orders of this host's range, in that order. Versions are made one at a time."""
 
@@ -64,7 +44,8 @@ class ShardServer:
         plan: MemoryPlan,
         arithmetic: StoreProcess,
         carrier: TransferManager,
-        news: RangesNews,
+        report: Callable[[host_messages.OfShard], object],
+        attach: Callable[[str, Span], Attached],
         *,
         own: Container[int],
         idle_cores: Callable[[], int],
@@ -78,7 +59,8 @@ class ShardServer:
         self._plan = plan
         self._arithmetic = arithmetic
         self._carrier = carrier
-        self._news = news
+        self._report = report
+        self._attach = attach
         self._own = own
         self._orders: deque[host_messages.MakeRange | messages.store.SendShare] = deque()
         self._making: host_messages.MakeRange | None = None
@@ -125,7 +107,7 @@ class ShardServer:
         if self._is_own(item):
             if self._shelf.has(item):
                 self._shelf.claim(_brought(item), item)
-                self._news.stored(item)
+                self._report(host_messages.Stored(fields_of(item)))
             return  # else the worker has left, which the head is about to hear
         self._bringing[item] = None
         self._carrier.fetch(item, _brought(item), lambda: self._stored(item), None)
@@ -220,7 +202,7 @@ class ShardServer:
             self._taking = None
             self._arithmetic.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
-            self._news.range_taken()
+            self._report(host_messages.RangeTaken())
             self.go_on()
 
         def lost(why: str) -> None:
@@ -266,10 +248,13 @@ class ShardServer:
                 self._carrier.made(Version(version))
                 return True
             case messages.store.Norms(version=version), host_messages.MakeRange() as order if version == order.version:
-                self._news.norms_taken(message)
+                self._report(host_messages.RangeNorms(message))
                 return True
             case messages.store.ShareReady(number=number, error=error), _:
-                self._news.share_ready(number, error, descriptors[0] if descriptors else None)
+                attached = None
+                if descriptors:
+                    attached = self._attach(f"share {number} of {self.shard.host}", file_bytes(descriptors[0]))
+                self._report(host_messages.StatePacked(number, error, attached))
                 return True
             case messages.store.Committed(version=version), host_messages.MakeRange() as order if (
                 version == order.version
@@ -278,7 +263,7 @@ class ShardServer:
                 for fields, _ in order.terms:
                     self._needs_no_more(summand_of(fields))
                 self._carrier.made(Version(version))
-                self._news.range_made(message)
+                self._report(host_messages.RangeMade(message))
                 self.go_on()
                 return True
         return False
@@ -286,11 +271,11 @@ class ShardServer:
     def lost(self, why: str) -> None:
         """The process has gone: no versions are made here any more."""
         self._orders.clear()
-        self._news.shard_lost(why)
+        self._report(host_messages.ShardLost(why))
 
     def _stored(self, item: Update | Sum) -> None:
         self._bringing.pop(item, None)
-        self._news.stored(item)
+        self._report(host_messages.Stored(fields_of(item)))
 
     def _is_own(self, item: Update | Sum) -> bool:
         """Whether it is of this host's workers: all of it is here."""
