@@ -37,7 +37,7 @@ def three(stepped: bool, **given: Any) -> tuple[Company, Averagers]:
         made.carry_out(StepReplica(worker=worker, step=0, version=1))
         made.stepped(worker, 0)
     made.told.clear()
-    made.news.events.clear()
+    made.reports.events.clear()
     return made, Averagers(made)
 
 
@@ -87,7 +87,7 @@ def test_a_replica_that_is_kept_for_a_mean_is_not_stepped_in_place(stepped: tupl
     assert replicas(company)[2] == before[2]
     company.stepped(0, 1)
     company.said_by_store(messages.store.MeanRecorded(7, "digest", 0.5))
-    assert company.news.told(VersionWritten) == [(7, "digest", 0.5)]
+    assert company.reports.told(VersionWritten) == [(7, "digest", 0.5)]
     assert before[0] not in {place for _, _, place in company.host.shelf.claims()}
 
 
@@ -227,7 +227,7 @@ def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_howeve
     assert replicas(company) == before, "until the machine is told"
     host.tell(fact)
     assert {replicas(company)[0], replicas(company)[1]} == targets
-    assert company.news.told(GroupAveraged) == [((0, 1), 0.5, 1.75)]
+    assert company.reports.told(GroupAveraged) == [((0, 1), 0.5, 1.75)]
 
 
 def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(

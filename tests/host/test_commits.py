@@ -103,8 +103,8 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (0, [1])
     assert one.host.range_made("c", made(1, 1 << 63))
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (1, [1, 2])
-    assert [said[:2] for said in one.news.told(VersionCommitted)] == [(1, 5)], "the sum of all bits, modulo 2**64"
-    assert [said[1:] for said in one.news.told(VersionNotFinite)] == [("first", None)]
+    assert [said[:2] for said in one.reports.told(VersionCommitted)] == [(1, 5)], "the sum of all bits, modulo 2**64"
+    assert [said[1:] for said in one.reports.told(VersionNotFinite)] == [("first", None)]
 
 
 def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:
@@ -134,7 +134,7 @@ def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_th
     for host in ("b", "c"):
         one.host.range_made(host, made(1, 0, None if host == "b" else ("last", 0)))
     one.said_by_store(made(1, 0, ("first", None)))
-    assert [said[1:] for said in one.news.told(VersionNotFinite)] == [("last", 0)], (
+    assert [said[1:] for said in one.reports.told(VersionNotFinite)] == [("last", 0)], (
         "whose NaN it is, wherever that shows"
     )
 
@@ -175,7 +175,7 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
     """Telling so ends the run, and what workers then no longer claim lets the next commit begin."""
     one = company(1)
 
-    one.news.on_divergence = lambda: one.host.left(0, died=False)
+    one.reports.on_divergence = lambda: one.host.left(0, died=False)
     for step in (0, 1):
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
@@ -190,9 +190,9 @@ def test_a_worker_that_is_released_on_a_version_that_is_being_made_computes_once
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
     one.carry_out(Release(worker=0, step=1, version=1))
-    assert (len(one.told), one.news.waits[0]) == (1, "version 1")
+    assert (len(one.told), one.reports.waits[0]) == (1, "version 1")
     one.make()
-    assert (one.told[-1], one.news.waits[0]) == ((0, messages.worker.Compute(1, 1, 1, 0, [])), None)
+    assert (one.told[-1], one.reports.waits[0]) == ((0, messages.worker.Compute(1, 1, 1, 0, [])), None)
 
 
 def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_lacks() -> None:

@@ -135,7 +135,7 @@ class TestOrders:
     def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Callable[..., Company]) -> None:
         one = training(1)
         one.carry_out(Release(worker=0, step=0, version=0))
-        assert [event for event in one.news.events if not isinstance(event, Fetch | Brought)] == [
+        assert [event for event in one.reports.events if not isinstance(event, Fetch | Brought)] == [
             ComputesTaken(0),
             ParametersTaken(worker=0, version=0, at=0.0),
         ]
@@ -150,13 +150,13 @@ class TestOrders:
             "the parameter store is making version 1",
         )
         one.make()
-        assert one.news.told(VersionCommitted) == [(1, 0, 0.0)]
+        assert one.reports.told(VersionCommitted) == [(1, 0, 0.0)]
         assert one.facts[2:] == [ParametersTaken(worker=0, version=1, at=0.0)]
         assert [type(said).__name__ for _, said in one.told] == ["Compute", "Compute"]
         one.host.record(1, [0], "file", "mean")
         assert one.host.progress.busy_with == "the parameter store is writing a version to disk"
         one.said_by_store(messages.store.VersionRecorded(1, "digest"))
-        assert one.news.told(VersionWritten) == [(1, "digest", None)]
+        assert one.reports.told(VersionWritten) == [(1, "digest", None)]
         assert one.host.progress.idle
 
     def test_all_that_workers_say_is_told_and_no_descriptor(self, training: Callable[..., Company]) -> None:
@@ -170,7 +170,7 @@ class TestOrders:
         ]
         for message in said:
             one.crew.hear(0, message)
-        assert one.news.told(WorkerSaid) == [(0, message, None) for message in said]
+        assert one.reports.told(WorkerSaid) == [(0, message, None) for message in said]
 
     def test_the_optimizer_s_state_goes_to_the_worker_or_the_run_is_told_why_not(
         self, training: Callable[..., Company]
@@ -181,7 +181,7 @@ class TestOrders:
         assert [said for _, said in one.told] == [messages.worker.OptimizerState()]
         assert one.crew.handed == [(0, "the state")]
         one.said_by_store(messages.store.StateReady(0, "it can't be packed"))
-        assert one.news.told(Impossible) == [("it can't be packed",)]
+        assert one.reports.told(Impossible) == [("it can't be packed",)]
 
     def test_what_is_recorded_comes_along_wherever_the_worker_is(
         self, training: Callable[..., Company], tmp_path: Path
@@ -234,7 +234,7 @@ class TestOrders:
         with pytest.raises(NotHere) as refused:
             two.carry_out(strange)
         assert what in str(refused.value)
-        assert (two.news.events, two.told, two.claims()) == ([], [], claims)
+        assert (two.reports.events, two.told, two.claims()) == ([], [], claims)
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_what_is_said_twice_is_told_once(self, protocol: str, training: Callable[..., Company]) -> None:
@@ -255,16 +255,16 @@ class TestOrders:
         one.computed(0, 0)
         one.carry_out(StartPush(worker=0, step=0))
         one.carry_out(Release(worker=0, step=1, version=0))
-        assert one.news.waits[0] == "a place"
+        assert one.reports.waits[0] == "a place"
         one.apply(1, (0, 0))
-        assert one.news.waits[0] is None
+        assert one.reports.waits[0] is None
         one.computed(0, 1)
         one.carry_out(StartPush(worker=0, step=1))
         one.carry_out(ApplyUpdate(version=2, contributions=((0, 1, 1.0),)))
         one.carry_out(Release(worker=0, step=2, version=2))
-        assert one.news.waits[0] == "version 2"
+        assert one.reports.waits[0] == "version 2"
         one.make()
-        assert one.news.waits[0] is None
+        assert one.reports.waits[0] is None
         assert [step.step for _, step in one.told if isinstance(step, messages.worker.Compute)] == [0, 1, 2]
 
     def test_a_declined_step_needs_no_place(self, training: Callable[..., Company]) -> None:
@@ -381,14 +381,14 @@ class TestArithmetic:
         for action in SERVED[:point]:
             action(two)
         ENDS[end](two)
-        assert two.news.of(ProcessLost) == [ProcessLost(LINES[end])]
+        assert two.reports.of(ProcessLost) == [ProcessLost(LINES[end])]
         ENDS["it dies"](two)
         sent = list(two.store.sent)
         for action in SERVED[point:]:
             if action is not SERVED[7]:  # the version is made by no one
                 action(two)
         two.host.record(int(point > 7), [0], "file", "mean")
-        assert two.news.of(ProcessLost) == [ProcessLost(LINES[end])]
+        assert two.reports.of(ProcessLost) == [ProcessLost(LINES[end])]
         assert two.host.progress.lost
         assert two.host.progress.idle
         assert two.store.sent == sent
@@ -419,11 +419,11 @@ class TestArithmetic:
         means = [message.version for message in two.store.sent if isinstance(message, messages.store.RecordMean)]
         kept = sum(isinstance(message, messages.store.KeepReplica) for message in two.store.sent)
         assert (means, kept) == (([1], 2) if steps_first else ([], 0))
-        assert two.news.told(MeanVoid) == ([] if steps_first else [(1, [1])])
-        assert [file for _, file, _ in two.news.told(SnapshotFileFailed)] == ([] if steps_first else files[1:])
+        assert two.reports.told(MeanVoid) == ([] if steps_first else [(1, [1])])
+        assert [file for _, file, _ in two.reports.told(SnapshotFileFailed)] == ([] if steps_first else files[1:])
         if not steps_first:
             two.host.record(1, [0, 1], "file", "mean")
-            assert two.news.told(MeanVoid) == [(1, [1])] * 2, "what lies there is no replica still"
+            assert two.reports.told(MeanVoid) == [(1, [1])] * 2, "what lies there is no replica still"
             two.host.record(1, [0], "file", "mean")
             assert isinstance(two.store.sent[-1], messages.store.RecordMean)
 
@@ -436,7 +436,7 @@ class TestArithmetic:
             messages.store.KeepWorker(f"folder/worker-{worker}.safetensors") for worker in (1, 0)
         ]
         assert two.store.packed == ["what worker 1 keeps", "what worker 0 keeps"]
-        assert [worker for worker, *_ in two.news.told(WorkerSaid)] == [1, 0]
+        assert [worker for worker, *_ in two.reports.told(WorkerSaid)] == [1, 0]
 
     def test_what_a_worker_has_changed_the_first_version_to_is_that_version(
         self, training: Callable[..., Company]
@@ -466,7 +466,7 @@ class TestArithmetic:
         one.host.join(0, [])
         one.host.begin_anew(0, 1, os.devnull)
         one.host.record(2, [0], "file", "mean")
-        assert one.news.told(MeanVoid) == [(2, [0])]
+        assert one.reports.told(MeanVoid) == [(2, [0])]
         one.carry_out(Release(worker=0, step=0, version=1, parameters="own"))
         one.computed(0, 0)
         one.host.record(2, [0], "file", "mean")
@@ -480,12 +480,12 @@ class TestArithmetic:
         two.host.prepare(0)
         first = two.store
         two.said_by_store(PeerLost())
-        assert (two.crew.killed, two.news.told(ProcessLost)) == ([0], [])
+        assert (two.crew.killed, two.reports.told(ProcessLost)) == ([0], [])
         two.host.gone(0)
         assert first.closed
         two.host.prepare(1)
         two.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
-        assert two.news.told(Prepared) == [("beginning",)]
+        assert two.reports.told(Prepared) == [("beginning",)]
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(0, "ForkStore"), (1, "ForkStore")]
 
     def test_one_that_speaks_before_it_is_there_is_lost(self) -> None:
@@ -494,7 +494,7 @@ class TestArithmetic:
         one.crew.hear(0, OFFER)
         one.host.prepare(0)
         made(1)(one)
-        assert one.news.of(ProcessLost) == [ProcessLost("the parameter store sent Committed out of turn")]
+        assert one.reports.of(ProcessLost) == [ProcessLost("the parameter store sent Committed out of turn")]
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_whatever_is_asked_after_the_end_is_harmless(self, protocol: str, training: Callable[..., Company]) -> None:
@@ -514,7 +514,7 @@ class TestArithmetic:
         two.leave(0)
         two.leave(1)
         two.end()
-        assert two.news.told(ProcessLost) == []
+        assert two.reports.told(ProcessLost) == []
         assert not two.loop.watches(two.loop.lines[STORE])
 
 
@@ -523,7 +523,7 @@ def gathered(three: Company) -> Averagers:
     for worker in range(3):
         three.carry_out(StepReplica(worker=worker, step=0, version=1))
         three.stepped(worker, 0)
-    three.news.events.clear()
+    three.reports.events.clear()
     return Averagers(three)
 
 
@@ -630,7 +630,7 @@ class TestAverages:
         averagers.says(0, messages.worker.ShareAveraged(5))
         averagers.says(1, MessageUnreadable("no message"))
         assert two.crew.given_up == [(1, "its averager sent a message that can't be read (no message)")]
-        assert two.news.events == []
+        assert two.reports.events == []
 
 
 Move = tuple[int | None, Action]
@@ -740,7 +740,7 @@ def without_worker_1(training: Callable[..., Company], protocol: str) -> Company
     three.leave(1)
     three.carry_out(DropUpdate(worker=1, step=0, samples="return"))
     three.crew.told.clear()
-    three.news.events.clear()
+    three.reports.events.clear()
     three.facts.clear()
     return three
 
@@ -803,7 +803,7 @@ class TestJoins:
                 three.carry_out(DropUpdate(worker=worker, step=step, samples="return"))
             assert three.claims_of(worker) == []
         assert descriptors() == before
-        assert len(three.crew.handed) == len(three.news.told(HandedOver))
+        assert len(three.crew.handed) == len(three.reports.told(HandedOver))
         if 1 not in gone:
             packed = [f"worker {one}'s" for one in (0, 2) if one not in gone or point > PACKS[one]]
             assert three.crew.handed == [(1, packed[0] if packed else None)]
@@ -1016,7 +1016,7 @@ class TestJoins:
             (2, "HandOver"),
             (1, "TakeUp"),
         ]
-        assert three.news.told(HandedOver) == [(1, None)]
+        assert three.reports.told(HandedOver) == [(1, None)]
 
     def test_whose_replica_is_gone_a_joiner_begins_as_training_began_until_a_mean_is_recorded(
         self, here: Callable[..., Company]
@@ -1109,6 +1109,6 @@ class TestSeveral:
     def test_a_worker_of_another_host_forks_no_store(self) -> None:
         two = elsewhere(2)
         two.host.prepare(1)
-        assert two.news.of(ProcessLost) == [
+        assert two.reports.of(ProcessLost) == [
             ProcessLost("no worker of the head's host has come to prepare(), so nothing can make versions there")
         ]

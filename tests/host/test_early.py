@@ -78,10 +78,10 @@ def test_an_update_has_not_arrived_before_it_is_pushed_though_all_of_it_is_here(
     case.tells(0, SIZE)
     case.company.computed(0, 0)
     assert case.at_store() == bytes([7]) * SIZE
-    assert (case.arrived(), case.company.news.of(Fetch)) == ([], [])
+    assert (case.arrived(), case.company.reports.of(Fetch)) == ([], [])
     case.pushes()
     assert case.arrived() == [0]
-    (fetch,) = case.company.news.of(Fetch)
+    (fetch,) = case.company.reports.of(Fetch)
     assert (fetch.kind, fetch.worker, fetch.number) == ("update", 0, 0)
 
 

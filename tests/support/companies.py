@@ -71,14 +71,14 @@ class Company:
     host: LocalHost
     crew: Crew
     loop: Clockwork
-    news: Kept
+    reports: Kept
     now: float = 0.0
     forker: int = 0
     """The worker that forks the arithmetic process."""
 
     @property
     def facts(self) -> list[Fact]:
-        return self.news.facts
+        return self.reports.facts
 
     @property
     def told(self) -> list[tuple[int, messages.Message]]:
@@ -168,14 +168,14 @@ def idle_company(
 ) -> Company:
     """A company that is to train by that protocol. Nothing was said so far."""
     spec: Spec = registry()[protocol]
-    crew, loop, news = Crew(workers), Clockwork(), Kept()
+    crew, loop, reports = Crew(workers), Clockwork(), Kept()
     stand_ins: Any = crew, loop
     made: Company
     host = LocalHost(
         plan(spec, unapplied, workers),
         spec,
         *stand_ins,
-        news,
+        reports,
         threads=threads,
         rate_scale=1.0,
         network=network,
@@ -185,7 +185,7 @@ def idle_company(
         leaves_undone=lambda worker, step: (worker, step) in undone,
         deaths_are_told=deaths_are_told,
     )
-    made = Company(host, crew, loop, news)
+    made = Company(host, crew, loop, reports)
     return made
 
 
@@ -199,7 +199,7 @@ def company(workers: int = 3, protocol: str = "asp", offer: messages.worker.Offe
     made.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
     made.host.begin(range(workers))
     made.crew.told.clear()
-    made.news.events.clear()
+    made.reports.events.clear()
     return made
 
 
@@ -380,7 +380,7 @@ def elsewhere(
     A further worker is on the store's host and forks it. It takes no part, or alone does if the others don't `trains`.
     """
     spec, forker, between = registry()[protocol], workers, Between()
-    crew, here, loop, news = Crew(workers), Crew(0), Clockwork(), Kept()
+    crew, here, loop, reports = Crew(workers), Crew(0), Clockwork(), Kept()
     here.numbers = range(forker, forker + 1)
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
@@ -390,7 +390,7 @@ def elsewhere(
         places,
         spec,
         *_any(here, loop),
-        news,
+        reports,
         elsewhere=range(workers),
         carrier=carrier,
         threads=1,
@@ -404,7 +404,7 @@ def elsewhere(
         **given,
     )
     others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
-    several: Any = SeveralHosts(head, others, carrier, news, lambda: made.now)
+    several: Any = SeveralHosts(head, others, carrier, reports, lambda: made.now)
     carrier.begins(0, several)
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (
@@ -414,7 +414,7 @@ def elsewhere(
         agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
         agent._asked = Introduce("train.py", b"", 15.0, None, machine(), None)
         agent._prepare(settings, [])
-    made = Elsewhere(several, crew, loop, news, forker=forker)
+    made = Elsewhere(several, crew, loop, reports, forker=forker)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell
     made.at_head = here
     several.open()
@@ -429,7 +429,7 @@ def elsewhere(
         made.said_by_store(messages.store.StoreReady(PROCESS + 1, "beginning"))
         loop.lines[ADDER], loop.lines[STORE] = adds_up, store
     crew.told.clear()
-    news.events.clear()
+    reports.events.clear()
     return made
 
 

@@ -22,10 +22,6 @@ class Inbox:
         self._heard: Callable[[HostEvent], None] | None = None
         self._waits = False
 
-    def __len__(self) -> int:
-        """How many events are not heard yet."""
-        return len(self._events)
-
     def open(self, heard: Callable[[HostEvent], None]) -> None:
         """From now on events are handed to `heard`."""
         self._heard = heard

@@ -541,8 +541,6 @@ class LocalHost:
         """See `contract.Host`."""
         self.arithmetic.close()
 
-    # --- averages: see `AveragingNews` ---------------------------------------------------------------
-
     # --- workers of other hosts ---------------------------------------------------------------------
 
     @property

@@ -170,7 +170,7 @@ class Averaging:
     # --- what is ordered ----------------------------------------------------------------------------
 
     def begin(self, group: Group) -> None:
-        """Make this host's part of that average. `AveragingNews.averaged` is told once the mean is here."""
+        """Make this host's part of that average. `Averaged` is reported once the mean is here."""
         here = [part for part in group.parts if self.is_at(part.host)]
         elsewhere = [part for part in group.parts if not self.is_at(part.host)]
         members = sorted(worker for part in here for worker in part.members)
