@@ -150,7 +150,7 @@ def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     def early(self: CommitQueue, order: Any) -> None:
         carry_out(self, order)
         if self._committing is not None:
-            hosts[-1]._made(self._committing.version)
+            hosts[-1].made(self._committing.version)
 
     patch.setattr(SeveralHosts, "__init__", begun)
     patch.setattr(CommitQueue, "carry_out", early)

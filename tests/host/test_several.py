@@ -49,9 +49,9 @@ class Several:
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.hear = self._hear
+        self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
         other = Other("node-1", range(2, 4), self.told.append)
-        self.hosts = SeveralHosts(self.head, [other], self.carrier, self.reports, lambda: self.at)
-        self.hosts.amiss = self._amiss
+        self.hosts = SeveralHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
         for snapshot in (1, 2):
             other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
 
@@ -96,7 +96,7 @@ class Several:
         """Tell worker 2 something that a file comes along with, and return the file's name."""
         file = os.memfd_create("attached")
         os.write(file, b"what comes along")
-        self.head.hands(2, messages.worker.SnapshotReady(0), file)
+        self.hosts.hands(2, messages.worker.SnapshotReady(0), file)
         os.close(file)
         (said,) = self.told
         assert isinstance(said, host_messages.TellWorker)
@@ -221,7 +221,7 @@ def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at
 
     def lost(worker: int) -> None:
         if at_the_head:
-            several.head.never_comes(worker, "why")
+            several.hosts.never_comes(worker, "why")
         else:
             several.hosts.delivered("node-1", host_messages.Lacks(worker, "why"))
 
@@ -281,13 +281,13 @@ def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_tha
     several.head.newest = 6
     several.hosts.carry_out(StartPull(worker=2, version=7), 0.0)
     several.told.clear()
-    several.head.made(7)
+    several.hosts.made(7)
     assert several.told == [Version(7), host_messages.VersionMade(7)]
 
 
 def test_a_host_is_not_told_of_a_version_that_no_order_to_it_is_about() -> None:
     several = Several()
-    several.head.made(7)
+    several.hosts.made(7)
     assert several.told == []
 
 
@@ -447,7 +447,7 @@ def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
     several.told.clear()
     file = os.memfd_create("attached")
     os.write(file, b"abcd")
-    several.hosts._hands(4, messages.worker.TakeUp(), file)
+    several.hosts.hands(4, messages.worker.TakeUp(), file)
     os.close(file)
     said = several.told[-1]
     assert isinstance(said, host_messages.TellWorker)
@@ -499,8 +499,15 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
     head, told = Mock(shards=HALVES, newest=0, together=None), list[messages.Message]()
     head.goes_on.return_value = None
     absent = Other("node-2", range(4, 6), told.append)
-    hosts = SeveralHosts(head, [Other("node-1", range(2, 4), Mock()), absent], Mock(), Mock(), lambda: 0.0)
-    hosts.neighbours = near = Mock(return_value=())
+    hosts = SeveralHosts(
+        head,
+        [Other("node-1", range(2, 4), Mock()), absent],
+        Mock(),
+        Mock(),
+        directory := Mock(neighbours=Mock(return_value=())),
+        lambda: 0.0,
+    )
+    near = directory.neighbours
     head.state = os.memfd_create("state")
     os.write(head.state, b"state")
     hosts.begin([0, 1, 2])
@@ -557,7 +564,7 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     head.goes_on.return_value = None
     others = [Other(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
     reports = Reports()
-    hosts = SeveralHosts(head, others, carrier, reports, lambda: 3.0)
+    hosts = SeveralHosts(head, others, carrier, reports, Mock(), lambda: 3.0)
     hosts.begin([0, 1, 2, 4])  # none of node-3's has come
     for said in told.values():
         said.clear()
@@ -587,7 +594,7 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
         return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
 
     others = [Other("node-1", range(2, 4), teller("node-1")), Other("node-2", range(4, 5), teller("node-2"))]
-    hosts = SeveralHosts(head, others, Mock(), Mock(), lambda: 0.0)
+    hosts = SeveralHosts(head, others, Mock(), Mock(), Mock(), lambda: 0.0)
     hosts.begin([0, 1, 2, 4])
     hosts.adds(Other("node-3", range(5, 7), teller("node-3")))
     hosts.admit(6, 0, 0.0)
@@ -620,7 +627,7 @@ def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(
 ) -> None:
     monkeypatch.setattr("paceline.files.traces", tmp_path)
     several, ended = Several(), list[tuple[str, str]]()
-    several.hosts.amiss = lambda host, why: ended.append((host, why))
+    several.directory.amiss = lambda host, why: ended.append((host, why))
     several.reports.error = KeyError(2)
     several.say(WorkerEnded(2, 0))
     ((host, why),) = ended

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from paceline.coordinator import agent as agents
 from paceline.coordinator.agent import _Agent as Agent
@@ -35,6 +35,10 @@ from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
 from support.reports import Reports
 from support.run_state import OFFER, SETTINGS, Clockwork, Crew, Line
+
+
+def _amiss(host: str, why: str) -> None:
+    raise AssertionError(f"host {host}: {why}")
 
 
 class Kept(Reports):
@@ -404,7 +408,9 @@ def elsewhere(
         **given,
     )
     others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
-    several: Any = SeveralHosts(head, others, carrier, reports, lambda: made.now)
+    several: Any = SeveralHosts(
+        head, others, carrier, reports, Mock(amiss=_amiss, neighbours=lambda *_: ()), lambda: made.now
+    )
     carrier.begins(0, several)
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (

@@ -32,7 +32,7 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.host.contract import called
-from paceline.host.events import HostEvent, Prepared, WorkerEnded, WorkerSaid
+from paceline.host.events import HostEvent, Prepared, StandInsCame, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
 from paceline.job.compatibility import epochs_over, unmeasured
@@ -62,8 +62,6 @@ class Coordinator:
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
         self.run_state.inbox.open(self._hear_host)
-        if self.run_state.others is not None:
-            self.run_state.others.gathered = self._go_on
         self.run_state.host.open()
         assert isinstance(self.phase, Gathering)
         self.phase.go_on()
@@ -253,6 +251,8 @@ class Coordinator:
             case Prepared(beginning=beginning):
                 self.run_state.journal.ledger.note("beginning", beginning)
                 self._begin()
+            case StandInsCame():
+                self._go_on()
             case _:
                 note(self.run_state, event)
 

@@ -14,6 +14,7 @@ from paceline.host.events import (
     ComputesTaken,
     GroupAveraged,
     HandedOver,
+    HostDrains,
     HostEvent,
     Impossible,
     MeanVoid,
@@ -41,6 +42,9 @@ def note(run_state: RunState, event: HostEvent) -> None:
         case Computes(worker=worker) | ComputesTaken(worker=worker):
             members[worker].wait(None)
             members[worker].released_at = run_state.clock.at()
+        case HostDrains(host=host):
+            assert run_state.draining is not None
+            run_state.draining.asked(host)
         case Transferred(worker=worker, direction=direction, number=number, size=size, times=times):
             if direction != "average":  # a share that is made later ends an average later: see `GroupAveraged`
                 members[worker].transfers.append((direction, times.began, times.ended))

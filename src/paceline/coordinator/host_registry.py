@@ -21,7 +21,7 @@ from paceline.core.placement import How, hosts_with_shards, usual, why_idle
 from paceline.errors import NotGathered
 from paceline.host import hash_seed, seed_asked
 from paceline.host import messages as host_messages
-from paceline.host.events import Report
+from paceline.host.events import HostDrains, Report
 from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
 from paceline.host.several import Other, SeveralHosts
@@ -70,15 +70,8 @@ class HostRegistry:
         """By worker: its host. It is added to as hosts come."""
         self._stand_ins: dict[int, str] = {}
         """By number of a process that stands in for a worker: its host."""
-        self.lost: Callable[[str, str], None] = lambda host, why: None
-        """Told of a host that takes no part any more, and why."""
-        self.gathered: Callable[[], None] = lambda: None
-        """Called when the script has come to `prepare` on a host without workers, or a host is lost."""
-        self._back: Callable[[str], None] = lambda host: None
-        """Told of a host that takes part again."""
         self.added: list[Callable[[Other], None]] = []
         """Told of a host that takes part for the first time, as others train."""
-        self._delivered: Callable[[str, messages.Message], None] = _unheard
         self._incarnations: dict[str, int] = {}
         self._heard_at: dict[str, float] = {}
         """By host: when it was let in, or asked for more of the folder."""
@@ -117,8 +110,6 @@ class HostRegistry:
         """Hosts that make ranges of versions, or average with others."""
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
-        self.drains: Callable[[str], None] = lambda host: None
-        """Told of a host that wants to leave in good order."""
         self._leaving: set[str] = set()
         """Hosts that were asked to leave, and do so in good order."""
         self._all: SeveralHosts | None = None
@@ -181,8 +172,8 @@ class HostRegistry:
 
     def together(self, head: LocalHost, report: Report, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
-        hosts = SeveralHosts(head, self.others, self.carrier, report, now)
-        self._all = hosts
+        hosts = SeveralHosts(head, self.others, self.carrier, report, self, now)
+        self._all, self._report = hosts, report
         if hosts.moves is not None:
             hosts.moves.leaving = self._leaving
             hosts.moves.begun = lambda host, by: self._say(
@@ -192,11 +183,6 @@ class HostRegistry:
             hosts.sums.ended = lambda host, why: self._say(
                 f"host {host} adds up its workers' updates no more, and they come one by one: {why}"
             )
-        self._delivered, self.lost = hosts.delivered, hosts.lost
-        hosts.amiss = lambda host, why: self.ended(host, self._incarnations.get(host, 0), why)
-        hosts.gathered = lambda: self.gathered()
-        self._back = hosts.back
-        hosts.exchanges, hosts.neighbours, hosts.idles = self._exchanges, self._neighbours_of, self._idles
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
         return hosts
@@ -389,10 +375,12 @@ class HostRegistry:
                 self._leaving.discard(host)
                 self.ended(host, incarnation, cut(printable(why), LONGEST_WHY))
             case host_messages.Drains():
+                assert self._all is not None  # nothing of this is heard before the run has begun: see `_amiss`
                 self._leaving.add(host)
-                self.drains(host)
+                self._report(HostDrains(host))
             case _:
-                self._delivered(host, message)
+                assert self._all is not None
+                self._all.delivered(host, message)
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
         """See `HeadNews`."""
@@ -476,7 +464,7 @@ class HostRegistry:
         settings = replace(self.settings, threads=self._threads(host), folder=Path())
         self._link.send(host, incarnation, host_messages.Prepare(packed(settings), list(workers)))
 
-    def _neighbours_of(self, host: str, hosts: Container[str]) -> tuple[host_messages.Neighbour, ...]:
+    def neighbours(self, host: str, hosts: Container[str]) -> tuple[host_messages.Neighbour, ...]:
         """With which of these that host exchanges bytes, itself included."""
         near = []
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
@@ -519,7 +507,8 @@ class HostRegistry:
             self._prepare(host, [])
             self._hosts.joins(host, incarnation)
             self._say(f"host {host} is back")
-            self._back(host)
+            if self._all is not None:
+                self._all.back(host)
         elif self._begun:
             self._waiting.append(host)
             self._say(f"host {host} has come, {_with(here)}")
@@ -602,13 +591,17 @@ class HostRegistry:
             self._hosts.unreachable(one, (other, self._prepared[other]), self._link.now())
         self._judge_later()
 
-    def _exchanges(self, host: str) -> None:
+    def amiss(self, host: str, why: str) -> None:
+        """See `HostDirectory`."""
+        self.ended(host, self._incarnations.get(host, 0), why)
+
+    def exchanges(self, host: str) -> None:
         """That host makes a range of each version from now on, or averages with others."""
         self._exchanging.add(host)
         self._hosts.exchanges(host, self._prepared[host])
         self._judge_later()
 
-    def _idles(self, host: str) -> None:
+    def idles(self, host: str) -> None:
         """That host has no workers, and makes nothing: let it go."""
         if (incarnation := self._prepared.get(host)) is not None:
             self._link.send(host, incarnation, host_messages.EndRun("refused", IDLE))
@@ -644,7 +637,8 @@ class HostRegistry:
                     self._say(f"host {host} has left in good order")
                 elif why != AT_ONCE:
                     self._say(f"host {host} {'takes no part' if why == IDLE else 'is lost'}: {why}")
-                self.lost(host, why)
+                if self._all is not None:
+                    self._all.lost(host, why)
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended
 
 
@@ -654,7 +648,3 @@ def _with(here: host_messages.HostOffer) -> str:
 
 def _named(hosts: Sequence[str]) -> str:
     return f"host{'' if len(hosts) == 1 else 's'} {listed(hosts)}"
-
-
-def _unheard(*_: object) -> None:
-    raise AssertionError("no host says anything before it is told to")

@@ -106,7 +106,6 @@ class RunState:
         if others is not None:
             others.needed = self.returns.awaits
             self.draining = self._made_draining(others)
-            others.drains = self.draining.asked
         self.joining = Joining(
             settings,
             self.members,

@@ -99,6 +99,18 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class StandInsCame:
+    """The script has come to `prepare` on a host without workers, or a host is lost: `Host.gathers` may say more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrains:
+    """That host was asked to leave, and wants to do so in good order."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Transferred:
     """A network has moved so many bytes."""
 
@@ -218,6 +230,8 @@ HostEvent = (
     WorkerEvent
     | Fetch
     | Prepared
+    | StandInsCame
+    | HostDrains
     | Transferred
     | Brought
     | GroupAveraged

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
@@ -81,6 +81,22 @@ def beginning_of(worker: int) -> Owner:
     return "beginning", worker
 
 
+class OtherHosts(Protocol):
+    """What the other hosts are told of, where there are some. See `SeveralHosts`."""
+
+    def made(self, version: int) -> None:
+        """That version is made."""
+
+    def adopted(self, worker: int, state: int | None) -> None:
+        """The first version is what that worker has written, with the optimizer's state in that file, if it changed."""
+
+    def hands(self, worker: int, message: messages.Message, file: int | None) -> None:
+        """Tell a worker of another host this, with the descriptor of a file that comes along, if one does."""
+
+    def never_comes(self, worker: int, why: str) -> None:
+        """An update of a worker of another host will not come."""
+
+
 class LocalHost:
     """Keeps the contract `Host`. What is lasting lies on its shelf, and nothing is copied here."""
 
@@ -148,16 +164,10 @@ class LocalHost:
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in elsewhere)
-        self.made: Callable[[int], None] = lambda version: None
-        """Called when a version is made."""
-        self.adopted: Callable[[int, int | None], None] = lambda worker, state: None
-        """Called when the first version is what that worker has written, with the file of the optimizer's state."""
+        self.other_hosts: OtherHosts | None = None
+        """The other hosts, if there are any."""
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
-        self.hands: Callable[[int, messages.Message, int | None], None] = lambda worker, message, file: None
-        """Tells a worker of another host something, with the descriptor of a file that comes along, if one does."""
-        self.never_comes: Callable[[int, str], None] = lambda worker, why: None
-        """Told that an update of a worker of another host will not come, and why."""
         self.brings: Brings = lambda replicas, then, lost: then()
         """Brings replicas of workers of other hosts here."""
         self._offers: dict[int, messages.worker.Offered] = {}
@@ -175,7 +185,7 @@ class LocalHost:
                 now,
                 report,
                 away=self._away,
-                lost=lambda worker, why: self.never_comes(worker, why),
+                lost=self._never_comes,
                 brought=lambda worker, began, ended: report(Brought(worker, began, ended)),
             )
         self.arithmetic = StoreProcess(
@@ -541,6 +551,10 @@ class LocalHost:
         """See `contract.Host`."""
         self.arithmetic.close()
 
+    def _never_comes(self, worker: int, why: str) -> None:
+        assert self.other_hosts is not None  # a worker here has its own items
+        self.other_hosts.never_comes(worker, why)
+
     # --- workers of other hosts ---------------------------------------------------------------------
 
     @property
@@ -874,7 +888,8 @@ class LocalHost:
         else:
             self.commits.adopted(worker)
         self.shelf.release(beginning_of(worker))
-        self.adopted(worker, descriptors[0] if descriptors else None)
+        if self.other_hosts is not None:
+            self.other_hosts.adopted(worker, descriptors[0] if descriptors else None)
 
     # --- what the arithmetic process says -----------------------------------------------------------
 
@@ -922,7 +937,8 @@ class LocalHost:
                 if error is not None:
                     self._report(Impossible(error))
                 elif self._seats[worker].elsewhere:
-                    self.hands(worker, messages.worker.OptimizerState(), descriptors[0])
+                    assert self.other_hosts is not None
+                    self.other_hosts.hands(worker, messages.worker.OptimizerState(), descriptors[0])
                 elif self._seats[worker].here:
                     self._workers.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
                 return True
@@ -948,7 +964,8 @@ class LocalHost:
             self._arrivals.whole(message.version)
             version = self.commits.made(at)
             self._at = None
-            self.made(version)
+            if self.other_hosts is not None:
+                self.other_hosts.made(version)
         return True
 
     def _written(self, version: int, sha256: str, distance: float | None) -> bool:
@@ -989,7 +1006,8 @@ class LocalHost:
     def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell a worker, wherever it is."""
         if self._seats[worker].elsewhere:
-            self.hands(worker, message, descriptors[0] if descriptors else None)
+            assert self.other_hosts is not None
+            self.other_hosts.hands(worker, message, descriptors[0] if descriptors else None)
         else:
             self._workers.send(worker, message, descriptors)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import cast
+from typing import Protocol, cast
 
 from paceline.core.facts import Fact, ParametersTaken, WorkerResumed
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
@@ -30,6 +30,7 @@ from paceline.host.events import (
     GivenUp,
     ProcessLost,
     Report,
+    StandInsCame,
     WorkerEnded,
     WorkerSaid,
 )
@@ -105,6 +106,22 @@ class _Attached:
     """Those with which the host does not have it so far."""
 
 
+class HostDirectory(Protocol):
+    """Who knows which hosts take part, and where they are."""
+
+    def amiss(self, host: str, why: str) -> None:
+        """The host has said what it may not: end it."""
+
+    def exchanges(self, host: str) -> None:
+        """The host makes a range of each version from now on, or averages with others."""
+
+    def neighbours(self, host: str, hosts: Container[str]) -> tuple[host_messages.Neighbour, ...]:
+        """Return with which of these hosts that one exchanges bytes, itself included."""
+
+    def idles(self, host: str) -> None:
+        """The host has no workers, and makes no range: let it go."""
+
+
 class SeveralHosts:
     """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
 
@@ -114,6 +131,7 @@ class SeveralHosts:
         others: Sequence[Other],
         carrier: TransferManager,
         report: Report,
+        directory: HostDirectory,
         now: Callable[[], float],
     ) -> None:
         """`now()` is seconds since the run's start."""
@@ -130,6 +148,7 @@ class SeveralHosts:
         """Hosts that have what training begins with, or are about to."""
         self._carrier = carrier
         self._report = report
+        self._directory = directory
         self._now = now
         self._attached: dict[Item, _Attached] = {}
         """What comes along with messages to other hosts, until those have it."""
@@ -149,16 +168,6 @@ class SeveralHosts:
         """By worker of another host that is not known to compute yet: the step that it was released for."""
         self._made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
-        self.exchanges: Callable[[str], None] = lambda host: None
-        """Told of each of these hosts that makes a range of each version, or averages, as it begins."""
-        self.neighbours: Callable[[str, Container[str]], tuple[host_messages.Neighbour, ...]] = lambda host, hosts: ()
-        """Returns with which of these hosts that one of them exchanges ranges, itself included."""
-        self.gathered: Callable[[], None] = lambda: None
-        """Called when what `gathers` returns may have changed."""
-        self.amiss: Callable[[str, str], None] = _amiss
-        """Told of a host that has said what it may not, and why. It is to be ended."""
-        self.idles: Callable[[str], None] = lambda host: None
-        """Told of a host without workers that makes no range, once that is known."""
         self._standing_in: dict[str, messages.worker.Offered | None] = {}
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._numbers = count()
@@ -177,9 +186,8 @@ class SeveralHosts:
         """Sees to replicas of other hosts' workers, if each worker owns one."""
         if head.owns_replicas:
             self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self._tell_host)
-            self.replicas.amiss = lambda host, why: self.amiss(host, why)
-        head.made, head.adopted = self._made, self._adopted
-        head.hands, head.never_comes = self._hands, self._never_comes
+            self.replicas.amiss = directory.amiss
+        head.other_hosts = self
 
     # --- what comes from other hosts ----------------------------------------------------------------
 
@@ -196,11 +204,11 @@ class SeveralHosts:
         try:
             hear()
         except MessageUnreadable as error:
-            self.amiss(name, f"it has said what can't be: {error}")
+            self._directory.amiss(name, f"it has said what can't be: {error}")
         except PacelineError:  # it says by itself what is to end
             raise
         except Exception as error:
-            self.amiss(name, unforeseen(error, "head"))
+            self._directory.amiss(name, unforeseen(error, "head"))
 
     def _may_say(self, name: str, message: messages.Message) -> None:
         if isinstance(message, host_messages.OfShard) and name not in self._shards:
@@ -256,7 +264,7 @@ class SeveralHosts:
             case host_messages.AttachmentFetched(attached=attached):
                 self._has(name, Blob(attached))
             case host_messages.Lacks(worker=worker, why=why):
-                self._never_comes(worker, why)
+                self.never_comes(worker, why)
             case host_messages.Taken(worker=worker, version=version):
                 if (fetched := self._fetched.get((name, version))) is not None:
                     began = max(fetched.began, self._made_at.get(version, fetched.began))
@@ -267,7 +275,7 @@ class SeveralHosts:
                 self._report(ParametersTaken(worker=worker, version=version, at=self._now()))
             case host_messages.StandsIn(offer=offer):
                 self._standing_in[name] = offer
-                self.gathered()
+                self._report(StandInsCame())
             case host_messages.Begun():
                 self._head.begun(name)
             case AwaitsPlace(worker=worker):
@@ -335,7 +343,7 @@ class SeveralHosts:
                 self._report(WorkerEnded(worker, signal.SIGKILL))
         self._head.averages.host_lost(name)  # now that its members are known to have died
         if not other.workers:
-            self.gathered()
+            self._report(StandInsCame())
 
     def has_gone(self, worker: int) -> bool:
         """Whether the worker's host has said that its process has ended, or is lost."""
@@ -511,7 +519,7 @@ class SeveralHosts:
             makers = [one.host for one in self._elsewhere]
             self._head.others.begin(makers, self._tell_host)
             for host in makers:
-                self.exchanges(host)
+                self._directory.exchanges(host)
             if self.sums is not None:
                 self.sums.begins(self._head.name, self._head.workers)
         for other in self._others.values():
@@ -522,7 +530,7 @@ class SeveralHosts:
             self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
         self._head.forget_state()
         for other in [one for one in self._others.values() if not one.workers and one.name not in self._begun]:
-            self.idles(other.name)
+            self._directory.idles(other.name)
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `contract.Host`."""
@@ -729,7 +737,7 @@ class SeveralHosts:
             self._fetched[fetch.host, fetch.number] = fetch
         self._report(fetch)
 
-    def _hands(self, worker: int, message: messages.Message, file: int | None) -> None:
+    def hands(self, worker: int, message: messages.Message, file: int | None) -> None:
         """Tell a worker of another host that, with a file if there is one."""
         if worker in self._gone:
             return
@@ -792,7 +800,7 @@ class SeveralHosts:
             try:
                 file, span = empty_file(attached.size)
             except OSError as error:
-                self._never_comes(worker, f"what comes along with its message has no room here: {error.strerror}")
+                self.never_comes(worker, f"what comes along with its message has no room here: {error.strerror}")
                 return
             files.append(file)
             items.append(Blob(attached.name))
@@ -823,7 +831,7 @@ class SeveralHosts:
             for file in files:
                 os.close(file)
             if self._behind.get(worker) is behind:
-                self._never_comes(worker, why)
+                self.never_comes(worker, why)
                 self._go_on(name, worker)
 
         bring(self._carrier, items, f"of worker {worker}", there, lost)
@@ -838,12 +846,12 @@ class SeveralHosts:
         bodies = Frames(LONGEST).receive(bytes(self._behind.pop(worker, b"")))
         return [_OF_WORKER.decode(body, ()) for body in bodies]
 
-    def _never_comes(self, worker: int, why: str) -> None:
+    def never_comes(self, worker: int, why: str) -> None:
         """The worker can't go on, unless it takes no part any more."""
         if worker not in self._left and worker not in self._gone:
             self._tell(worker, host_messages.EndWorker(worker, why))
 
-    def _made(self, version: int) -> None:
+    def made(self, version: int) -> None:
         self._made_at[version] = self._now()
         if len(self._made_at) > KEPT * max(1, len(self._by_worker)):
             del self._made_at[next(iter(self._made_at))]
@@ -853,7 +861,7 @@ class SeveralHosts:
             if other.name in awaited or other.name in self._shards:
                 other.made(version)
 
-    def _adopted(self, worker: int, state: int | None) -> None:
+    def adopted(self, worker: int, state: int | None) -> None:
         for other in self._others.values():
             with_it = None
             if state is not None and other.name in self._shards:
@@ -877,9 +885,9 @@ class SeveralHosts:
             state = self._attach(other.name, file_bytes(self._head.state))
         shards = tuple(self._head.shards)
         other.knows = self._head.newest
-        near = self.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
+        near = self._directory.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
         if self.replicas is not None:
-            self.exchanges(other.name)
+            self._directory.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
         sums = self.sums is not None and self.sums.begins(other.name, other.workers)
@@ -990,10 +998,6 @@ class SeveralHosts:
         """That host makes no versions any more. If it was to, nobody can."""
         if host in self._shards:
             self._head.loses(f"host {host} made a part of every version, and {why}")
-
-
-def _amiss(host: str, why: str) -> None:
-    raise AssertionError(f"host {host}: {why}")
 
 
 _: type[Host] = SeveralHosts
