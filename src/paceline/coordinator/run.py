@@ -116,9 +116,9 @@ def _run(
                     settings = _cut(settings)
                 zygote.settle(packed(settings))
                 with _journal(settings) as journal:
-                    coordinator = _coordinate(
-                        settings, interrupts, zygote, journal, direct, shared, loop=loop, output=output, others=others
-                    )
+                    fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
+                    workers = Workers(loop, output, fork)
+                    coordinator = _coordinate(settings, interrupts, workers, journal, loop, output, others, direct)
                     shutdown = coordinator.run_state.shutdown
                     if others is not None:
                         journal.moved(others.cpu_seconds)
@@ -288,18 +288,15 @@ def _journal(settings: Settings) -> Iterator[Journal]:
 def _coordinate(
     settings: Settings,
     interrupts: Interrupts,
-    zygote: Zygote,
+    workers: Workers,
     journal: Journal,
-    direct: Direct | None,
-    shared: int,
-    *,
     loop: Loop,
     output: WorkerOutput,
     others: HostRegistry | None,
+    direct: Direct | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
-    workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, shared, settings.shows))
     run_state, failure = None, ""
     here = settings.head_workers
     try:
