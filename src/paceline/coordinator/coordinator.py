@@ -101,7 +101,7 @@ class Coordinator:
 
     def carry_out(self, order: Order) -> None:
         """Carry out the order."""
-        run_state = self.run_state
+        run_state, at = self.run_state, self.run_state.clock.moment()
         match order:
             case Release(worker=worker, step=step):
                 run_state.snapshots.before_release()
@@ -112,27 +112,27 @@ class Coordinator:
                     run_state.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
                 member = run_state.members[worker]
                 if member.trains:
-                    member.step, member.ordered_at = step, run_state.clock.moment()
-                run_state.host.carry_out(replace(order, progress=run_state.data.batches), run_state.clock.moment())
+                    member.step, member.ordered_at = step, at
+                run_state.host.carry_out(replace(order, progress=run_state.data.batches), at)
             case StartPull() | StartPush() | AdjustTraining():
-                run_state.host.carry_out(order, run_state.clock.moment())
+                run_state.host.carry_out(order, at)
             case Reduce() | CopyReplica():
                 if isinstance(order, CopyReplica):
                     run_state.agreeing.copies(order.worker)
                 run_state.data.ordered(order)
-                run_state.host.carry_out(order, run_state.clock.moment())
+                run_state.host.carry_out(order, at)
             case ApplyUpdate() | StepReplica():
                 if isinstance(order, StepReplica):
                     self._tell_decisions(order.worker)
                 run_state.data.ordered(order)
-                run_state.host.carry_out(order, run_state.clock.moment())
+                run_state.host.carry_out(order, at)
                 run_state.versions.ordered(order.version)
                 run_state.snapshots.ordered(order.version)
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(run_state.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
-                run_state.host.carry_out(order, run_state.clock.moment())
+                run_state.host.carry_out(order, at)
                 run_state.data.dropped(worker, step)
                 run_state.data.leases.drop(worker, step, samples)
             case LeaveOut(worker=worker):
