@@ -135,7 +135,7 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
             workers=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
             departures=SimpleNamespace(go_on=lambda: None),
             shutdown=SimpleNamespace(stopping=False),
-            loop=SimpleNamespace(wait=lambda: happened.append(waits.pop())),
+            inbox=SimpleNamespace(hear=lambda: None, wait=lambda: happened.append(waits.pop())),
         )
     )
     director = Director(coordinator)
@@ -150,6 +150,7 @@ def directed(*happened: Fact) -> Director:
     coordinator: Any = Full()
     run_state = coordinator.run_state
     run_state.happened, run_state.tell = deque(happened), lambda fact: None
+    run_state.inbox = SimpleNamespace(hear=lambda: None)
     run_state.departures = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
     run_state.shutdown = SimpleNamespace(stopping=False)
     run_state.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
