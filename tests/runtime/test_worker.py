@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
-import torch
-from torch import nn
 
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
@@ -22,22 +21,36 @@ from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
-from paceline.training.layout import Layout
-from paceline.training.link import Finished, Lease, Offer
+from paceline.training.link import Lease, Offer
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 from paceline.worker_process.worker import WorkerLink
+from support.run_state import OFFER
 
 SETTINGS: dict[str, Any] = {
-    "script": Path("train.py"), "source": b"", "arguments": (), "workers": 2, "seed": 0, "threads": 1,
-    "folder": Path("run"), "shards": None, "epochs": None, "record": 4, "targets": (), "on_loss": "continue",
-    "tee": "first", "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False,
+    "script": Path("train.py"),
+    "source": b"",
+    "arguments": (),
+    "workers": 2,
+    "seed": 0,
+    "threads": 1,
+    "folder": Path("run"),
+    "shards": None,
+    "epochs": None,
+    "record": 4,
+    "targets": (),
+    "on_loss": "continue",
+    "tee": "first",
+    "max_steps": None,
+    "max_seconds": None,
+    "report_waits": 30.0,
+    "json": False,
     "on_divergence": "stop",
-}  # fmt: skip
+}  # fmt: skipfrom support.run_state import OFFER
 
 
-FINISHED = Finished(
-    step=6, version=0, batches=(), weight=None, skipped=(), again=(), scalars=None,
+FINISHED = messages.worker.StepFinished(
+    step=6, version=0, batches=[], skipped=[], scalars=None,
     began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
 )  # fmt: skip
 
@@ -62,19 +75,14 @@ def send_final(coordinator: Channel) -> None:
 @pytest.mark.parametrize("device", ["", "NVIDIA H200"])
 def test_what_a_script_brings_says_whether_it_computes_on_a_gpu(ends: Any, device: str) -> None:
     link, coordinator = ends
-    model = nn.Linear(2, 1)
-    offer = Offer(
-        layout=Layout.of(model, torch.optim.SGD(model.parameters())), cuts=[0, 64], chunks=[0, 64], state_bytes=0,
-        make_store=Mock(), streams=False, optimizer="SGD", scalars=[], loads=False, epoch_samples=None, data=None,
-        epochs=None, buffers=None, shards=None, evaluate=None, keeps=False, metrics=None, measure=None,
-        device=device,
-    )  # fmt: skip
+    offered = msgspec.structs.replace(OFFER, device=device)
+    offer = Offer(offered=offered, make_store=Mock(), evaluate=None, measure=None)
     coordinator.send(messages.worker.Exit())
     with pytest.raises(SystemExit):
         link.start(offer)
-    offered, _ = coordinator.receive()
-    assert isinstance(offered, messages.worker.Offered)
-    assert offered.device == device
+    told, _ = coordinator.receive()
+    assert isinstance(told, messages.worker.Offered)
+    assert told.device == device
 
 
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:

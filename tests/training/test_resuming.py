@@ -20,11 +20,11 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import Compute, Keep, MakeStep
+from paceline.ipc.messages.worker import Compute, Keep, MakeStep, StepFinished
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
-from paceline.training.link import Finished, Lease, Offer, Resumed, Started
+from paceline.training.link import Lease, Offer, Resumed, Started
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from support.suites import each
@@ -78,9 +78,9 @@ class OneWorker:
     def start(self, offer: Offer) -> Started:
         replica = self.kind == "replica"
         slots, areas = (0, 4) if replica else (3, 1)
-        layout = offer.layout
-        region = Region.create(slots * layout.slot_bytes + areas * layout.push_bytes + 2 * layout.fixed_bytes)
-        self.store = offer.make_store(region, slots, areas, 0, self.kind == "window", (0, layout.flags_offset))
+        its = offer.offered
+        region = Region.create(slots * its.slot_bytes + areas * its.push_bytes + 2 * its.fixed_bytes)
+        self.store = offer.make_store(region, slots, areas, 0, self.kind == "window", (0, its.cuts[-1]))
         self.version = self.step = self.place = 0
         self.area = 3 if replica else 0
         self.used: dict[int, int] = {}
@@ -112,9 +112,9 @@ class OneWorker:
         go = Compute(step=self.step, version=self.version, slot=self.place, area=self.area, ahead=())
         self.orders.append(go)
 
-    def pushed(self, finished: Finished) -> None:
-        for batch in (*(finished.batches or ()), *finished.skipped):
-            self.used[batch.epoch] = max(self.used.get(batch.epoch, 0), batch.index + 1)
+    def pushed(self, finished: StepFinished) -> None:
+        for epoch, index in (*(finished.batches or ()), *finished.skipped):
+            self.used[epoch] = max(self.used.get(epoch, 0), index + 1)
         if finished.scalars is not None and self.kind == "window":
             self.store.set_scalars(finished.scalars)
         self.version += 1

@@ -41,6 +41,11 @@ class Batch:
     index: int
 
 
+def pairs(batches: Iterable[Batch]) -> list[tuple[int, int]]:
+    """Return (epoch, index) of each of these."""
+    return [(batch.epoch, batch.index) for batch in batches]
+
+
 @dataclass(slots=True)
 class Epoch:
     """An opened epoch: how its batches are dealt, and how far that has come."""

@@ -14,15 +14,22 @@ from torch.utils.data import DataLoader
 from paceline.core.agreements import Call, How, Value
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
-from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import Agreed, Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics
+from paceline.ipc.messages.worker import (
+    Agreed,
+    Arrives,
+    Compute,
+    HandOver,
+    Keep,
+    MakeStep,
+    Offered,
+    PlateauMetrics,
+    StepFinished,
+)
 from paceline.store.snapshots import OfWorker
-from paceline.store.store import Scalars, Store
+from paceline.store.store import Store
 from paceline.training.averages import SharedMemoryGroups
-from paceline.training.clipping import Clip
-from paceline.training.layout import Layout
 from paceline.training.orders import Orders
 from paceline.training.schedules import Plateau
 from paceline.training.structure import Structure
@@ -42,49 +49,13 @@ argument is the range of each version that it makes. See `chunks.parts_of`.
 class Offer:
     """What one worker brings to the start."""
 
-    layout: Layout
-    cuts: list[int]
-    """Where a version may be cut. See `chunks.cuts_of`."""
-    chunks: list[int]
-    """Where an average may be cut. See `chunks.chunks_at`."""
-    state_bytes: int
-    """An estimate of what the optimizer's state will take in the store."""
+    offered: Offered
+    """What the run is told of it. `code` is added on the way."""
     make_store: MakeStore
     """It is called if this worker's process forks the store."""
-    streams: bool
-    """Whether the loader is each worker's own stream, of which no batch is leased."""
-    shared_stream: str | None = None
-    """The name of the loader's class if every worker iterates all of the same stream."""
-    optimizer: str
-    """The name of the optimizer's class."""
-    scalars: Scalars
-    loads: bool
-    """Whether there is a loader, so that samples can be counted."""
-    epoch_samples: int | None
-    """Samples in an epoch, if the protocol needs to know how much work there is."""
-    data: int | None
-    """Samples in the loader's data, if its batches are leased and the data has a length."""
-    epochs: int | None
-    """Loops over the loader, if the script says how many it makes."""
-    passes: int = 1
-    """Epochs of the data in each of these, as far as is known."""
-    buffers: str | None
-    shards: str | None
     evaluate: Evaluate | None
-    keeps: bool
-    """Whether the script keeps something for snapshots."""
-    metrics: list[str] | None
-    """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
     measure: Measure | None
-    """The same of a recorded version, in a process that was forked now; None: there can be none."""
-    device: str = ""
-    """The name of the device that the worker computes on; empty: on the CPU."""
-    deterministic: bool = True
-    """Whether it would compute the same bits once more."""
-    clip: Clip | None = None
-    """What gradients are clipped to where the optimizer steps."""
-    plateaus: int = 0
-    """How many ReduceLROnPlateau are to follow the run."""
+    """The metrics of a recorded version, in a process that was forked now; None: there can be none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,42 +90,6 @@ class Started:
     """None unless the run goes on from a snapshot, or has begun without this worker."""
     joins: bool = False
     """Whether it has begun without this worker, which takes part from its first step on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A step whose gradient lies in the push area. Times in seconds, `began` on the monotonic clock."""
-
-    step: int
-    version: int
-    batches: tuple[Batch, ...] | None
-    """The batches in it that were in no step before; None without a loader."""
-    skipped: tuple[Batch, ...]
-    """Batches that the script has left out since the last."""
-    again: tuple[Batch, ...]
-    """The batches in it that the script keeps since an earlier loop, and has come back to."""
-    weight: float | None
-    """What its gradient weighs in a mean, if it is not the samples in `batches` and `again`."""
-    scalars: Scalars | None
-    """The optimizer's hyperparameters, if they changed since the last push."""
-    began: float
-    compute: float
-    push: float
-    other: float
-    waited: float
-    pulled: float
-    """Waiting for this step's release and installing its version, after the step before."""
-    edits: tuple[StateEdit, ...] = ()
-    """What the script has edited in the optimizer's state since the step before, where the store has that."""
-    gradient: str | None = None
-    """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
-    to_device: float | None = None
-    """Seconds that copies to the device took since the step before was told of: of this step's version, as a rule.
-
-    Overlapped or not, as the device's events measured them. None where parameters are in memory.
-    """
-    from_device: float | None = None
-    """The same of copies from the device: of this step's gradient, as a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +211,7 @@ class Link(Protocol):
     def withdraw(self) -> None:
         """What was told of the present step's gradient does not hold. It may be written anew from now on."""
 
-    def pushed(self, finished: Finished) -> None:
+    def pushed(self, finished: StepFinished) -> None:
         """Announce a step's gradient."""
 
     def take_up(self, announce: bool) -> TakenUp | None:

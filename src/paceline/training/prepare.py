@@ -22,7 +22,7 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import HandOver, Keep, PlateauMetrics
+from paceline.ipc.messages.worker import HandOver, Keep, Offered, PlateauMetrics
 from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
@@ -273,34 +273,40 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     def make_store(region: Region, slots: int, areas: int, sums: int, steps: bool, within: tuple[int, int]) -> Store:
         return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within, clip)
 
-    started = link.start(
-        Offer(
-            layout=layout,
-            cuts=cuts_of(layout, optimizer, whole=clip is not None and clip.norm is not None),
-            chunks=chunks_at(layout),
-            state_bytes=_state_bytes(optimizer, layout),
-            optimizer=type(optimizer).__name__,
-            make_store=make_store,
-            scalars=scalars_of(optimizer),
-            device="" if device is None else accelerator.name_of(device),
-            deterministic=device is None or accelerator.is_deterministic(),
-            loads=leased,
-            epoch_samples=samples,
-            passes=passes or 1,
-            data=length(checked_loader) if checked_loader is not None and leased else None,
-            streams=own_streams,
-            shared_stream=None if leased or own_streams or checked_loader is None else type(checked_loader).__name__,
-            epochs=epochs,
-            buffers=buffers,
-            shards=shards,
-            evaluate=evaluate,
-            keeps=bool(keep or schedules),
-            clip=clip,
-            plateaus=len(plateaus_of(schedules)),
-            metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
-            measure=_measure(model, evaluate, link.seed),
-        )
+    cuts, chunks = cuts_of(layout, optimizer, whole=clip is not None and clip.norm is not None), chunks_at(layout)
+    offered = Offered(
+        forms=layout.forms,
+        fixed_bytes=layout.fixed_bytes,
+        slot_bytes=layout.slot_bytes,
+        push_bytes=layout.push_bytes,
+        flags_bytes=len(layout.moving),
+        buffers_bytes=layout.buffers_bytes,
+        cuts=cuts,
+        chunks=[] if chunks == cuts else chunks,
+        state_bytes=_state_bytes(optimizer, layout),
+        model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
+        optimizer=type(optimizer).__name__,
+        scalars=scalars_of(optimizer),
+        device="" if device is None else accelerator.name_of(device),
+        deterministic=device is None or accelerator.is_deterministic(),
+        loads=leased,
+        epoch_samples=samples,
+        passes=passes or 1,
+        data=length(checked_loader) if checked_loader is not None and leased else None,
+        streams=own_streams,
+        shared_stream=None if leased or own_streams or checked_loader is None else type(checked_loader).__name__,
+        epochs=epochs,
+        buffers=buffers,
+        shards=shards,
+        evaluates=evaluate is not None,
+        keeps=bool(keep or schedules),
+        clip_grad_norm=None if clip is None else clip.norm,
+        clip_grad_value=None if clip is None else clip.value,
+        plateaus=len(plateaus_of(schedules)),
+        metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
     )
+    measure = _measure(model, evaluate, link.seed)
+    started = link.start(Offer(offered=offered, make_store=make_store, evaluate=evaluate, measure=measure))
     session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
     session.loads, session.epochs, session.evaluates = leased, epochs, evaluate is not None
     session.passes = passes or 1

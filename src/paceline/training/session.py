@@ -16,12 +16,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from paceline.core.agreements import Call, How, Value, result_of
-from paceline.core.leases import Batch
+from paceline.core.leases import Batch, pairs
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import keep_freed_memory
-from paceline.ipc.messages.worker import Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics
+from paceline.ipc.messages.worker import Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics, StepFinished
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
@@ -30,7 +30,7 @@ from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip
 from paceline.training.holders.choice import holder_of
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Finished, Link, Resumed, Started, TakenUp
+from paceline.training.link import Link, Resumed, Started, TakenUp
 from paceline.training.loop import EpochLoop
 from paceline.training.non_optimized import NonOptimized
 from paceline.training.other_training import OtherTraining
@@ -327,12 +327,12 @@ class Session:
         pushed = time.monotonic()
         to_device, from_device = self.holder.copied() or (None, None)
         self.link.pushed(
-            Finished(
+            StepFinished(
                 step=step,
                 version=self.go.version,
-                batches=stands.batches if self.loads else None,
-                skipped=stands.skipped,
-                again=stands.again,
+                batches=pairs(stands.batches) if self.loads else None,
+                skipped=pairs(stands.skipped),
+                again=pairs(stands.again),
                 weight=stands.weight,
                 scalars=scalars if scalars != self.sent or (self.resumed and self.steps == 1) else None,
                 began=self._began,
@@ -341,7 +341,7 @@ class Session:
                 other=self._began - self._released_at + self._fetching,
                 waited=self._waited,
                 pulled=self._pulled,
-                edits=tuple(edits),
+                edits=list(edits),
                 gradient=gradient,
                 to_device=to_device,
                 from_device=from_device,

@@ -20,7 +20,7 @@ import torch
 
 import paceline
 from paceline.core.agreements import Call, How, Value, result_of
-from paceline.core.leases import Batch
+from paceline.core.leases import Batch, pairs
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.host import devices
 from paceline.host.averaging_thread import start_averager
@@ -46,7 +46,6 @@ from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
     Evaluate,
-    Finished,
     Lease,
     Offer,
     Resumed,
@@ -205,41 +204,8 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._evaluate = offer.evaluate
         self._thread = threading.get_ident()
-        layout = offer.layout
-        self._channel.send(
-            messages.worker.Offered(
-                forms=layout.forms,
-                fixed_bytes=layout.fixed_bytes,
-                slot_bytes=layout.slot_bytes,
-                push_bytes=layout.push_bytes,
-                flags_bytes=len(layout.moving),
-                buffers_bytes=layout.buffers_bytes,
-                cuts=offer.cuts,
-                chunks=[] if offer.chunks == offer.cuts else offer.chunks,
-                state_bytes=offer.state_bytes,
-                model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
-                optimizer=offer.optimizer,
-                scalars=offer.scalars,
-                loads=offer.loads,
-                epoch_samples=offer.epoch_samples,
-                data=offer.data,
-                streams=offer.streams,
-                shared_stream=offer.shared_stream,
-                epochs=offer.epochs,
-                passes=offer.passes,
-                buffers=offer.buffers,
-                shards=offer.shards,
-                evaluates=offer.evaluate is not None,
-                keeps=offer.keeps,
-                metrics=offer.metrics,
-                code=digests(self._script, self._imported),
-                device=offer.device,
-                deterministic=offer.deterministic,
-                clip_grad_norm=None if offer.clip is None else offer.clip.norm,
-                clip_grad_value=None if offer.clip is None else offer.clip.value,
-                plateaus=offer.plateaus,
-            )
-        )
+        offer.offered.code = digests(self._script, self._imported)
+        self._channel.send(offer.offered)
         while True:
             message, descriptors = self._channel.receive()
             match message:
@@ -347,31 +313,10 @@ class WorkerLink:
         if not self.forked:
             self._channel.send(messages.worker.Withdrawn(self._step))
 
-    def pushed(self, finished: Finished) -> None:
+    def pushed(self, finished: messages.worker.StepFinished) -> None:
         """See `training.link.Link`."""
-        batches = None if finished.batches is None else _pairs(finished.batches)
         self._expect(RELEASES)
-        self._channel.send(
-            messages.worker.StepFinished(
-                step=finished.step,
-                version=finished.version,
-                batches=batches,
-                skipped=_pairs(finished.skipped),
-                again=_pairs(finished.again),
-                weight=finished.weight,
-                scalars=finished.scalars,
-                began=finished.began,
-                compute=finished.compute,
-                push=finished.push,
-                other=finished.other,
-                waited=finished.waited,
-                pulled=finished.pulled,
-                edits=list(finished.edits),
-                gradient=finished.gradient,
-                to_device=finished.to_device,
-                from_device=finished.from_device,
-            )
-        )
+        self._channel.send(finished)
 
     def take_up(self, announce: bool) -> TakenUp | None:
         """See `training.link.Link`."""
@@ -510,12 +455,12 @@ class WorkerLink:
         """See `training.link.Link`."""
         for start in reversed(range(0, max(1, len(batches)), BLOCK)):  # the batches leased last go back first
             self._channel.send(
-                messages.worker.LookedAt(epoch, _pairs(batches[start : start + BLOCK]), ran_out and not start)
+                messages.worker.LookedAt(epoch, pairs(batches[start : start + BLOCK]), ran_out and not start)
             )
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.worker.GivenBack(_pairs(batches)))
+        self._channel.send(messages.worker.GivenBack(pairs(batches)))
 
     def stop(self, reason: str) -> None:
         """See `training.link.Link`."""
@@ -756,10 +701,6 @@ class WorkerLink:
 
 def _socket(descriptor: int) -> socket.socket:
     return socket.socket(fileno=descriptor)
-
-
-def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
-    return [(batch.epoch, batch.index) for batch in batches]
 
 
 def redirect(output: int, worker: int) -> None:

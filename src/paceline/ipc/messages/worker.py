@@ -44,25 +44,32 @@ class Offered(Message):
     cuts: Annotated[list[Count], msgspec.Meta(min_length=2)]
     """Where a version may be cut into ranges that several hosts make, in bytes. The last is where it ends."""
     state_bytes: Count
+    """An estimate of what the optimizer's state will take in the store."""
     model_bytes: Count
     optimizer: Word
+    """The name of the optimizer's class."""
     scalars: list[dict[str, Any]]
     loads: bool
+    """Whether there is a loader, so that samples can be counted."""
     epoch_samples: Count | None
+    """Samples in an epoch, if the protocol needs to know how much work there is."""
     data: Count | None
     """Samples in the loader's data, if its batches are leased and the data has a length."""
     streams: bool
+    """Whether the loader is each worker's own stream, of which no batch is leased."""
     epochs: Count | None
+    """Loops over the loader, if the script says how many it makes."""
     buffers: Word | None
     shards: Word | None
     evaluates: bool
     keeps: bool
+    """Whether the script keeps something for snapshots."""
     metrics: list[Word] | None
     """The names of what `evaluate` returns, if they were wanted and are known."""
-    code: dict[str, str]
+    code: dict[str, str] = msgspec.field(default_factory=dict)
     """The script's own modules, and the SHA-256 of each. See `job.source_digests`."""
     passes: Count = 1
-    """See `training.link.Offer`."""
+    """Epochs of the data in each of these, as far as is known."""
     chunks: list[Count] = msgspec.field(default_factory=list)
     """Where what groups average may be cut, if that is not at `cuts`."""
     device: Word = ""
@@ -128,26 +135,38 @@ class Withdrawn(Message):
 
 
 class StepFinished(Message):
-    """A step's gradient lies in the push area. See `training.link.Finished`."""
+    """A step's gradient lies in the push area. Times are in seconds, `began` is on the monotonic clock."""
 
     step: Count
     version: Count
     batches: Batches | None
+    """The batches in it that were in no step before; None without a loader."""
     skipped: Batches
+    """Batches that the script has left out since the last."""
     scalars: list[dict[str, Any]] | None
+    """The optimizer's hyperparameters, if they changed since the last push."""
     began: Finite
     compute: Seconds
     push: Seconds
     other: Seconds
     waited: Seconds
     pulled: Seconds
+    """Waiting for this step's release and installing its version, after the step before."""
     again: Batches = msgspec.field(default_factory=list)
+    """The batches in it that the script keeps since an earlier loop, and has come back to."""
     weight: Weight | None = None
+    """What its gradient weighs in a mean, if it is not the samples in `batches` and `again`."""
     gradient: str | None = None
+    """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
     to_device: Seconds | None = None
+    """Seconds that copies to the device took since the step before was told of: of this step's version, as a rule.
+
+    Overlapped or not, as the device's events measured them. None where parameters are in memory.
+    """
     from_device: Seconds | None = None
+    """The same of copies from the device: of this step's gradient, as a rule."""
     edits: list[StateEdit] = msgspec.field(default_factory=list)
-    """What the script has edited in the optimizer's state, which is with the store."""
+    """What the script has edited in the optimizer's state since the step before, where the store has that."""
 
 
 class LeaseWanted(Message):
