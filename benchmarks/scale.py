@@ -57,8 +57,8 @@ from unittest.mock import patch
 from step import Failed, machine, print_table
 
 from paceline.coordinator.agent import _Agent, agent
-from paceline.coordinator.emulated import Forked
-from paceline.coordinator.rendezvous import Agent, Listen
+from paceline.coordinator.emulated import ForkedAgent
+from paceline.coordinator.rendezvous import AgentProcess, Listen
 from paceline.core.choice import choose
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
@@ -70,7 +70,7 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Region
 from paceline.ipc.processes import allow_descriptors, end_in_time, fork_child
 from paceline.job.interrupts import Interrupts
-from paceline.job.received_folder import Received
+from paceline.job.received_folder import ReceivedFolder
 from paceline.job.settings import Settings
 from paceline.net.handshake import Keys
 from paceline.net.link import HeadLink
@@ -347,7 +347,9 @@ def stand_in_hosts(
             crews[name] = StandIns(loop, settings, script)
             return crews[name]
 
-        return _Agent(name, workers, address, keys, company, Received(folder / name), loop, InLoop(loop, keys, _show))
+        return _Agent(
+            name, workers, address, keys, company, ReceivedFolder(folder / name), loop, InLoop(loop, keys, _show)
+        )
 
     agents = {name: agent_of(name) for name in names}
     gc.disable()  # what takes its time is not the hosts
@@ -449,7 +451,7 @@ def head(setup: Setup, folder: Path) -> int:
         return replace(scenario, nodes=len(tables), host_tables=tables).checked_for(tables[-1].workers.stop)
 
     @contextmanager
-    def launch(address: Address, token: Token) -> Iterator[Mapping[str, Agent]]:
+    def launch(address: Address, token: Token) -> Iterator[Mapping[str, AgentProcess]]:
         told = None if setup.real else script(2 * steps, seed)
         gc.freeze()
 
@@ -468,7 +470,7 @@ def head(setup: Setup, folder: Path) -> int:
         together = [names[first::several] for first in range(several)] if told is not None else [[one] for one in names]
         processes = {fork_child(partial(body, tuple(some))): some for some in together}
         try:
-            yield {name: Forked(name, process, quiet=True) for process, some in processes.items() for name in some}
+            yield {name: ForkedAgent(name, process, quiet=True) for process, some in processes.items() for name in some}
         finally:
             for process in processes:
                 end_in_time(process)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.ipc import memory
-from paceline.ipc.memory import Region, Window, available_bytes
+from paceline.ipc.memory import MappedWindow, Region, available_bytes
 
 SIZE = 3 * mmap.PAGESIZE + 100
 
@@ -64,7 +64,7 @@ def test_what_a_forked_process_writes_is_seen_here_and_the_other_way() -> None:
 def test_its_descriptor_is_closed_once_nothing_refers_to_it_or_it_is_freed() -> None:
     before = descriptors()
     region = Region.create(SIZE)
-    window = Window(region, SIZE)
+    window = MappedWindow(region, SIZE)
     window.show(0)
     window.written()
     kept, freed = region.span(0, 10), Region.create(SIZE)
@@ -172,7 +172,7 @@ def parts(request: pytest.FixtureRequest) -> tuple[Region, int]:
 
 def test_a_window_shows_one_part_of_a_region_after_another_at_the_same_place(parts: tuple[Region, int]) -> None:
     region, size = parts
-    window = Window(region, size)
+    window = MappedWindow(region, size)
     first = window.memory
     for part in (1, 0, 2, 2, 1):
         window.show(part * size)
@@ -181,7 +181,7 @@ def test_a_window_shows_one_part_of_a_region_after_another_at_the_same_place(par
 
 def test_a_window_follows_what_others_write_into_the_part_that_it_shows(parts: tuple[Region, int]) -> None:
     region, size = parts
-    window = Window(region, size)
+    window = MappedWindow(region, size)
     window.show(0)
     assert window.memory[5] == 1
     region.memory[5] = 77
@@ -190,7 +190,7 @@ def test_a_window_follows_what_others_write_into_the_part_that_it_shows(parts: t
 
 def test_what_is_written_into_a_window_reaches_nobody_and_is_gone_when_it_moves(parts: tuple[Region, int]) -> None:
     region, size = parts
-    window = Window(region, size)
+    window = MappedWindow(region, size)
     window.show(0)
     window.memory[5] = 99
     assert region.memory[5] == 1
@@ -202,7 +202,7 @@ def test_what_is_written_into_a_window_reaches_nobody_and_is_gone_when_it_moves(
 
 def test_a_window_knows_which_of_its_pages_were_written_to_since_it_moved(parts: tuple[Region, int]) -> None:
     region, size = parts
-    window = Window(region, size)
+    window = MappedWindow(region, size)
     window.show(0)
     bytes(window.memory)  # reading is not writing
     region.memory[3 * mmap.PAGESIZE] = 50  # nor is what others write
@@ -217,12 +217,12 @@ def test_a_window_knows_which_of_its_pages_were_written_to_since_it_moved(parts:
 
 def test_two_windows_of_two_processes_do_not_see_each_other_s_writes(parts: tuple[Region, int]) -> None:
     region, size = parts
-    window = Window(region, size)
+    window = MappedWindow(region, size)
     window.show(0)
     window.memory[0] = 42
 
     def body() -> int:
-        other = Window(Region.attach(region.descriptor), size)
+        other = MappedWindow(Region.attach(region.descriptor), size)
         other.show(0)
         other.memory[1] = 43
         return 0 if bytes(other.memory[:2]) == b"\x01\x2b" else 1

@@ -17,7 +17,7 @@ from paceline.core.items import Beginning, Blob, Former, Item, Mean, Replica, Up
 from paceline.ipc.endpoint import LENGTH, Frames, framed
 from paceline.net import tcp
 from paceline.net.control import LONGEST_HELLO, Refused
-from paceline.net.handshake import Keys, Opening, dials
+from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.numbered import written
 from paceline.transfer import data_connection, fetch_table
 from paceline.transfer.data_connection import PART, PURPOSE, BytesFrame, Fetch, Never
@@ -514,7 +514,7 @@ def raw(two: Two, said: bytes, buffer: int | None = None) -> socket.socket:
     end = two.loop.dial(two.door.address)
     if buffer is not None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    Opening(dials(end, two.keys, PURPOSE), two.loop, opened=came.append, failed=failed)
+    Handshake(dials(end, two.keys, PURPOSE), two.loop, opened=came.append, failed=failed)
     two.until(lambda: came or refused)
     assert not refused
     end = came[0].end

@@ -26,7 +26,6 @@ from paceline.core.orders import (
 from paceline.errors import MessageUnreadable, PeerLost, RunFailed
 from paceline.host.contract import NotHere
 from paceline.host.events import (
-    Brought,
     ComputesTaken,
     HandedOver,
     Impossible,
@@ -34,6 +33,7 @@ from paceline.host.events import (
     Prepared,
     ProcessLost,
     SnapshotFileFailed,
+    VersionBrought,
     VersionCommitted,
     VersionWritten,
     WorkerSaid,
@@ -135,7 +135,7 @@ class TestOrders:
     def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Callable[..., Company]) -> None:
         one = training(1)
         one.carry_out(Release(worker=0, step=0, version=0))
-        assert [event for event in one.reports.events if not isinstance(event, Fetch | Brought)] == [
+        assert [event for event in one.reports.events if not isinstance(event, Fetch | VersionBrought)] == [
             ComputesTaken(0),
             ParametersTaken(worker=0, version=0, at=0.0),
         ]

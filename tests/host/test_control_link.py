@@ -14,7 +14,7 @@ import pytest
 from paceline.ipc.loop import Alarm, Loop
 from paceline.net import control, tcp
 from paceline.net.control import ANOTHER_RUN, HostEnd
-from paceline.net.handshake import Opening, dials
+from paceline.net.handshake import Handshake, dials
 from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
 from support.lobby import has_ended
@@ -248,7 +248,7 @@ def opened(cluster: Cluster, buffer: int | None = None) -> socket.socket:
     end = cluster.loop.dial(cluster.door.address)
     if buffer is not None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    Opening(
+    Handshake(
         dials(end, cluster.keys, PURPOSE), cluster.loop, opened=came.append, failed=lambda why, final: came.append(why)
     )
     cluster.until(lambda: came)

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.ipc.loop import Loop
 from paceline.net import listener, tcp
-from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
+from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Handshake, Keys, Kind, NotOpened, dials
 from paceline.net.listener import MOST_STRANGERS, HostListener
 from paceline.net.token import Token
 from support.clusters import KEYS
@@ -313,7 +313,7 @@ def test_a_socket_that_is_connected_to_itself_has_reached_nobody() -> None:
     end.connect(end.getsockname())
     end.setblocking(False)
     failed: list[str] = []
-    Opening(dials(end, KEYS, "control"), loop, opened=lambda one: None, failed=lambda why, final: failed.append(why))
+    Handshake(dials(end, KEYS, "control"), loop, opened=lambda one: None, failed=lambda why, final: failed.append(why))
     loop.wait(PATIENCE)
     assert failed == ["nobody listens there"]
     loop.close()

@@ -17,7 +17,7 @@ from paceline.host.version_shelf import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
 from paceline.net import tcp
-from paceline.net.handshake import Keys, Opening, dials
+from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.listener import HostListener
 from paceline.net.numbered import written
 from paceline.records.times import Fetch as Fetched
@@ -132,7 +132,7 @@ class Two:
     def raw(self, said: bytes) -> Any:
         """Somebody who opens a connection and says this."""
         came: list[Any] = []
-        Opening(
+        Handshake(
             dials(self.loop.dial(self.door.address), self.keys, PURPOSE),
             self.loop,
             opened=came.append,

@@ -20,7 +20,7 @@ from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import messages as host_messages
 from paceline.host.contract import NotHere
-from paceline.host.events import Attached, AwaitsPlace, Brought, Computes, ComputesTaken, WorkerEnded, WorkerSaid
+from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.host import LocalHost
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.several import Other, SeveralHosts
@@ -140,10 +140,10 @@ def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it
             several.say(fetched)
         else:
             several.takes(worker, 3)
-    assert several.reports.told(Brought) == [(2, 0.5, 1.0), (3, 0.5, 1.0)]
+    assert several.reports.told(VersionBrought) == [(2, 0.5, 1.0), (3, 0.5, 1.0)]
     several.takes(2, 3)
     several.takes(2, 7)
-    assert several.reports.told(Brought)[2:] == [(2, 3.5, 4.0)]
+    assert several.reports.told(VersionBrought)[2:] == [(2, 3.5, 4.0)]
 
 
 def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awaits_a_place() -> None:
@@ -186,7 +186,7 @@ def test_only_the_last_fetches_are_remembered() -> None:
         several.hosts.delivered("node-1", host_messages.Fetched("node-0", "version", None, version, 40, 0.5))
     for version in range(100):
         several.takes(2, version)
-    assert len(several.reports.of(Brought)) == 8, "four for each worker"
+    assert len(several.reports.of(VersionBrought)) == 8, "four for each worker"
 
 
 def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.member import Member
 from paceline.coordinator.step_timing import StepTiming
 from paceline.ipc import messages
@@ -42,7 +42,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.time = 100.0
-        self.clock = Clock(lambda: self.time)
+        self.clock = RunClock(lambda: self.time)
 
 
 def step(number: int, waited: float = 0.0, pulled: float = 0.0, began: float = 0.0) -> messages.worker.StepFinished:

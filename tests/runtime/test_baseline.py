@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.coordinator.ddp import Worker
+from paceline.coordinator.ddp import DdpWorker
 from paceline.errors import ConfigError
 from paceline.scenario.scenario import Scenario
 from support.events import said
@@ -153,11 +153,11 @@ def test_the_loader_s_class_iterates_in_its_own_way_over_each_worker_s_part(
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[tuple[Worker, socket.socket]]:
+def worker(tmp_path: Path) -> Iterator[tuple[DdpWorker, socket.socket]]:
     """The first of two workers, in a process that has not forked any; and what it tells."""
     ours, theirs = socket.socketpair()
     settings: Any = SimpleNamespace(workers=2, seed=0, scenario=Scenario(), record=4, folder=tmp_path)
-    yield Worker(0, settings, theirs), ours
+    yield DdpWorker(0, settings, theirs), ours
     ours.close()
     theirs.close()
 
@@ -188,7 +188,7 @@ DATA = TensorDataset(torch.zeros(8, 4))
     ],
 )
 def test_a_loader_whose_data_can_t_be_shared_out_is_refused_in_one_line(
-    loader: Any, message: str, worker: tuple[Worker, socket.socket]
+    loader: Any, message: str, worker: tuple[DdpWorker, socket.socket]
 ) -> None:
     one, told = worker
     model = torch.nn.Linear(4, 2)

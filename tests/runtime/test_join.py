@@ -595,8 +595,8 @@ def test_a_host_with_another_torch_is_refused_before_it_is_sent_the_folder(
         ),
         (
             "from paceline.job import received_folder as r; from paceline.host import messages as b; "
-            "take = r.Received.take; "
-            "r.Received.take = lambda self, part: take(self, b.FolderPart(part.at, part.data[::-1]))",
+            "take = r.ReceivedFolder.take; "
+            "r.ReceivedFolder.take = lambda self, part: take(self, b.FolderPart(part.at, part.data[::-1]))",
             "the folder that the head sent is not the one that it announced",
         ),
     ],

@@ -25,7 +25,7 @@ from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
 from paceline.display import progress
-from paceline.display.progress import Lines, Screen, line
+from paceline.display.progress import ProgressLines, Screen, line
 from paceline.display.screen import screen
 from paceline.display.state import Curve, Row, Score, View, Watch, duration, ranges, settled, state
 from paceline.protocols import registry
@@ -381,7 +381,7 @@ def test_what_shows_each_picture_below_the_one_before_is_shown_lines(
     found = progress.shower(asked, output_to(sys.stdout))
     assert found is not None
     found.close()
-    assert isinstance(found, Lines) == (sign is not None)
+    assert isinstance(found, ProgressLines) == (sign is not None)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_times_are_written_as_clocks_show_them(seconds: float, said: str) -> Non
 
 
 def test_lines_are_said_while_anybody_trains_or_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(output_to(sys.stdout), 1.0)
+    lines = ProgressLines(output_to(sys.stdout), 1.0)
     over = tuple(replace(row, lead=None) for row in VIEW.rows)
     evaluated = replace(VIEW, rows=over, evaluated=(1, 2))
     for view in (View(1.0, 0, 0.0, None, VIEW.rows), VIEW, replace(VIEW, rows=over), evaluated):

@@ -14,8 +14,8 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.host.messages import Folder, FolderPart
 from paceline.job import received_folder
-from paceline.job.received_folder import WINDOW, Received
-from paceline.job.sent_folder import PART, Sent, to_send
+from paceline.job.received_folder import WINDOW, ReceivedFolder
+from paceline.job.sent_folder import PART, SentFolder, to_send
 from paceline.net.token import Token
 
 CONTENT = os.urandom(7 * PART)
@@ -39,7 +39,10 @@ def there(tmp_path: Path) -> Path:
 
 
 def given(
-    sent: Sent, to: Received, most: int = 10_000, third: Callable[[FolderPart], FolderPart] = lambda part: part
+    sent: SentFolder,
+    to: ReceivedFolder,
+    most: int = 10_000,
+    third: Callable[[FolderPart], FolderPart] = lambda part: part,
 ) -> Path | None:
     """Hand over what is asked for, up to so many parts. Return where workers begin. `third` changes a part."""
     asked: list[int] = []
@@ -74,7 +77,7 @@ def test_paths_from_the_working_directory_lead_to_what_was_sent(
     monkeypatch.chdir(folder / here)
     send, script = (text.replace("WORK", str(folder)) for text in (send, script))
     sent = to_send(Path(send), Path(script))
-    directory = given(sent, Received(there))
+    directory = given(sent, ReceivedFolder(there))
     assert directory is not None
     assert (directory / sent.script).read_text() == "import parts"
     assert (directory / reads).exists()
@@ -83,13 +86,13 @@ def test_paths_from_the_working_directory_lead_to_what_was_sent(
 
 
 def test_few_parts_are_on_their_way_at_once_and_all_arrive(folder: Path, there: Path) -> None:
-    directory = given(to_send(Path(), Path("scripts/train.py")), Received(there))
+    directory = given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there))
     assert directory is not None
     assert (directory / "data.bin").read_bytes() == CONTENT
 
 
 def test_what_is_whole_is_not_sent_again_and_what_is_not_is(folder: Path, there: Path) -> None:
-    sent, arrives = to_send(Path(), Path("scripts/train.py")), Received(there)
+    sent, arrives = to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there)
     assert given(sent, arrives, most=3) is None
     assert arrives.working_directory(sent.folder) is None
     directory = given(sent, arrives)
@@ -110,20 +113,20 @@ def test_a_part_that_is_another_one_is_refused_and_nothing_is_left(
     change: Callable[[FolderPart], FolderPart], folder: Path, there: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"the (head sent|folder that the head sent)") as refused:
-        given(to_send(Path(), Path("scripts/train.py")), Received(there), third=change)
+        given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there), third=change)
     assert "\n" not in str(refused.value)
     assert not there.exists()
 
 
 def test_a_part_that_nobody_asked_for_is_refused(there: Path) -> None:
     with pytest.raises(ConfigError, match="not asked for"):
-        Received(there).take(FolderPart(0, b"x"))
+        ReceivedFolder(there).take(FolderPart(0, b"x"))
 
 
 def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:
     asked: list[int] = []
     with pytest.raises(ConfigError, match=r"holds 134,217,729 bytes, which Paceline does not send"):
-        Received(there).expect(Folder(received_folder.MOST_PACKED + 1, b"", ".", "."), asked.append)
+        ReceivedFolder(there).expect(Folder(received_folder.MOST_PACKED + 1, b"", ".", "."), asked.append)
     assert not asked
 
 
@@ -133,13 +136,13 @@ def test_a_folder_that_is_to_go_elsewhere_is_not_asked_for(field: str, path: str
     asked: list[int] = []
     announced = msgspec.structs.replace(Folder(PART, bytes(32), ".", "."), **{field: path})
     with pytest.raises(ConfigError, match="elsewhere than into its place here: ") as refused:
-        Received(there).expect(announced, asked.append)
+        ReceivedFolder(there).expect(announced, asked.append)
     assert str(refused.value).isprintable()
     assert not asked
 
 
 def test_no_worker_begins_elsewhere_than_in_what_was_sent(folder: Path, there: Path) -> None:
-    sent, arrives = to_send(Path(), Path("scripts/train.py")), Received(there)
+    sent, arrives = to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there)
     assert given(sent, arrives) is not None
     assert arrives.working_directory(msgspec.structs.replace(sent.folder, directory="..")) is None
 
@@ -149,14 +152,14 @@ def test_what_can_t_be_unpacked_is_refused_and_nothing_is_left(folder: Path, the
     packed = b"\x01" * PART
     announced = msgspec.structs.replace(sent.folder, size=PART, sha256=hashlib.sha256(packed).digest())
     with pytest.raises(ConfigError, match="can't be unpacked"):
-        given(replace(sent, folder=announced, packed=packed), Received(there))
+        given(replace(sent, folder=announced, packed=packed), ReceivedFolder(there))
     assert not files(there)
 
 
 def test_where_nobody_may_write_is_said_in_one_line(folder: Path, there: Path) -> None:
     there.touch()
     with pytest.raises(ConfigError, match="can't be unpacked: ") as refused:
-        given(to_send(Path(), Path("scripts/train.py")), Received(there))
+        given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there))
     assert "\n" not in str(refused.value)
 
 
@@ -196,6 +199,6 @@ def test_a_script_that_is_not_sent_with_its_folder_is_named(folder: Path) -> Non
 
 def test_no_token_is_sent(folder: Path, there: Path) -> None:
     (folder / "token").write_text(Token.drawn().text + "\n")
-    directory = given(to_send(Path(), Path("scripts/train.py")), Received(there))
+    directory = given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there))
     assert directory is not None
     assert files(directory) == ["data.bin", "parts.py", "scripts/train.py"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.ipc.loop import Loop
 from paceline.net import tcp
-from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
+from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Handshake, Keys, Kind, Opened, _proof, dial, dials
 from paceline.net.listener import HostListener
 from paceline.net.token import Token
 from support.clusters import KEYS, without_port
@@ -35,7 +35,7 @@ class Dialler:
     """Somebody who dials, and what came of it."""
 
     def __init__(self) -> None:
-        self.opening: Opening[Opened]
+        self.opening: Handshake[Opened]
         self.end: Any = None
         self.failed: list[tuple[str, bool]] = []
 
@@ -82,7 +82,7 @@ class Lobby:
             end = self.loop.dial(self.door.address)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             side = dials(end, keys or self.keys, purpose)
-            one.opening = Opening(side, self.loop, opened=lambda it: one.opened(it.end), failed=one.has_failed)
+            one.opening = Handshake(side, self.loop, opened=lambda it: one.opened(it.end), failed=one.has_failed)
         return one
 
     def stranger(self, said: bytes = b"", source: str = "") -> socket.socket:

@@ -24,7 +24,7 @@ from paceline.records.times import StepTimes
 from paceline.records.truncate import Cut, cut
 from paceline.scenario.scenario import Scenario
 from paceline.sim.simulate import Simulation, _config, training_of, world_of
-from paceline.sim.world import Limit, Worker, World
+from paceline.sim.world import Limit, SimulatedWorker, World
 from paceline.training.seeding import order_digest
 from records.histories import History
 from support.recorded import AS_REAL, Killed, noted
@@ -160,7 +160,7 @@ def _facts(world: World, began: TrainingBegan | None) -> Iterator[Fact]:
         yield first
     else:
         world.now = began.at
-        world._workers = {worker: Worker(step - 1) for worker, _, step in began.members}
+        world._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in began.members}
         yield began
     yield from facts
 

@@ -24,8 +24,8 @@ from paceline.training.holders.choice import holder_of
 from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
-from paceline.training.holders.replica import Replica
-from paceline.training.holders.window import Window
+from paceline.training.holders.replica import ReplicaHolder
+from paceline.training.holders.window import WindowHolder
 from paceline.training.layout import Layout, Places
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
 from paceline.training.structure import Followed
@@ -117,8 +117,8 @@ class Case:
         )
         push = AreaPush(self.joined)
         self.holder: Holder = {
-            "window": lambda: Window(self.joined, push),
-            "window, told": lambda: Window(self.joined, ToldPush(self.joined)),
+            "window": lambda: WindowHolder(self.joined, push),
+            "window, told": lambda: WindowHolder(self.joined, ToldPush(self.joined)),
             "device": lambda: DeviceWindow(self.joined, self.copier()),
             "device and memory": lambda: DeviceWindow(self.joined, self.copier(1)),
             "device, own-step": lambda: DeviceOwnStep(self.joined, self.copier()),
@@ -127,8 +127,8 @@ class Case:
             "device and memory, replica": lambda: DeviceReplica(self.joined, self.copier(1), "gradients"),
             "device, replica, nothing pushed": lambda: DeviceReplica(self.joined, self.copier(), "nothing"),
             "own-step": lambda: OwnStep(self.joined, push),
-            "replica": lambda: Replica(self.joined, push),
-            "replica, nothing pushed": lambda: Replica(self.joined, NoPush()),
+            "replica": lambda: ReplicaHolder(self.joined, push),
+            "replica, nothing pushed": lambda: ReplicaHolder(self.joined, NoPush()),
         }[kind]()
         self.area = OWN if self.replica else 0
         """A push area of this worker's."""
@@ -649,19 +649,19 @@ def test_what_a_worker_holds_and_pushes_follows_from_the_protocol(protocol: str)
 @pytest.mark.parametrize(
     ("kind", "pushes", "made", "through"),
     [
-        ("window", "gradients", Window, AreaPush),
+        ("window", "gradients", WindowHolder, AreaPush),
         ("own-step", "updates", OwnStep, AreaPush),
-        ("replica", "gradients", Replica, AreaPush),
-        ("replica", "nothing", Replica, NoPush),
+        ("replica", "gradients", ReplicaHolder, AreaPush),
+        ("replica", "nothing", ReplicaHolder, NoPush),
     ],
 )
 def test_the_holder_is_what_the_run_says(kind: Any, pushes: Any, made: type[Holder], through: type[Any]) -> None:
-    case = Case("replica" if made is Replica else "window")
+    case = Case("replica" if made is ReplicaHolder else "window")
     before = case.link.averages
     holder: Any = holder_of(kind, pushes, case.joined)
     assert (type(holder), type(holder._push)) == (made, through)
     assert holder.keeps_state is (kind != "window")
-    assert case.link.averages - before == (made is Replica)
+    assert case.link.averages - before == (made is ReplicaHolder)
 
 
 @pytest.mark.parametrize("kind", ["window", "own-step", "replica"])

@@ -24,7 +24,7 @@ from paceline.ipc.messages.worker import Compute, Keep, MakeStep, StepFinished
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
-from paceline.training.link import Lease, Offer, Resumed, Started
+from paceline.training.link import Lease, Offer, ResumedWorker, Started
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from support.suites import each
@@ -96,7 +96,7 @@ class OneWorker:
             if replica:
                 self.store.restore_replicas({0: self.resume.folder / "replica"}, {0: 2})
             kept = unpack(self.resume.packing)
-            resumed = Resumed(epoch=self.resume.epoch, buffers=2 if replica else 0, kept=kept)
+            resumed = ResumedWorker(epoch=self.resume.epoch, buffers=2 if replica else 0, kept=kept)
         self.give()
         return Started(
             region=region, slots=slots, areas=areas, holder=self.kind, pushes="updates" if self.kind == "own-step"

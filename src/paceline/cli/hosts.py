@@ -121,7 +121,7 @@ class ThisMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class JoiningHosts:
     """Machines that join."""
 
     options: argparse.Namespace
@@ -203,7 +203,7 @@ def machines_join(options: argparse.Namespace) -> bool:
     return options.listen is not None or options.on is not None
 
 
-def named(options: argparse.Namespace) -> ThisMachine | Joining:
+def named(options: argparse.Namespace) -> ThisMachine | JoiningHosts:
     """Return where the hosts come from. Raises ConfigError, in one line, if ssh can't tell where a machine is."""
     if options.ssh is not None and options.on in (None, RAY):
         raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on ssh:")
@@ -212,11 +212,11 @@ def named(options: argparse.Namespace) -> ThisMachine | Joining:
     if not machines_join(options):
         return ThisMachine(options)
     if options.on is None:
-        return Joining(options, None, options.hosts)
+        return JoiningHosts(options, None, options.hosts)
     if options.on == RAY:
-        return Joining(options, _on_ray(options), options.hosts)
+        return JoiningHosts(options, _on_ray(options), options.hosts)
     on = _on(options)
-    return Joining(options, on, HowMany(1 + len(on.machines), 1 + len(on.machines)))
+    return JoiningHosts(options, on, HowMany(1 + len(on.machines), 1 + len(on.machines)))
 
 
 def name_of_host(text: str) -> str:

@@ -46,7 +46,7 @@ from paceline.ipc.loop import Alarm, Loop
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.ipc.zygote import AT_ONCE
 from paceline.job.interrupts import Interrupts
-from paceline.job.received_folder import Received, received
+from paceline.job.received_folder import ReceivedFolder, received
 from paceline.job.settings import Settings
 from paceline.job.settings_codec import packed, unpacked
 from paceline.net.control import Hello, HostEnd
@@ -212,7 +212,7 @@ class _Agent:
         address: Address,
         keys: Keys,
         company: Company,
-        received: Received,
+        received: ReceivedFolder,
         loop: Loop,
         mover: Mover,
         *,

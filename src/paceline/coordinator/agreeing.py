@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Agreements, Call, Value
@@ -30,7 +30,7 @@ class Agreeing:
         host: Host,
         ledger: Ledger,
         policy: RunPolicy,
-        clock: Clock,
+        clock: RunClock,
         happened: deque[Fact],
         output: WorkerOutput,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Clock:
+class RunClock:
     """Counts from the moment at which training began, so that imports and loading data do not count."""
 
     def __init__(self, now: Callable[[], float]) -> None:

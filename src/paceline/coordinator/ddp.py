@@ -94,7 +94,7 @@ class Shared(SharedOut):
     Each pass of torch's iterator is an epoch.
     """
 
-    def __init__(self, loader: DataLoader[Any], baseline: Worker) -> None:
+    def __init__(self, loader: DataLoader[Any], baseline: DdpWorker) -> None:
         super().__init__(loader)
         self._baseline = baseline
         self.sampler: DistributedSampler[Any] = DistributedSampler(
@@ -161,7 +161,7 @@ class Shared(SharedOut):
         return data
 
 
-class Worker:
+class DdpWorker:
     """One worker's training under DDP: what `prepare` calls, and what is measured."""
 
     def __init__(self, worker: int, settings: Settings, told: socket.socket) -> None:
@@ -427,7 +427,7 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
         interpreter.begin_as_a_process_of_its_own()
         devices.give(worker, settings.devices)
         torch.set_num_threads(settings.threads)
-        baseline = Worker(worker, settings, told)
+        baseline = DdpWorker(worker, settings, told)
         prepare.attach_baseline(baseline)
         seed_script(settings.seed)
         forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
@@ -25,7 +25,7 @@ class Departures:
         data: Data,
         timing: StepTiming,
         policy: RunPolicy,
-        clock: Clock,
+        clock: RunClock,
         happened: deque[Fact],
     ) -> None:
         self._members = members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import Members
 from paceline.display.progress import Shower, shower
@@ -30,7 +30,7 @@ class Display:
         evaluation: Evaluation,
         output: WorkerOutput,
         loop: Loop,
-        clock: Clock,
+        clock: RunClock,
     ) -> None:
         self._settings = settings
         self._members = members

@@ -23,7 +23,7 @@ GATHERING = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkedAgent:
     """An agent that is a fork of this process. It speaks for itself."""
 
     host: str
@@ -63,7 +63,8 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Rendezv
 
     head, *others = settings.scenario.placed(settings.workers).items()
     agents = {
-        host: Forked(host, fork_child(partial(body, host, len(workers))), settings.quiet) for host, workers in others
+        host: ForkedAgent(host, fork_child(partial(body, host, len(workers))), settings.quiet)
+        for host, workers in others
     }
     try:
         yield Rendezvous(

@@ -9,7 +9,6 @@ from paceline.core.phrases import listed
 from paceline.host.events import (
     AwaitsPlace,
     AwaitsVersion,
-    Brought,
     Computes,
     ComputesTaken,
     GroupAveraged,
@@ -23,6 +22,7 @@ from paceline.host.events import (
     SnapshotFileWritten,
     SnapshotSealed,
     Transferred,
+    VersionBrought,
     VersionCommitted,
     VersionNotFinite,
     VersionWritten,
@@ -53,7 +53,7 @@ def note(run_state: RunState, event: HostEvent) -> None:
             if fetcher is not None:
                 members[fetcher].transfers.append(("push", began, ended))
             run_state.journal.fetched(event)
-        case Brought(worker=worker, began=began, ended=ended):
+        case VersionBrought(worker=worker, began=began, ended=ended):
             members[worker].transfers.append(("pull", began, ended))
         case GroupAveraged(workers=workers, began=began, ended=ended):
             for worker in workers:

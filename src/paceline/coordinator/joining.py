@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
@@ -174,7 +174,7 @@ class Joining:
         versions: RecordedVersions,
         ledger: Ledger,
         policy: RunPolicy,
-        clock: Clock,
+        clock: RunClock,
         happened: deque[Fact],
         output: WorkerOutput,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 from paceline.errors import ConfigError, PacelineError
 from paceline.host.messages import HostOffer
 from paceline.ipc.loop import Loop
-from paceline.job.sent_folder import Sent
+from paceline.job.sent_folder import SentFolder
 from paceline.job.settings import Settings
 from paceline.launch.announced import PATIENCE, Announcement
 from paceline.net.handshake import Keys
@@ -27,7 +27,7 @@ Settle = Callable[[Mapping[str, HostOffer]], Settings]
 """Settles the run, once all hosts have said what they have. Raises ConfigError if they can't make it."""
 
 
-class Agent(Protocol):
+class AgentProcess(Protocol):
     """What the head knows of an agent that it has started, besides what that says over its connection."""
 
     def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
@@ -40,7 +40,7 @@ class Agent(Protocol):
         """Return what to raise if it has ended before its host came."""
 
 
-Launch = Callable[[Address, Token], AbstractContextManager[Mapping[str, Agent]]]
+Launch = Callable[[Address, Token], AbstractContextManager[Mapping[str, AgentProcess]]]
 """Starts agents, by host, that join the head, which listens there, with that token. Leaves none of them behind."""
 
 
@@ -66,11 +66,11 @@ class Rendezvous:
     """Workers of all hosts, at most, where hosts may come while others train. None: all come before."""
     threads: int | None
     """Of each worker; None: as its own host's cores allow."""
-    agents: Mapping[str, Agent] = field(default_factory=dict)
+    agents: Mapping[str, AgentProcess] = field(default_factory=dict)
     """By host: its agent, where the head has started them. Then no other hosts may come."""
     patience: float | None = None
     """Seconds that they have to come; None: as long as it takes."""
-    sent: Sent | None = None
+    sent: SentFolder | None = None
     """What they are sent; None: they have the script."""
     engine: str = ""
     """What has started the other hosts, where neither this head nor a person has."""
@@ -97,7 +97,7 @@ class Listen:
     """See `Rendezvous`."""
     launch: Launch | None = None
     """Has the hosts come. None: somebody else does."""
-    sent: Sent | None = None
+    sent: SentFolder | None = None
     """See `Rendezvous`."""
     announcement: Announcement | None = None
     """How hosts that an engine has started hear of this head. None: no engine has."""

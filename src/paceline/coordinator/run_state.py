@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.coordinator.adoption import Adopting
 from paceline.coordinator.agreeing import Agreeing
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import Data
 from paceline.coordinator.departures import Departures
 from paceline.coordinator.display import Display
@@ -75,7 +75,7 @@ class RunState:
         self.output = output
         self.loop = loop
         self.policy = policy
-        self.clock = Clock(policy.now)
+        self.clock = RunClock(policy.now)
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.member import Member
 from paceline.ipc import messages
 from paceline.records.journal import Journal
@@ -36,7 +36,7 @@ class _Finished(NamedTuple):
 class StepTiming:
     """Completes the times of each finished step, which lack the wait after it, and writes them down."""
 
-    def __init__(self, journal: Journal, clock: Clock, measures: bool) -> None:
+    def __init__(self, journal: Journal, clock: RunClock, measures: bool) -> None:
         """`measures`: whether times are written down as they were measured."""
         self._journal = journal
         self._clock = clock

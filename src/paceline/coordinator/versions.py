@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.coordinator.clock import Clock
+from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import Data
 from paceline.coordinator.edits import Edits
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
@@ -201,7 +201,7 @@ class Means(RecordedVersions):
     _of_replicas = True
 
     def __init__(
-        self, settings: Settings, host: Host, data: Data, edits: Edits, journal: Journal, clock: Clock
+        self, settings: Settings, host: Host, data: Data, edits: Edits, journal: Journal, clock: RunClock
     ) -> None:
         super().__init__(settings, host, data, edits, journal)
         self._clock = clock

@@ -56,7 +56,7 @@ class Shower(Protocol):
         """Show no more."""
 
 
-class Lines:
+class ProgressLines:
     """A line each, on standard error."""
 
     def __init__(self, output: WorkerOutput, every: float) -> None:
@@ -135,7 +135,7 @@ def shower(settings: Settings, output: WorkerOutput) -> Shower | None:
     if redraws(sys.stdout, sys.stderr):
         choice = settings.choice
         return Screen(output, brief(choice.spec, choice.parameters()), settings.folder)
-    return Lines(output, settings.progress)
+    return ProgressLines(output, settings.progress)
 
 
 def _takes_more(console: Console) -> bool:

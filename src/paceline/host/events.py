@@ -124,7 +124,7 @@ class Transferred:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class VersionBrought:
     """The worker has a version that its host has fetched in this time."""
 
     worker: int
@@ -233,7 +233,7 @@ HostEvent = (
     | StandInsCame
     | HostDrains
     | Transferred
-    | Brought
+    | VersionBrought
     | GroupAveraged
     | HandedOver
     | VersionCommitted

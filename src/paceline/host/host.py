@@ -30,12 +30,12 @@ from paceline.host.attachments import recorded_file, write_attached
 from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
-    Brought,
     Impossible,
     Prepared,
     ProcessLost,
     Report,
     Transferred,
+    VersionBrought,
     VersionWritten,
     WorkerEnded,
     WorkerSaid,
@@ -186,7 +186,7 @@ class LocalHost:
                 report,
                 away=self._away,
                 lost=self._never_comes,
-                brought=lambda worker, began, ended: report(Brought(worker, began, ended)),
+                brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
         self.arithmetic = StoreProcess(
             self.shelf,

@@ -24,13 +24,13 @@ from paceline.host.events import (
     Attached,
     Averaged,
     AwaitsPlace,
-    Brought,
     Computes,
     ComputesTaken,
     GivenUp,
     ProcessLost,
     Report,
     StandInsCame,
+    VersionBrought,
     WorkerEnded,
     WorkerSaid,
 )
@@ -268,7 +268,7 @@ class SeveralHosts:
             case host_messages.Taken(worker=worker, version=version):
                 if (fetched := self._fetched.get((name, version))) is not None:
                     began = max(fetched.began, self._made_at.get(version, fetched.began))
-                    self._report(Brought(worker, min(began, fetched.ended), fetched.ended))
+                    self._report(VersionBrought(worker, min(began, fetched.ended), fetched.ended))
                 if self._pulled.get(worker) == version:
                     del self._pulled[worker]
                     self._computes(worker, took=True)

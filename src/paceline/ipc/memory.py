@@ -79,7 +79,7 @@ class Region:
         """Get these bytes' pages now rather than during training, as huge ones where that can be.
 
         A first touch costs 70 ms for 100 MB in small pages and 36 in huge ones. Over huge pages a
-        `Window` moves in 0.1 ms rather than 6. An older kernel can't do this: pages come when first written.
+        `MappedWindow` moves in 0.1 ms rather than 6. An older kernel can't do this: pages come when first written.
         """
         first, last = -(-(self.address + start) // HUGE) * HUGE, (self.address + stop) // HUGE * HUGE
         if last > first:
@@ -144,7 +144,7 @@ class Mapping:
         ctypes.memmove(self._address, self._source, self._size)
 
 
-class Window:
+class MappedWindow:
     """A place in this process's memory, always the same, that shows one part of a region or another.
 
     What is written here stays here: no other process sees it, and it is gone when the window moves. Tensors over

@@ -20,7 +20,7 @@ Mark = tuple[int, int, int]
 """What of a file changes if it is written or replaced."""
 
 
-class Received:
+class ReceivedFolder:
     """What arrives for one host. What is whole is unpacked, and is there for the host's next incarnations, too."""
 
     def __init__(self, below: Path) -> None:
@@ -110,9 +110,9 @@ class Received:
 
 
 @contextmanager
-def received(below: Path) -> Iterator[Received]:
+def received(below: Path) -> Iterator[ReceivedFolder]:
     """Yield where folders arrive that the head sends. At the end they are removed."""
-    folders = Received(below)
+    folders = ReceivedFolder(below)
     try:
         yield folders
     finally:

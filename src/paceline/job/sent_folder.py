@@ -31,7 +31,7 @@ PART = 60 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentFolder:
     """What a head sends to hosts."""
 
     folder: Folder
@@ -44,7 +44,7 @@ class Sent:
         return FolderPart(at, self.packed[at : at + PART])
 
 
-def to_send(folder: Path, script: Path) -> Sent:
+def to_send(folder: Path, script: Path) -> SentFolder:
     """Return what hosts are sent of that folder, which has the script. Raises ConfigError, in one line.
 
     Paths that lead from the working directory into the folder do so on other hosts, too. If it is elsewhere, workers
@@ -63,7 +63,7 @@ def to_send(folder: Path, script: Path) -> Sent:
     here = here if here.is_relative_to(place) else root
     at, directory = (str(path.relative_to(place)) for path in (root, here))
     sha256 = hashlib.sha256(packed).digest()
-    return Sent(Folder(len(packed), sha256, at, directory), os.path.relpath(named, here), packed)
+    return SentFolder(Folder(len(packed), sha256, at, directory), os.path.relpath(named, here), packed)
 
 
 def pack(folder: Path) -> bytes:

@@ -78,18 +78,18 @@ class RayAgent:
         self.watched: Callable[[Loop], None] = lambda loop: None
 
     def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
-        """See `coordinator.rendezvous.Agent`."""
+        """See `coordinator.rendezvous.AgentProcess`."""
         self._ended = ended
         self.watched(loop)
 
     def came(self, show: Callable[[str], object]) -> None:
-        """See `coordinator.rendezvous.Agent`. What is printed there has the host's name before each line."""
+        """See `coordinator.rendezvous.AgentProcess`. What is printed there has the host's name before each line."""
         self._show, held, self._held = show, self._held, []
         for line in held:
             show(f"{self.name}: {line}")
 
     def failure(self, show: Callable[[str], object]) -> ConfigError:
-        """See `coordinator.rendezvous.Agent`."""
+        """See `coordinator.rendezvous.AgentProcess`."""
         last = self._held.pop() if self._held else ""
         self.came(show)
         return ConfigError(f"host {self.name}: {last or self.ended}")

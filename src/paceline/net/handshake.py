@@ -14,7 +14,7 @@ A proof takes a key that follows from the token. Both sides draw random bytes fo
 what they have heard once. The two proofs differ, so none can be thrown back. A side that can't go on says why in one
 line. All frames have one size, and not a byte after them is read: a `Stream` goes on from there.
 
-Each side is a generator that never waits. It yields what it waits for, and returns the socket. `Opening` drives it.
+Each side is a generator that never waits. It yields what it waits for, and returns the socket. `Handshake` drives it.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def welcomes(answered: Answered, keys: Keys, serves: Callable[[str], bool]) -> S
         raise
 
 
-class Opening(Generic[T]):
+class Handshake(Generic[T]):
     """Drives one side of an opening in the loop. It tells `opened` or `failed`, once, unless it is closed before."""
 
     def __init__(
@@ -276,10 +276,10 @@ def dial(
     *,
     opened: Callable[[Any], object],
     failed: Callable[[str, bool], object],
-) -> Opening[Opened]:
-    """Open a connection to that address. Raises OSError where that fails at once. See `Opening`."""
+) -> Handshake[Opened]:
+    """Open a connection to that address. Raises OSError where that fails at once. See `Handshake`."""
     side = dials(loop.dial(address), keys, purpose)
-    return Opening(side, loop, opened=lambda one: opened(one.end), failed=failed)
+    return Handshake(side, loop, opened=lambda one: opened(one.end), failed=failed)
 
 
 # --- frames -------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from paceline.net.control import (
     Outcome,
     Write,
 )
-from paceline.net.handshake import Keys, Opening, dial
+from paceline.net.handshake import Handshake, Keys, dial
 from paceline.net.listener import HostListener
 from paceline.net.numbered import LONGEST_SAID, MOST_KEPT
 from paceline.net.tcp import Address, Lines, Stream, peer_of, told
@@ -107,7 +107,7 @@ class _Link(ABC):
         self._loop = loop
         self._timeout = timeout
         self._lines = lines
-        self._streams: dict[int, Stream | Opening[Any]] = {}
+        self._streams: dict[int, Stream | Handshake[Any]] = {}
         self._outcome: deque[Any] = deque()
         self._unwritten: dict[int, list[bytes]] = {}
         """By connection: what is written before the loop waits. One write costs more than many messages in it."""

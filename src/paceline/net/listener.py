@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from paceline.ipc.loop import Alarm, Loop
 from paceline.net.control import HANDSHAKE
-from paceline.net.handshake import Answered, Keys, Opening, Side, challenges, welcomes
+from paceline.net.handshake import Answered, Handshake, Keys, Side, challenges, welcomes
 from paceline.net.tcp import Address, Lines, Listener, peer_of, shown
 
 MOST_STRANGERS = 128
@@ -60,7 +60,7 @@ class HostListener:
         self._lines = Lines(show, loop.now)
         self._serves: dict[str, Callable[[Any], object]] = {}
         self._hands_over: dict[str, Callable[[Answered], object]] = {}
-        self._waiting: dict[Opening[Any], _Waiting] = {}
+        self._waiting: dict[Handshake[Any], _Waiting] = {}
         """Those that came first are the first."""
         self._known: set[str | bytes] = set()
         """Networks of hosts. Strangers from elsewhere don't take their places."""
@@ -118,7 +118,7 @@ class HostListener:
             del self._waiting[opening]
             then(one)
 
-        opening: Opening[T] = Opening(
+        opening: Handshake[T] = Handshake(
             side,
             self._loop,
             opened=opened,
@@ -127,12 +127,12 @@ class HostListener:
         self._waiting[opening] = _Waiting(self._loop.now(), peer, where)
         self._alarm.set(self._loop.now() + HANDSHAKE)
 
-    def _failed(self, one: Opening[Any], why: str) -> None:
+    def _failed(self, one: Handshake[Any], why: str) -> None:
         known = self._waiting.pop(one)
         if why:
             self._lines.show(f"connection from {known.peer} refused: {why}")
 
-    def _close(self, one: Opening[Any], why: str) -> None:
+    def _close(self, one: Handshake[Any], why: str) -> None:
         one.close()
         self._failed(one, why)
 

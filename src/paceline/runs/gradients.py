@@ -39,7 +39,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Real ones, as `sim.world.Training` has them."""
+    """Real ones, as `sim.world.SimulatedTraining` has them."""
 
     workers: Director
     work: int | None

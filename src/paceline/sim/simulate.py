@@ -21,7 +21,7 @@ from paceline.scenario.group_links import assumed
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import to_plain
 from paceline.sim.costs import Costs, ScenarioCosts
-from paceline.sim.world import Dealt, Endless, Limit, Training, World
+from paceline.sim.world import Dealt, Endless, Limit, SimulatedTraining, World
 from paceline.version import __version__
 
 Progress = Callable[[float, int, int], None]
@@ -158,7 +158,7 @@ def simulate(
 
 def play(
     simulation: Simulation,
-    training: Training,
+    training: SimulatedTraining,
     journal: Journal,
     progress: Progress | None = None,
     *,
@@ -199,7 +199,7 @@ def never_came(simulation: Simulation, world: World) -> list[str]:
 
 def world_of(
     simulation: Simulation,
-    training: Training,
+    training: SimulatedTraining,
     journal: Journal,
     progress: Progress | None = None,
     stop: Stop | None = None,
@@ -221,7 +221,7 @@ def world_of(
     )
 
 
-def training_of(simulation: Simulation) -> Training:
+def training_of(simulation: Simulation) -> SimulatedTraining:
     """Steps that consist of nothing."""
     batch, data, limit = simulation.batch, simulation.data, simulation.limit.steps
     if data is not None:

@@ -53,7 +53,7 @@ from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Costs
 
 
-class Training(Protocol):
+class SimulatedTraining(Protocol):
     """What steps consist of, which takes no virtual time: nothing, or a script's real gradients."""
 
     @property
@@ -96,17 +96,17 @@ class Endless:
     """Samples in each step."""
 
     def carry_out(self, order: Order, at: float) -> None:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
 
     def amount(self, worker: int, step: int) -> Amount:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
         return Amount(self.size)
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
 
 
 @dataclass(slots=True)
@@ -120,22 +120,22 @@ class Dealt:
     """How many steps there is still data for."""
 
     def carry_out(self, order: Order, at: float) -> None:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
         if isinstance(order, DropUpdate) and order.samples == "return":
             self.left_over += 1
 
     def amount(self, worker: int, step: int) -> Amount:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
         if not self.left_over:
             raise NoData
         self.left_over -= 1
         return Amount(self.size)
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
-        """See `Training`."""
+        """See `SimulatedTraining`."""
         self.left_over += untold is not None
 
 
@@ -154,7 +154,7 @@ class Limit:
 
 
 @dataclass(slots=True)
-class Worker:
+class SimulatedWorker:
     """One worker, while it is here."""
 
     step: int
@@ -223,7 +223,7 @@ class World:
         workers: int,
         *,
         costs: Costs,
-        training: Training,
+        training: SimulatedTraining,
         limit: Limit,
         journal: Journal,
         message: int = 0,
@@ -262,7 +262,7 @@ class World:
         self._traffic = HostTraffic.of(scenario, workers, begins.version)
         self._group_links = GroupLinks.of(scenario, workers)
         self._message = network.message if network is not None and network.message is not None else message
-        self._workers = {worker: Worker(step - 1) for worker, _, step in begins.members}
+        self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
         """By worker that has left: its last step."""
         self._kills = {
@@ -283,7 +283,7 @@ class World:
         """Releases that workers are to be told of, the first at present: the seconds that each takes, what follows."""
         self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
         """A way whose flows are work, in seconds of one core; None: each job has a core of its own."""
-        self._jobs: dict[int, tuple[Worker | None, Event]] = {}
+        self._jobs: dict[int, tuple[SimulatedWorker | None, Event]] = {}
         """By number of a job that shares the cores: its worker, and the event at its end."""
         self._groups: dict[int, _Group] = {}
         self._killed: list[Kill] = []
@@ -363,7 +363,7 @@ class World:
         self._numbers += 1
         heappush(self._events, (at, self._numbers, event))
 
-    def _work(self, worker: Worker | None, seconds: float, event: Event) -> None:
+    def _work(self, worker: SimulatedWorker | None, seconds: float, event: Event) -> None:
         """Call the event when so much work is done. If cores are shared, a worker that leaves takes its work along."""
         if self._cores is None:
             self._at(self.now + seconds, event)
@@ -495,7 +495,7 @@ class World:
         else:
             self._compute(number, worker, amount, self.now, 0.0)
 
-    def _compute(self, number: int, worker: Worker, amount: Amount, since: float, own: float) -> None:
+    def _compute(self, number: int, worker: SimulatedWorker, amount: Amount, since: float, own: float) -> None:
         """It is ready to, after what took since then, of which that share was its own work."""
         if self._workers.get(number) is not worker:  # it has left meanwhile, and may be back
             return
@@ -516,7 +516,7 @@ class World:
 
         self._work(worker, works, sleep)
 
-    def _computed(self, number: int, worker: Worker, amount: Amount) -> Fact | None:
+    def _computed(self, number: int, worker: SimulatedWorker, amount: Amount) -> Fact | None:
         """The worker's gradient is there."""
         if self._workers.get(number) is not worker:
             return None
@@ -527,7 +527,7 @@ class World:
         self._work(worker, after.seconds, lambda: self._ready(number, worker, amount, since, after.own_share))
         return None
 
-    def _ready(self, number: int, worker: Worker, amount: Amount, since: float, own: float) -> Fact | None:
+    def _ready(self, number: int, worker: SimulatedWorker, amount: Amount, since: float, own: float) -> Fact | None:
         """Its gradient is told of, after what took since then, of which that share was its own work."""
         if self._workers.get(number) is not worker:
             return None
@@ -547,7 +547,7 @@ class World:
             if worker.declined:
                 self._leave_if_through(number, worker)
 
-    def _tell_times(self, number: int, worker: Worker, until: float) -> None:
+    def _tell_times(self, number: int, worker: SimulatedWorker, until: float) -> None:
         """Where its last step's time went, until the next step's own time began, or until the worker left."""
         if worker.ended is None:
             return
@@ -698,7 +698,7 @@ class World:
 
     # --- who is here ----------------------------------------------------------------------------------
 
-    def _leave_if_through(self, number: int, worker: Worker) -> None:
+    def _leave_if_through(self, number: int, worker: SimulatedWorker) -> None:
         """The worker has no data left. It leaves once its last update is no longer on its way."""
         if not worker.on_the_way:
             here = self._workers
@@ -740,7 +740,7 @@ class World:
         self._joins.append(kill)
         number = kill.worker
         step = self._used[number] + 1
-        self._workers[number] = Worker(step - 1)
+        self._workers[number] = SimulatedWorker(step - 1)
         del self.left[number]
         joined = WorkerJoined(worker=number, host=self._hosts[number], step=step, at=self.now)
         self._training.told(joined)

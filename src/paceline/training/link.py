@@ -59,7 +59,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class ResumedWorker:
     """Where a worker goes on, in a run that goes on from a snapshot."""
 
     epoch: int
@@ -86,7 +86,7 @@ class Started:
     """Whether the run is to be told of gradients while autograd makes others. See `Link.accumulated`."""
     place: int = 0
     """Where the parameters lie that it begins with. See `holders.holder.Holder`."""
-    resumed: Resumed | None = None
+    resumed: ResumedWorker | None = None
     """None unless the run goes on from a snapshot, or has begun without this worker."""
     joins: bool = False
     """Whether it has begun without this worker, which takes part from its first step on."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.ipc.memory import Region, Window
+from paceline.ipc.memory import MappedWindow, Region
 from paceline.training.layout import Entry
 
 
@@ -33,7 +33,7 @@ class Windowed:
         self._entries = entries
         self._tensors = tensors
         self._region = region
-        self._window = Window(region, size)
+        self._window = MappedWindow(region, size)
         self._start = 0
         self._versions: list[int] = []
         self._addresses: list[int] = []

@@ -30,7 +30,7 @@ from paceline.training.checksums import checksum
 from paceline.training.clipping import Clip
 from paceline.training.holders.choice import holder_of
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Link, Resumed, Started, TakenUp
+from paceline.training.link import Link, ResumedWorker, Started, TakenUp
 from paceline.training.loop import EpochLoop
 from paceline.training.non_optimized import NonOptimized
 from paceline.training.other_training import OtherTraining
@@ -83,7 +83,7 @@ class Session:
         self._remarked: set[str] = set()
         self._shown_by: HolderKind = "window"
         self._told_lost = False
-        self.resumed: Resumed | None = None
+        self.resumed: ResumedWorker | None = None
         """What the run goes on with; None if it began here."""
         self.epoch = 0
         """The epoch that the script is in; after a loop's end, the next one."""

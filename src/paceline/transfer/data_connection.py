@@ -36,7 +36,7 @@ from paceline.net.control import (
     Refused,
     one_line,
 )
-from paceline.net.handshake import Keys, Opened, Opening, dial
+from paceline.net.handshake import Handshake, Keys, Opened, dial
 from paceline.net.listener import HostListener
 from paceline.net.numbered import Frame, written
 from paceline.net.tcp import AT_ONCE, Address, Lines, Stream
@@ -514,7 +514,7 @@ class Dialler:
         self._hello = hello
         self._timeout = timeout
         self._lines = Lines(show, loop.now)
-        self._connection: _Connection | Opening[Opened] | None = None
+        self._connection: _Connection | Handshake[Opened] | None = None
         """One over which hello is still to be said."""
         self._opened_at: float | None = None
         self._pause = SHORTEST_PAUSE
@@ -570,7 +570,7 @@ class Dialler:
         self._connection, self._opened_at = None, self._loop.now()
         connection.open(self._bulk, self._hello.incarnation)
 
-    def _overdue(self, connection: _Connection | Opening[Opened]) -> None:
+    def _overdue(self, connection: _Connection | Handshake[Opened]) -> None:
         if connection is self._connection:
             connection.close()
             self._again()

@@ -30,7 +30,7 @@ LATE = 0.05
 """Seconds. The loop may write a part so late, and the next ones make up for it."""
 
 
-class Bucket:
+class TokenBucket:
     """One way of a link. Bytes pass it one after the other, no faster than its bandwidth."""
 
     def __init__(self, bandwidth: float | None) -> None:
@@ -52,7 +52,7 @@ class EmulatedLink:
         self.loop = loop
         self._tables = {table.name: table for table in scenario.host_tables}
         self.own = self._tables[host]
-        self.outward, self.inward = Bucket(self.own.bandwidth), Bucket(self.own.bandwidth)
+        self.outward, self.inward = TokenBucket(self.own.bandwidth), TokenBucket(self.own.bandwidth)
         self.weight = 1.0
         """How many bytes each byte counts as."""
         self._message = None if scenario.network is None else scenario.network.message
@@ -90,7 +90,7 @@ class EmulatedExchange(PeerExchange):
         super().__init__(peer, news)
         self._link = link
         self._latency = link.own.latency + there.latency
-        self._takes = Bucket(there.bandwidth)
+        self._takes = TokenBucket(there.bandwidth)
         """What the other host takes. It may take less, from others as well, which it sees to itself."""
         self._small: set[int] = set()
         """Requests of the other host that take no time."""

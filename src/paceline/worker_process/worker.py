@@ -48,7 +48,7 @@ from paceline.training.link import (
     Evaluate,
     Lease,
     Offer,
-    Resumed,
+    ResumedWorker,
     Started,
     TakenUp,
 )
@@ -233,7 +233,7 @@ class WorkerLink:
                     resumed = None
                     if begin.resumed is not None:
                         kept = unpack(attached(descriptors.pop())) if begin.resumed.kept else None
-                        resumed = Resumed(epoch=begin.resumed.epoch, buffers=begin.resumed.buffers, kept=kept)
+                        resumed = ResumedWorker(epoch=begin.resumed.epoch, buffers=begin.resumed.buffers, kept=kept)
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
                     if begin.joins:

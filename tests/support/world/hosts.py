@@ -12,7 +12,7 @@ from paceline.coordinator.agent import LET_IN, PAUSE, _Agent
 from paceline.host.message_validation import MessageValidation
 from paceline.host.workers import Process, Workers
 from paceline.ipc import messages
-from paceline.job.received_folder import Received
+from paceline.job.received_folder import ReceivedFolder
 from paceline.net.handshake import Keys
 from paceline.transfer.movers import InLoop
 from support.world import insides
@@ -234,7 +234,7 @@ class Agent:
     def _take_part(self, patience: float) -> None:
         assert self._meets is not None
         mover = InLoop(self.loop, self._meets[1], self._say)
-        told = self._company, Received(Path("nowhere")), self.loop, mover
+        told = self._company, ReceivedFolder(Path("nowhere")), self.loop, mover
         self.agent = WorldAgent(self.name, self._brings, *self._meets, *told, say=self._say, patience=patience)
 
     def _company(self, *_: object) -> Workers:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.emulated import GATHERING, Forked
+from paceline.coordinator.emulated import GATHERING, ForkedAgent
 from paceline.coordinator.host_registry import HostRegistry
 from paceline.coordinator.rendezvous import Rendezvous
 from paceline.coordinator.run_policy import RunPolicy
@@ -176,7 +176,7 @@ class World:
             settle=lambda came: settings,
             least=settings.hosts,
             threads=settings.threads,
-            agents={name: Forked(name, agent.process, quiet=True) for name, agent in self.agents.items()},
+            agents={name: ForkedAgent(name, agent.process, quiet=True) for name, agent in self.agents.items()},
             patience=GATHERING,
         )
         others = self.others = HostRegistry(settings, meeting, stand_in, output)

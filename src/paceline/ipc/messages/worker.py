@@ -454,7 +454,7 @@ class ForkStore(Message):
 
 
 class Resumed(msgspec.Struct, array_like=True):
-    """Where a worker goes on, in a run that goes on from a snapshot. See `training.link.Resumed`."""
+    """Where a worker goes on, in a run that goes on from a snapshot. See `training.link.ResumedWorker`."""
 
     epoch: int
     buffers: int | None

@@ -10,8 +10,8 @@ from paceline.training.copier import Copier
 from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
-from paceline.training.holders.replica import Replica
-from paceline.training.holders.window import Window
+from paceline.training.holders.replica import ReplicaHolder
+from paceline.training.holders.window import WindowHolder
 from paceline.training.push import AreaPush, NoPush
 from paceline.training.told import ToldPush
 from paceline.training.training_context import TrainingContext
@@ -24,13 +24,13 @@ def holder_of(kind: HolderKind, pushes: Pushes, joined: TrainingContext, *, tell
         return _on_device(kind, pushes, joined, Copier(joined, device))
     match kind:
         case "window":
-            return Window(
+            return WindowHolder(
                 joined, ToldPush(joined) if tells and ToldPush.pays(joined.places.layout) else AreaPush(joined)
             )
         case "own-step":
             return OwnStep(joined, AreaPush(joined))
         case "replica":
-            return Replica(joined, NoPush() if pushes == "nothing" else AreaPush(joined))
+            return ReplicaHolder(joined, NoPush() if pushes == "nothing" else AreaPush(joined))
         case _:
             assert_never(kind)
 

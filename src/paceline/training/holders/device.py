@@ -14,8 +14,8 @@ from paceline.training.copier import Arena, Copier
 from paceline.training.device_parameters import DeviceParameters
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.own_step import Steps
-from paceline.training.holders.replica import Replica
-from paceline.training.holders.window import Window
+from paceline.training.holders.replica import ReplicaHolder
+from paceline.training.holders.window import WindowHolder
 from paceline.training.layout import PushArea
 from paceline.training.push import NoPush
 from paceline.training.training_context import TrainingContext
@@ -35,7 +35,7 @@ class _OnDevice:
         return self._copier.seconds()
 
 
-class DeviceWindow(_OnDevice, Window):
+class DeviceWindow(_OnDevice, WindowHolder):
     """Shows versions of the store in copies. Pushes gradients."""
 
     def __init__(self, joined: TrainingContext, copier: Copier) -> None:
@@ -77,7 +77,7 @@ class DeviceOwnStep(_OnDevice, Steps):
         self._mirror.place_again()
 
 
-class DeviceReplica(_OnDevice, Replica):
+class DeviceReplica(_OnDevice, ReplicaHolder):
     """Owns a replica on the device, and has a copy of it in an area that all map, where groups average.
 
     Where gradients are averaged nobody but this worker writes to its areas, so what is on the device is not brought
@@ -122,7 +122,7 @@ class DeviceReplica(_OnDevice, Replica):
         self._held = self._stepped_into = target
 
     def _not_finite(self, values: list[Tensor]) -> int | None:
-        """See `Replica`. The device is asked once about all that is there, and some may be in memory."""
+        """See `ReplicaHolder`. The device is asked once about all that is there, and some may be in memory."""
         found: list[int] = []
         for device in {value.device for value in values}:
             places = [place for place, value in enumerate(values) if value.device == device and value.numel()]

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from paceline.ipc.memory import Region
 from paceline.training.holders.stepping import Stepping
-from paceline.training.holders.stored import Stored
+from paceline.training.holders.stored import StoredHolder
 from paceline.training.parameter_views import Windowed, same_bytes
 from paceline.training.push import UpdatePush
 from paceline.training.training_context import TrainingContext
 
 
-class Steps(Stored):
+class Steps(StoredHolder):
     """Pushes updates: what the worker's own optimizer subtracts from its own parameters.
 
     These are a version of the store's, less what this worker pushed and that version lacks.
@@ -34,7 +34,7 @@ class Steps(Stored):
 
     @contextmanager
     def showing(self, slot: int) -> Iterator[None]:
-        """See `Stored`. What is shown may have gone on from a version by updates that are gone: it is put aside."""
+        """See `StoredHolder`. What is shown may have gone on by updates that are gone since: it is put aside."""
         with torch.no_grad():
             before = [value.clone() for value in self._values]
             torch._foreach_copy_(self._values, self.joined.places.slot(slot))

@@ -19,7 +19,7 @@ from paceline.training.push import GradientPush
 from paceline.training.training_context import TrainingContext
 
 
-class Replica(Holder):
+class ReplicaHolder(Holder):
     """Shows the replica as it was at the last release, in a window over its area. Groups average beside it.
 
     A step goes from one area to another, or stays in one. Areas are numbered as `Places.push_area` numbers them.

@@ -13,7 +13,7 @@ from paceline.training.push import Push
 from paceline.training.training_context import TrainingContext
 
 
-class Stored(Holder):
+class StoredHolder(Holder):
     """Shows versions that lie in slots, and pushes what the store makes the next ones of."""
 
     def __init__(self, joined: TrainingContext, push: Push) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from paceline.training.holders.stored import Stored
+from paceline.training.holders.stored import StoredHolder
 from paceline.training.parameter_views import ParameterViews, Windowed
 from paceline.training.push import GradientPush
 from paceline.training.training_context import TrainingContext
 
 
-class Window(Stored):
+class WindowHolder(StoredHolder):
     """Shows versions through a window that moves from slot to slot, so a pull copies no byte. Pushes gradients."""
 
     keeps_state = False
@@ -31,7 +31,7 @@ class Window(Stored):
 
     @contextmanager
     def showing(self, slot: int) -> Iterator[None]:
-        """See `Stored`."""
+        """See `StoredHolder`."""
         before = self._place
         if slot == before:
             yield
