@@ -43,6 +43,7 @@ from paceline.ipc import messages
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
 from paceline.transfer.fetcher import RemoteFetcher
+from paceline.transfer.item_names import summand_of
 from paceline.transfer.manager import TransferManager
 from support.seeded_network import Blocked, Killed, Slow
 from support.suites import each
@@ -241,14 +242,14 @@ def a_version_is_let_go_while_its_worker_may_compute_on_it_again(patch: Patch) -
 
 
 def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
-    made = SeveralHosts._made
+    made = SeveralHosts.made
 
     def frees(self: SeveralHosts, version: int) -> None:
         made(self, version)
         if self._head.others is not None:
             self._head.others.freed(version - 1)
 
-    patch.setattr(SeveralHosts, "_made", frees)
+    patch.setattr(SeveralHosts, "made", frees)
 
 
 def a_version_counts_as_made_before_its_last_range(patch: Patch) -> None:
@@ -288,14 +289,15 @@ def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
 
 
 def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
-    stored = Branch.stored
+    of_range = Branch._of_range
 
-    def let_go(self: Branch, item: Any) -> None:
-        assert self._ranges is not None
-        self._ranges.comes_no_more(item, whole=False)
-        stored(self, item)
+    def let_go(self: Branch, event: host_messages.OfShard) -> None:
+        if isinstance(event, host_messages.Stored):
+            assert self._ranges is not None
+            self._ranges.comes_no_more(summand_of(event.item), whole=False)
+        of_range(self, event)
 
-    patch.setattr(Branch, "stored", let_go)
+    patch.setattr(Branch, "_of_range", let_go)
 
 
 def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
@@ -420,7 +422,7 @@ def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
     fetch = RemoteFetcher.fetch
 
     def fetched(self: RemoteFetcher, worker: int, item: Any, then: Any) -> None:
-        fetch(self, worker, item, then) if not isinstance(item, Buffers) else self._local.fetch(worker, item, then)
+        fetch(self, worker, item, then) if not isinstance(item, Buffers) else self._ends(then)
 
     patch.setattr(RemoteFetcher, "fetch", fetched)
 
