@@ -230,3 +230,11 @@ def test_of_an_update_nothing_is_brought_that_lies_behind_its_buffers() -> None:
     several: Any = company.host
     assert several.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
     assert SIZE + OFFER.flags_bytes + OFFER.buffers_bytes < OFFER.push_bytes
+
+
+def test_nothing_is_expected_of_a_step_that_its_worker_has_declined() -> None:
+    company = Case().company
+    company.crew.hear(0, messages.worker.Declined(0, paused=True))
+    company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
+    assert company.head._carrier is not None
+    assert (company.head._carrier.pending(), company.agent._carrier._serves._all()) == ([], [])

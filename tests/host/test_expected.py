@@ -124,3 +124,25 @@ def test_all_that_fetch_an_item_hear_that_it_is_lost_and_only_the_last_cancels()
     case.carrier.ended("b", "it is silent")
     case.items.free.assert_called_once_with(ITEM, False)
     assert (lost, case.carrier.pending()) == ([1, 3], [])
+
+
+def test_whoever_hears_that_an_item_is_lost_may_cancel_another_that_is_lost_with_it() -> None:
+    case = Case()
+    case.lost.side_effect = lambda why: case.carrier.cancel(("second", 1))
+    second = Mock()
+    case.fetches()
+    case.carrier.fetch(Update(1, 1), ("second", 1), second, second)
+    case.carrier.ended("b", "it is gone")
+    case.lost.assert_called_once_with("it is gone")
+    assert not second.called
+
+
+def test_a_carrier_closes_though_an_error_has_left_orders_undone() -> None:
+    case = Case()
+    case.items.fetched.side_effect = OSError("no space left on device")
+    case.fetches()
+    case.comes(1, 2.0)
+    with pytest.raises(OSError, match="no space"):
+        case.comes(2, 3.0)
+    case.carrier.close()
+    case.carrier.disconnected(OTHER)

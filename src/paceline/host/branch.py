@@ -357,7 +357,7 @@ class Branch:
         """Tell the worker that, with what comes along."""
         if self._replicas is not None:
             message = self._replicas.told(message)
-        if isinstance(message, messages.worker.HandOver):  # see `Joins`
+        if isinstance(message, messages.worker.HandOver):  # see `JoinHandover`
             self.releases.after(worker, partial(self._workers.send, worker, message))
             return
         if attached is None:

@@ -867,8 +867,10 @@ class LocalHost:
 
     def _drop(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
+        # while the update has its place, to which some of it may be on its way
+        if self._early is not None:
+            self._early.dropped(Update(worker, step))
         if self.others is not None:
-            # while the update has its place, to which some of it may be on its way
             self.others.dropped(Update(worker, step))
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)

@@ -12,7 +12,7 @@ MOST = 8
 
 
 class LogForwarding:
-    """Takes the place of `Output` at such a host. The head tells of each piece that it has kept it.
+    """Takes the place of `WorkerOutput` at such a host. The head tells of each piece that it has kept it.
 
     While as many pieces as may be are on their way, no more is read. So what a worker prints without end stays in its
     pipe, and the worker waits, as for a slow terminal.

@@ -87,6 +87,10 @@ class Early:
         if self._others is not None and self._others.hosts:
             self._others.expect(update)
 
+    def dropped(self, update: Update) -> None:
+        """No version will have that update: what there is of it is not brought here any more."""
+        self._fetcher.forget(update)
+
     def withdrawn(self, worker: int, step: int) -> None:
         """The worker has changed what was told of that step: nothing that came of it counts."""
         update = Update(worker, step)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Versions(Protocol):
-    """What is known of versions where workers are. See `Commits`, where the store is, and `Elsewhere`."""
+    """What is known of versions where workers are. See `CommitQueue`, where the store is, and `Elsewhere`."""
 
     @property
     def newest(self) -> int:

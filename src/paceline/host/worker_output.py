@@ -34,7 +34,7 @@ class WorkerOutput:
     """Our own lines go to standard error. Workers' lines go to their logs, and are shown if asked for."""
 
     full = False
-    """Whether no more is to be read of what workers print, for now. See `Outward`."""
+    """Whether no more is to be read of what workers print, for now. See `LogForwarding`."""
 
     def __init__(
         self,

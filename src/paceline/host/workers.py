@@ -43,7 +43,7 @@ class Process:
 
 
 class Prints(Protocol):
-    """Who takes what workers print. See `Output` and `Outward`."""
+    """Who takes what workers print. See `WorkerOutput` and `LogForwarding`."""
 
     @property
     def full(self) -> bool:

@@ -5,7 +5,7 @@ workers want it, and an update goes from its host to the head once. What is on t
 training begins with is on all hosts from the beginning. How fast things move is up to `host_links`. Orders and other
 small messages take no time.
 
-That this is what moves is ours, as `transfer.remote_fetcher` does it.
+That this is what moves is ours, as `transfer.fetcher` does it.
 """
 
 from __future__ import annotations

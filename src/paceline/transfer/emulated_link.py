@@ -112,7 +112,9 @@ class EmulatedExchange(PeerExchange):
 
     def send(self, request: int, span: Span) -> None:
         """See `PeerExchange`. The first byte waits for the latency, so that the last one comes so much later."""
-        if request not in self._small:
+        if request in self._small:
+            self._small.remove(request)
+        else:
             self._may_begin[request] = self._link.loop.now() + self._latency
         super().send(request, span)
 

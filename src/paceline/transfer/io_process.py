@@ -1,7 +1,7 @@
 """The process that moves bytes of items for a host. It has the host's connections for data, and maps its memory.
 
-    the host's Carrier                       this process
-    Ask, Send, with the bytes' span   ───►   Bulk, Dialler, Port    ◄───►  other hosts
+    the host's TransferManager               this process
+    Ask, Send, with the bytes' span   ───►   PeerExchange, Dialler, Port    ◄───►  other hosts
     Came, Asked, Sent                 ◄───
 
 What the bytes are, and who wants them, the host alone knows. So orders and beats go on while bytes are encrypted and

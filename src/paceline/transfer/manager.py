@@ -188,6 +188,7 @@ class TransferManager:
         self._wants.clear()
         self._newest.clear()
         self._late.clear()
+        self._orders.clear()  # something may have been raised in the midst of them
         for pipe in self._pipes.values():
             pipe.end()
 
@@ -377,7 +378,8 @@ class TransferManager:
             case Arrived(number):
                 self._arrived(self._wants[number])
             case Lost(number, why):
-                self._lose(self._wants[number], why)
+                if number in self._wants:  # else all who waited have left, as they heard of another loss
+                    self._lose(self._wants[number], why)
             case Claim(named, owner):
                 self._items.claim(named.item, owner)
             case Release(named, owner):

@@ -30,7 +30,7 @@ class Makers(Protocol):
     def begin(self, group: Group) -> set[str]:
         """Have the group average.
 
-        Return the hosts that do: `GroupAverages.made` or `GroupAverages.given_up` tells of each.
+        Return the hosts that do: `GroupAverages.has_made` is told of each.
         """
 
     def drop(self, number: int) -> None:

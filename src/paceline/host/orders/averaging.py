@@ -127,7 +127,7 @@ class Averaging:
         """`name`: this host's. `carrier`: None if there is no other host: all parts of a group are made here then.
 
         `give_up(worker, why)` ends a worker that can't go on. `offer()`: what scripts have brought to `prepare`. For
-        `deaths_are_told` see `Averages`.
+        `deaths_are_told` see `GroupAverages`.
         """
         self._shelf = shelf
         self._plan = plan

@@ -2,8 +2,8 @@
 
     the head                          the host that leaves      the host that takes over
     no version is being made
-    ── SendShare ──────────────────►  its share of the state
-    ◄─────────────────────── Share ──
+    ── PackState ──────────────────►  its share of the state
+    ◄───────────────── StatePacked ──
     ── TakeRange ───────────────────────────────────────────►   fetches the share, and all that it lacks of versions
     ◄──────────────────────────────────────────── RangeTaken ── and updates: see `Taking`
     ── Shards, to all ─────────────►  and goes
