@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from paceline.coordinator.lifecycle import Closing, Gathering, Training
-from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
+from paceline.core.facts import GradientReady, ParametersTaken, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
+from paceline.host.events import ProcessLost
 from paceline.ipc import messages
 from paceline.ipc.processes import NoProcess
 from paceline.scenario.scenario import Kill, Scenario
@@ -374,6 +375,16 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
     stage.coordinator.carry_out(Release(worker=1, step=0, version=0))
     assert stage.crew.take() == []
     assert {type(fact) for fact in stage.run_state.happened} == {WorkerLeft}
+
+
+def test_no_fact_of_a_worker_comes_after_it_has_left_whatever_was_reported_in_one_go(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    inbox = stage.run_state.inbox
+    inbox._waits = False  # orders are being carried out
+    inbox.report(ProcessLost("the store has died"))
+    inbox.report(ParametersTaken(worker=1, version=0, at=0.0))
+    inbox.hear()
+    assert [type(fact) for fact in stage.run_state.happened] == [ParametersTaken, WorkerLeft, WorkerLeft]
 
 
 def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Agreements, Call, Value
-from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
+from paceline.core.facts import StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.orders import DropUpdate
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.host.contract import Host
+from paceline.host.events import Report
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
@@ -31,7 +31,7 @@ class Agreeing:
         ledger: Ledger,
         policy: RunPolicy,
         clock: RunClock,
-        happened: deque[Fact],
+        report: Report,
         output: WorkerOutput,
     ) -> None:
         self._members = members
@@ -39,7 +39,7 @@ class Agreeing:
         self._ledger = ledger
         self._policy = policy
         self._clock = clock
-        self._happened = happened
+        self._report = report
         self._output = output
         self._book = Agreements()
         self._waiting: dict[int, messages.worker.Agrees] = {}
@@ -90,7 +90,7 @@ class Agreeing:
             return
         worker, step, member.step = member.worker, member.step, None
         self._host.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self._clock.moment())
-        self._happened.append(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
+        self._report(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
         self._pausing[worker] = True
         if worker not in self._waiting:  # it has its answer by now
             self._go_on_with(worker)
@@ -152,7 +152,7 @@ class Agreeing:
         del self._pausing[worker]
         if self._members[worker].trains:
             self._going_on.add(worker)
-            self._happened.append(WorkerResumed(worker=worker, at=self._clock.at()))
+            self._report(WorkerResumed(worker=worker, at=self._clock.at()))
 
     def _name_awaited(self, call: Call) -> None:
         awaited = self._book.awaited(call, self._training())

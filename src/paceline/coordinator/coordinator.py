@@ -92,6 +92,7 @@ class Coordinator:
             self._take_in()
             if run_state.draining is not None and isinstance(self.phase, Training) and not run_state.shutdown.stopping:
                 run_state.draining.go_on()
+            run_state.inbox.hear()
             if self.ended():
                 run_state.inbox.hear()
                 break
@@ -386,7 +387,7 @@ class Coordinator:
         fact = GradientReady(
             worker=worker, step=done.step, version=done.version, samples=samples, weight=done.weight, at=at
         )
-        run_state.happened.append(fact)
+        run_state.inbox.report(fact)
 
     def _declined(self, member: Member, epoch: int) -> None:
         if not self.run_state.shutdown.stopping:
@@ -396,7 +397,7 @@ class Coordinator:
         elif member.trains and member.step is not None:
             step, member.step = member.step, None
             declined = StepDeclined(worker=member.worker, step=step, at=self.run_state.clock.at())
-            self.run_state.happened.append(declined)
+            self.run_state.inbox.report(declined)
 
     def _epochs_over(self) -> None:
         """Tell the user once that a script loops on after its last epoch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from paceline.coordinator.clock import RunClock
@@ -10,9 +9,10 @@ from paceline.coordinator.data import Data
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.step_timing import StepTiming
-from paceline.core.facts import Fact, WorkerLeft
+from paceline.core.facts import WorkerLeft
 from paceline.core.membership import Left
 from paceline.host.contract import Host
+from paceline.host.events import Report
 
 
 class Departures:
@@ -26,7 +26,7 @@ class Departures:
         timing: StepTiming,
         policy: RunPolicy,
         clock: RunClock,
-        happened: deque[Fact],
+        report: Report,
     ) -> None:
         self._members = members
         self._host = host
@@ -34,7 +34,7 @@ class Departures:
         self._timing = timing
         self._policy = policy
         self._clock = clock
-        self._happened = happened
+        self._report = report
         self._finishing: dict[int, Member] = {}
         """Workers that wait in `finish()`."""
         self._postponed: list[tuple[Member, Callable[[Member], None]]] = []
@@ -49,7 +49,7 @@ class Departures:
         self._host.left(member.worker, how == "died")
         self._data.left(member.worker, how)
         self._timing.left(member)
-        self._happened.append(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
+        self._report(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
 
     def finish(self, member: Member) -> None:
         """The worker's script waits in `finish()`."""

@@ -241,6 +241,7 @@ class Director:
             for fact in list(self._averaged.values()):  # no other facts will come: these take effect
                 self.tell(fact)
             if self._coordinator.ended():
+                self._run_state.inbox.hear()
                 break
             self._run_state.inbox.wait()
 
@@ -262,6 +263,7 @@ class Director:
         """Keep what will be asked for of what has happened."""
         self._run_state.inbox.hear()
         self._run_state.departures.go_on()
+        self._run_state.inbox.hear()
         while self._run_state.happened:
             match fact := self._run_state.happened.popleft():
                 case TrainingBegan():

@@ -13,7 +13,8 @@ class Inbox:
     """Hands on each event once, in the order of the reports.
 
     What is reported within a command to a host, or as an event is heard, waits until the coordinator calls `hear`: it
-    is never called back in the midst of what it does. While it waits for its loop, an event is heard at once.
+    is not called back in the midst of what it does. While it waits for its loop, an event is heard at once: hosts count
+    on that. So is what a timer's or a signal's own commands report.
     """
 
     def __init__(self, loop: Loop) -> None:

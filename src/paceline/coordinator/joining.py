@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +15,7 @@ from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBega
 from paceline.core.orders import Release
 from paceline.errors import RunFailed
 from paceline.host.contract import Host
+from paceline.host.events import Report
 from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
 from paceline.ipc import messages
@@ -175,7 +176,7 @@ class Joining:
         ledger: Ledger,
         policy: RunPolicy,
         clock: RunClock,
-        happened: deque[Fact],
+        report: Report,
         output: WorkerOutput,
     ) -> None:
         self._settings = settings
@@ -186,7 +187,7 @@ class Joining:
         self._ledger = ledger
         self._policy = policy
         self._clock = clock
-        self._happened = happened
+        self._report = report
         self._output = output
         self._next_steps: dict[int, int] = {}
         """By worker: the next step number that is unused."""
@@ -239,7 +240,7 @@ class Joining:
         here = f"is back, and goes on with step {step}" if member.incarnation else f"takes part from step {step} on"
         self._output.say(f"worker {worker} {here}")
         host, at = self._members.hosts[worker], self._clock.at()
-        self._happened.append(WorkerJoined(worker=worker, host=host, step=step, at=at))
+        self._report(WorkerJoined(worker=worker, host=host, step=step, at=at))
 
     def released(self, order: Release) -> None:
         """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""

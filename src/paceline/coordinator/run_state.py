@@ -96,11 +96,13 @@ class RunState:
             settings, self.host, self.members, self.data, self.versions, self.plateaus, ledger, loop, output
         )
         self.adopting = Adopting(self.host, self.members, ledger)
-        self.departures = Departures(self.members, self.host, self.data, self.timing, policy, self.clock, self.happened)
+        self.departures = Departures(
+            self.members, self.host, self.data, self.timing, policy, self.clock, self.inbox.report
+        )
         self.shutdown = Shutdown(
             settings, self.members, self.departures, self.snapshots, self.host, others, loop, output
         )
-        self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.happened, output)
+        self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.inbox.report, output)
         self.returns = Returns(settings, self.members, self.workers, self.host, others, loop, output)
         self.draining: Drain | None = None
         if others is not None:
@@ -115,7 +117,7 @@ class RunState:
             ledger,
             policy,
             self.clock,
-            self.happened,
+            self.inbox.report,
             output,
         )
         self.evaluation = Evaluation(

@@ -229,8 +229,7 @@ class Means(RecordedVersions):
         before, self._samples = self._samples, self._data.samples
         if self._recording or (self._counted and self._samples == before):
             return
-        due = self._is_due(self._data.samples, len(self._survivors()))
-        if due or self._again:
+        if self._again or self._is_due(self._data.samples, len(self._survivors())):
             self._again = False
             self._record(self._survivors())
 

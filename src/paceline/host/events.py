@@ -248,4 +248,7 @@ HostEvent = (
 )
 """What is reported of a run, each thing once. `Fetch`: a host has fetched an item from another one."""
 Report = Callable[[HostEvent], None]
-"""Takes an event. Nothing is done of it before the present command to the host has returned."""
+"""Takes an event. It may call back at once, also within a command that a timer or a signal has led to.
+
+Otherwise nothing is done of it before the present command to the host has returned.
+"""
