@@ -13,7 +13,7 @@ from support.scripts import training
 
 MADE_UP = """
 if step == 0:
-    from dataclasses import replace
+    from msgspec.structs import replace
     link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
     link.pushed = lambda finished: pushed(replace(finished, to_device={to}, from_device={of}))
 """

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.real_run
 
 DIES = """
 import os, signal
-from paceline.training.holders.replica import Replica
+from paceline.training.holders.replica import ReplicaHolder
 import paceline
-step, left = Replica.step_replica, [{at}]
+step, left = ReplicaHolder.step_replica, [{at}]
 
 def dying(self, order):
     if paceline.worker() == 1:
@@ -30,7 +30,7 @@ def dying(self, order):
             os.kill(os.getpid(), signal.SIGKILL)
     return step(self, order)
 
-Replica.step_replica = dying
+ReplicaHolder.step_replica = dying
 """
 """Worker 1 dies in that step of its replica, before it has made it or before it says so."""
 

@@ -24,16 +24,17 @@ from support.suites import each
 LIES = """
 import math
 from msgspec import structs
-from paceline.host import messages as host_messages
+from paceline.host.events import WorkerSaid
 from paceline.ipc import messages
 from paceline.coordinator.agent import _Agent
 
-def heard(self, worker, message, real=_Agent.heard):
-    done = isinstance(message, messages.worker.StepFinished)
-    for one in LIE(worker, message) if done and message.step == 2 else (message,):
-        real(self, worker, one)
+def report(self, event, real=_Agent._report):
+    said = event.message if isinstance(event, WorkerSaid) else None
+    done = isinstance(said, messages.worker.StepFinished)
+    for one in LIE(event.worker, said) if done and said.step == 2 else (said,):
+        real(self, event if one is said else WorkerSaid(event.worker, one))
 
-_Agent.heard = heard
+_Agent._report = report
 def LIE(worker, message):
     return SAYS
 """

@@ -21,13 +21,12 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
             signal.pause()
         if step == 2 and me == 3:
             link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
-            from dataclasses import replace
+            from msgspec.structs import replace
             link.pushed = lambda finished: pushed(replace(finished, batches=2 * finished.batches))
         if step == 2 and me == 4:
             link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
-            from dataclasses import replace
-            from paceline.core.leases import Batch
-            link.pushed = lambda finished: pushed(replace(finished, again=(Batch(7, 0),)))
+            from msgspec.structs import replace
+            link.pushed = lambda finished: pushed(replace(finished, again=[(7, 0)]))
         """
     )
     run = launch.run(script, "-n", "5", "-p", "asp", "--shards", "static").completed()
@@ -78,7 +77,7 @@ def test_a_worker_that_finishes_what_it_was_not_released_for_is_ended_and_the_ot
     script = training(
         f"""
         if step == 2 and me == 1:
-            from dataclasses import replace
+            from msgspec.structs import replace
             link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
             link.pushed = lambda finished: pushed(replace(finished, {change}))
         """
