@@ -35,8 +35,8 @@ from paceline.files import unforeseen
 from paceline.host import devices
 from paceline.host import messages as host_messages
 from paceline.host.bootstrap_process import BootstrapProcess
-from paceline.host.branch import Branch
-from paceline.host.events import WorkerEnded, WorkerEvent
+from paceline.host.branch import Branch, BranchEvent
+from paceline.host.events import WorkerEnded
 from paceline.host.log_forwarding import LogForwarding
 from paceline.host.machine import difference, machine
 from paceline.host.memory_plan import plan
@@ -568,7 +568,7 @@ class _Agent:
 
     # --- the branch ---------------------------------------------------------------------------------
 
-    def _report(self, event: WorkerEvent | host_messages.ToHead) -> None:
+    def _report(self, event: BranchEvent) -> None:
         """Tell the head what the branch reports. What workers wait for the head knows by itself."""
         match event:
             case host_messages.Leaves(why=why):

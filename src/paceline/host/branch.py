@@ -58,8 +58,8 @@ def _written_by(worker: int) -> Owner:
     return "written by", worker
 
 
-Report = Callable[[WorkerEvent | host_messages.ToHead], None]
-"""Takes what a host beside the head's reports: a fact or a message, each thing once."""
+BranchEvent = WorkerEvent | host_messages.ToHead
+"""What a host beside the head's reports: a fact or a message, each thing once."""
 
 
 def _shown_to(worker: int) -> Owner:
@@ -76,7 +76,7 @@ class Branch:
         spec: Spec,
         workers: Workers,
         carrier: TransferManager,
-        report: Report,
+        report: Callable[[BranchEvent], None],
         loop: Loop,
         *,
         name: str,

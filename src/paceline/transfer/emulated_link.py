@@ -121,6 +121,7 @@ class EmulatedExchange(PeerExchange):
     def stop(self, request: int) -> None:
         """See `PeerExchange`."""
         self._may_begin.pop(request, None)
+        self._small.discard(request)
         super().stop(request)
 
     def _may_leave(self, one: Sending) -> int:
