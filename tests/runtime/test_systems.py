@@ -198,16 +198,11 @@ def test_a_worker_of_ps_plus_has_one_exchange_in_flight_at_most(name: str, runs:
 
 
 @pytest.mark.parametrize("name", ["ps-plus free", pytest.param("ps-plus free gated", marks=pytest.mark.long)])
-def test_with_free_pulls_it_has_one_in_flight_each_way_and_pulls_while_it_pushes(name: str, runs: Runs) -> None:
-    rows = runs[name].result().completed().rows("SELECT worker, direction, began, ended FROM transfers ORDER BY began")
-    overlaps = 0
-    for worker in range(8):
-        ways = {way: [row[2:] for row in rows if row[:2] == (worker, way)] for way in ("push", "pull")}
-        for transfers in ways.values():
-            assert all(began >= ended for (_, ended), (began, _) in pairwise(transfers))
-        overlaps += any(a < d and c < b for a, b in ways["push"] for c, d in ways["pull"])
-    if name == "ps-plus free":  # else most pulls wait for the slow worker, long after the push
-        assert overlaps, "no worker pulls while it pushes"
+def test_with_free_pulls_it_has_one_exchange_in_flight_each_way(name: str, runs: Runs) -> None:
+    ended = runs[name].result().completed()
+    rows = ended.rows("SELECT worker, direction, began, ended FROM transfers ORDER BY worker, direction, began")
+    for (*way, _, ended_at), (*other, began, _) in pairwise(rows):
+        assert way != other or began >= ended_at
 
 
 @pytest.mark.parametrize("name", ["ps-plus", "ps-plus free"])

@@ -650,6 +650,21 @@ def test_a_copy_whose_source_dies_under_way_never_ends(tmp_path: Path) -> None:
     assert copies == [(5.5, 1), (6.5, 2)]
 
 
+@pytest.mark.parametrize(("pulls", "overlap"), [("after-push", False), ("free", True)])
+def test_only_with_free_pulls_a_worker_of_ps_plus_pulls_while_it_pushes(
+    pulls: str, overlap: bool, tmp_path: Path
+) -> None:
+    """A transfer takes 2 s, twice a step's time, so there is always one under way."""
+    scenario = Scenario(compute=1.0, jitter=0.1, network=Network(bandwidth=B / 2, message=100))
+    simulate(simulation(f"ps-plus:pull={pulls}", scenario, 4, seconds=100.0), tmp_path / "run")
+    with connect(tmp_path / "run" / "ledger.sqlite") as ledger:
+        pairs = ledger.execute(
+            "SELECT count(*) FROM transfers push JOIN transfers pull USING (worker) WHERE push.direction = 'push'"
+            " AND pull.direction = 'pull' AND push.began < pull.ended AND pull.began < push.ended"
+        ).fetchone()[0]
+    assert (pairs > 0) is overlap
+
+
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_all_the_data_is_used_once_though_workers_die_and_updates_are_dropped(choice: Choice) -> None:
     """A step's data goes back if its worker dies or its update is dropped."""
