@@ -151,8 +151,8 @@ def test_a_host_that_never_gives_what_others_wait_for_is_lost_and_nobody_waits_f
         return averaging(self, item, begin, end) if gives else "gone"
 
     def update(self: Branch, item: Item, begin: int, end: int) -> Where:
-        assert self._offer is not None
-        of_node_1 = isinstance(item, Update) and 0 < begin < self._offer.cuts[-1]
+        offer = self.memory.offer
+        of_node_1 = isinstance(item, Update) and 0 < begin < offer.cuts[-1]
         gives = self._name != "node-2" or not of_node_1 or item.step < 3
         return branch(self, item, begin, end) if gives else "gone"
 

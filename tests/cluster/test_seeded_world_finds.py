@@ -511,7 +511,7 @@ def flags_do_not_come_with_a_later_slice(patch: Patch) -> None:
         found = ranges(self, item)
         if not isinstance(item, Partial):
             return found
-        flags = self._end, self._end + self._offer().flags_bytes
+        flags = self._end, self._end + self._memory.offer.flags_bytes
         return [one for one in found if one[1:] != flags]
 
     patch.setattr(Averaging, "ranges", without)
@@ -606,8 +606,8 @@ def replicas_begin_without_buffers(patch: Patch) -> None:
     def without(self: Branch, item: Any) -> Any:
         found = ranges(self, item)
         if isinstance(item, Version) and self._replicas is not None:
-            assert self._offer is not None
-            return [(host, begin, self._offer.cuts[-1]) for host, begin, _ in found]
+            offer = self.memory.offer
+            return [(host, begin, offer.cuts[-1]) for host, begin, _ in found]
         return found
 
     patch.setattr(Branch, "ranges", without)

@@ -98,7 +98,8 @@ class Host:
         offer = SimpleNamespace(cuts=cuts, averaged_at=cuts, push_bytes=own.push_bytes, flags_bytes=flags)
         self.plan = MemoryPlan(WORKERS, slots=0, areas=AREAS)
         self.carrier = None if net is None else Wire(net, self)
-        arguments: Any = (self.shelf, self.plan, self.loop, self.carrier, self.report, lambda *_: None, lambda: offer)
+        memory = SimpleNamespace(offer=offer)
+        arguments: Any = (self.shelf, self.plan, self.loop, self.carrier, self.report, lambda *_: None, memory)
         self.averaging = Averaging(*arguments, name=name)
         for worker in range(TARGET + 1):  # where members' replicas lie, and the mean
             self.shelf.put(Mean(1000 + worker), ("there", worker), self.plan.shared)

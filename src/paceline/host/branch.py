@@ -21,6 +21,7 @@ from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.contract import STORE, SUMS
 from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
+from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.messages import GoesOn
 from paceline.host.orders.pulls import Pulls
@@ -36,7 +37,7 @@ from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.loop import Loop
-from paceline.ipc.memory import Region, Span
+from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.fetcher import RemoteFetcher
@@ -93,7 +94,7 @@ class Branch:
         """
         self.shelf = Shelf()
         self.versions = Elsewhere()
-        self.region: Region | None = None
+        self.memory = HostMemory(plan)
         self._plan = plan
         self._spec = spec
         self._workers = workers
@@ -128,7 +129,6 @@ class Branch:
         """What workers are to be told once that has come which comes along, by its name."""
         self._numbers = count()
         self._coding = Coding(messages.worker.FromWorker)
-        self._offer: messages.worker.Offered | None = None
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
@@ -143,7 +143,7 @@ class Branch:
                 carrier,
                 report,
                 loop,
-                lambda: cast(messages.worker.Offered, self._offer),
+                self.memory,
                 name=name,
             )
         self._computing = Computing()
@@ -156,7 +156,7 @@ class Branch:
     @property
     def offer(self) -> messages.worker.Offered:
         """What scripts here have brought to `prepare`."""
-        offer = self._offer if self._stand_in is None else self._stand_in.offer
+        offer = self.memory.offer if self._stand_in is None else self._stand_in.offer
         assert offer is not None
         return offer
 
@@ -181,9 +181,9 @@ class Branch:
         `shards`: who makes which range of each version. `state`: what goes with one that is made here. `sums`: whether
         the updates of workers here are added up.
         """
-        self._offer = self.offer
+        self.memory.offered(self.offer)
+        self.memory.lay_out()
         self._later = []
-        self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
         self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
         self._adds_up, self._arithmetic.process.name = sums, SUMS if own is None else STORE
@@ -217,7 +217,7 @@ class Branch:
             return self._prepared & workers.keys() if workers else self._prepared
 
         # what the worker begins with is the region's first version only until the head's is fetched
-        self._arithmetic.fork(forkers, self.region, self._plan.fork(steps, begin, end), forked)
+        self._arithmetic.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end), forked)
 
     def _fetch_beginning(
         self,
@@ -226,9 +226,7 @@ class Branch:
         begun: Callable[[], None],
         state: Attached | None,
     ) -> None:
-        assert self._offer is not None
-        assert self.region is not None
-        items = self._comes_to(FIXED, self._plan.fixed(self._offer))
+        items = self._comes_to(FIXED, self.memory.fixed)
         begins_here = bool(workers) or self._stand_in is not None
         if self._replicas is not None and any(goes_on is not None for goes_on in workers.values()):
             begins_here = False  # each has a replica of its own
@@ -241,7 +239,7 @@ class Branch:
                 assert self._replicas is not None
                 items.append(self._replicas.goes_on(worker, goes_on.place, self._head))
             if goes_on is not None and goes_on.buffers is not None:
-                items += self._comes_to(Blob(goes_on.buffers.name), self._plan.buffers(worker, self._offer))
+                items += self._comes_to(Blob(goes_on.buffers.name), self.memory.buffers(worker))
             if goes_on is not None and goes_on.kept is not None:
                 kept[worker] = self._file_for(goes_on.kept)
                 items.append(Blob(goes_on.kept.name))
@@ -386,7 +384,6 @@ class Branch:
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
-            assert self.region is not None
             begin = messages.worker.Begin(
                 self._plan.slots,
                 self._plan.areas,
@@ -422,9 +419,8 @@ class Branch:
 
         `state`: that of the optimizer, which goes with it. `place`: where it lies at the head, if replicas begin as it.
         """
-        if self.region is None:  # no worker trains here
+        if not self.memory.laid_out:  # no worker trains here
             return
-        assert self._offer is not None
         state_file = None if state is None else self._file_for(state)
 
         def there() -> None:
@@ -446,7 +442,7 @@ class Branch:
         self._later = []
         items: list[Item] = []
         if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
-            items = [*self._comes_to(ADOPTED, self._plan.adopted(self._offer)), Beginning(worker)]
+            items = [*self._comes_to(ADOPTED, self.memory.adopted), Beginning(worker)]
         if state is not None:
             items.append(Blob(state.name))
         bring(self._carrier, items, "adopted", there, lost)
@@ -479,8 +475,7 @@ class Branch:
     def close(self) -> None:
         """All workers have been told to end: the memory of all items here is free."""
         self._arithmetic.close()
-        if self.region is not None:
-            self.region.free()
+        self.memory.free()
 
     def _of_range(self, event: host_messages.OfShard) -> None:
         if isinstance(event, host_messages.RangeMade) and len(self._shards) == 1:
@@ -491,7 +486,6 @@ class Branch:
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`. The head's host has what training begins with, and what comes along with what it says."""
-        assert self._offer is not None
         if isinstance(item, Blob):
             return [(self._lie_at.get(item, self._head), 0, self._beside[item].nbytes)]
         if isinstance(item, Update | Sum):  # this host's range of it, and which parameters have a gradient
@@ -499,26 +493,26 @@ class Branch:
             if (moving := self._ranges.parts_of(item)) is not None:
                 return [moving]
             host = self._hosts[item.worker] if isinstance(item, Update) else self._ranges.source_of(item)
-            own, end = pieces(self._offer.cuts, [self._ranges.shard._replace(host=host)]), self._offer.cuts[-1]
-            return [*own, (host, end, end + self._offer.flags_bytes)]
+            cuts, flags = self.memory.offer.cuts, self.memory.offer.flags_bytes
+            own = pieces(cuts, [self._ranges.shard._replace(host=host)])
+            return [*own, (host, cuts[-1], cuts[-1] + flags)]
         if self._replicas is not None and isinstance(item, Partial | Mean | Replica):
             return self._replicas.ranges(item)
         if self._replicas is not None and isinstance(item, Version | Beginning):  # replicas have flags and buffers, too
-            return [(self._head, 0, self._offer.push_bytes)]
+            return [(self._head, 0, self.memory.offer.push_bytes)]
         if isinstance(item, Version) and self._later is None:
-            shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
-            return pieces(self._offer.cuts, [one for one in shards if one.host != self._name])
-        return [(self._head, 0, self._offer.cuts[-1])]
+            shards = self._shards or [Shard(self._head, 0, self.memory.offer.cuts[-1])]
+            return pieces(self.memory.offer.cuts, [one for one in shards if one.host != self._name])
+        return [(self._head, 0, self.memory.offer.cuts[-1])]
 
     def lay(self, item: Item, number: int) -> Span:
         """See `Items`. Nothing here writes where updates of other hosts come to."""
         if isinstance(item, Blob):
             return self._beside[item]
-        assert self._offer is not None
         place = self._place_for(item)
         if not isinstance(item, Update):
             self.shelf.comes(number, place)
-        return self._bytes(self._plan.bytes_of(place, self._offer))
+        return self.memory.place(place)
 
     def _place_for(self, item: Item) -> int:
         """There is a place for a version that was claimed, as there is for all that workers may claim."""
@@ -590,15 +584,14 @@ class Branch:
         """See `Items`. Raises NotHere."""
         if item in self._attached:
             return self._attached[item]
-        assert self._offer is not None
         if item == ADOPTED:
-            return self._bytes(self._plan.adopted(self._offer))
+            return self.memory.adopted
         if isinstance(item, Buffers):
-            return self.view(Update(item.worker, item.step)).part(*self._offer.buffers_at)
+            return self.view(Update(item.worker, item.step)).part(*self.memory.offer.buffers_at)
         if isinstance(item, Partial | Mean | Replica):
             assert self._replicas is not None
-            return self._bytes(self._plan.bytes_of(self._replicas.place(item), self._offer))
-        return self._bytes(self._plan.bytes_of(self.shelf.place(item), self._offer))
+            return self.memory.place(self._replicas.place(item))
+        return self.memory.place(self.shelf.place(item))
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. An update stays until it is in a version: who makes that has fetched it before."""
@@ -629,13 +622,8 @@ class Branch:
         makes_all = [one.host for one in self._shards] == [self._name]
         return self._spec.brings_early and not makes_all and not self._adds_up
 
-    def _bytes(self, span: tuple[int, int]) -> Span:
-        assert self.region is not None
-        return self.region.span(*span)
-
-    def _comes_to(self, item: Blob, span: tuple[int, int]) -> list[Item]:
+    def _comes_to(self, item: Blob, there: Span) -> list[Item]:
         """Have that item come to these bytes of the region. Return what is to be fetched: nothing, if it is empty."""
-        there = self._bytes(span)
         if there.nbytes:
             self._beside[item] = there
         return [item] if there.nbytes else []
@@ -712,7 +700,6 @@ class Branch:
         files = () if kept is None else (kept,)
         if seat.here:
             seat.trains = seat.trained = True
-            assert self.region is not None
             begin = messages.worker.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
             begin.tells = self._tells
             if goes_on is not None:
@@ -747,7 +734,7 @@ class Branch:
             case messages.worker.FinishWanted() | messages.worker.ScriptEnded():
                 seat.step = None
             case messages.worker.Offered():
-                self._offer = self._offer or message
+                self.memory.offered(message)
                 seat.accelerator = bool(message.device)
                 self._prepared.add(worker)
             case messages.worker.StoreNotForked(error=error) if self._arithmetic.could_not(worker, error):
@@ -765,9 +752,8 @@ class Branch:
             os.close(descriptor)
 
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
-        assert self.region is not None
         ends = [] if self._replicas is None else [self._replicas.averaging.connect(worker)]
-        descriptors = (self.region.descriptor, *(end.fileno() for end in ends), *files)
+        descriptors = (self.memory.region.descriptor, *(end.fileno() for end in ends), *files)
         self._workers.send(worker, begin, descriptors)
         for end in ends:
             end.close()

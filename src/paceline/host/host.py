@@ -40,6 +40,7 @@ from paceline.host.events import (
     WorkerEnded,
     WorkerSaid,
 )
+from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages, MadeHere
 from paceline.host.orders.averaging import Averaging
@@ -61,7 +62,7 @@ from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
-from paceline.ipc.memory import Region, Span
+from paceline.ipc.memory import Span
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
@@ -131,7 +132,7 @@ class LocalHost:
         """
         self.plan = plan
         self.shelf = Shelf()
-        self.region: Region | None = None
+        self.memory = HostMemory(plan)
         self.shards: Sequence[Shard] = ()
         """See `contract.Host`."""
         self.state: int | None = None
@@ -223,7 +224,7 @@ class LocalHost:
             carrier,
             lambda event: self.averages.has_made(event.group, self.name),
             workers.give_up,
-            lambda: self.offer,
+            self.memory,
             name=name,
             deaths_are_told=deaths_are_told,
         )
@@ -331,8 +332,7 @@ class LocalHost:
         self.snapshots.resumption = resumption
         offer = self._offers[worker]
         self.commits.clips_norms = offer.clip_grad_norm is not None and self._spec.optimizer == "store"
-        if self.region is None:
-            self.region = Region.create(self.plan.region_bytes(offer))
+        self.memory.lay_out()
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
         self.shards = shards if any(one.host != self.name for one in shards) else []
         own = self._own_range(offer)
@@ -581,15 +581,6 @@ class LocalHost:
         seat = self._seats[worker]
         return seat.trained and not seat.trains and not seat.died
 
-    def bytes_of(self, place: int) -> Span:
-        """The bytes of that place."""
-        return self._bytes(self.plan.bytes_of(place, self.offer))
-
-    def discard(self, place: int) -> None:
-        """Nothing lies in that place: it takes no memory any more."""
-        assert self.region is not None
-        self.region.discard(*self.plan.bytes_of(place, self.offer))
-
     def expects(self, workers: Sequence[int]) -> None:
         """These workers of another host are about to begin, while others train."""
         self._seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in workers)
@@ -619,17 +610,17 @@ class LocalHost:
         resumed, _, kept = self.snapshots.begins(worker)
         if self.steps.owned_by(worker):
             return resumed.epoch, self.shelf.place(self.steps.replica(worker)), kept
-        return resumed.epoch, self._bytes(self.plan.buffers(worker, self.offer)), kept
+        return resumed.epoch, self.memory.buffers(worker), kept
 
     def view(self, item: Item) -> Span:
         """The bytes of what never moves, or of an item that has a place here. Raises NotHere."""
         if item == FIXED:
-            return self._bytes(self.plan.fixed(self.offer))
+            return self.memory.fixed
         if item == ADOPTED:
-            return self._bytes(self.plan.adopted(self.offer))
+            return self.memory.adopted
         if isinstance(item, Buffers):
-            return self.view(Update(item.worker, item.step)).part(*self.offer.buffers_at)
-        return self._bytes(self.plan.bytes_of(self.shelf.place(self.meant(item)), self.offer))
+            return self.view(Update(item.worker, item.step)).part(*self.memory.offer.buffers_at)
+        return self.memory.place(self.shelf.place(self.meant(item)))
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """Where an item is that another host asks for: a version, an update for its range, or what never moves."""
@@ -645,7 +636,7 @@ class LocalHost:
             return self._computing.look(item, begin, end, laid=self.shelf.has(item))
         if isinstance(item, Version | Beginning):
             there = self.shelf.has(self.meant(item))
-        return "here" if there and self.region is not None else "gone"
+        return "here" if there and self.memory.laid_out else "gone"
 
     def meant(self, item: Item) -> Item:
         """What lies here by that name.
@@ -664,16 +655,12 @@ class LocalHost:
         adds_up = self.together is not None and len(self.workers) > 1
         return self._early is not None and not adds_up and any(one.host != self.name for one in self.shards)
 
-    def _bytes(self, span: tuple[int, int]) -> Span:
-        assert self.region is not None
-        return self.region.span(*span)
-
     def _away(self, item: Update | Sum | Buffers | Version) -> bool:
         match item:
             case Update(worker=worker):
                 return self._seats[worker].elsewhere
             case Buffers(worker=worker):
-                return self._seats[worker].elsewhere and self.offer.buffers_bytes > 0
+                return self._seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
             case Sum():
                 assert self.together is not None
                 return self.together.host_of(item) != self.name
@@ -682,7 +669,7 @@ class LocalHost:
     @property
     def cuts(self) -> Sequence[int]:
         """Where versions may be cut. See `messages.worker.Offered`."""
-        return self.offer.cuts
+        return self.memory.offer.cuts
 
     def is_whole(self, version: Version) -> None:
         """All ranges of that version are here."""
@@ -714,7 +701,7 @@ class LocalHost:
 
     def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
         """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
-        (begin, end), (buffers, whole) = self._own_range(self.offer), self.offer.buffers_at
+        (begin, end), (buffers, whole) = self._own_range(self.memory.offer), self.memory.offer.buffers_at
         own = [(first, last) for _, first, last in pieces(self.cuts, [Shard(self.name, begin, end)])]
         return with_rest(own, (self.cuts[-1], whole if isinstance(item, Update) else buffers))
 
@@ -761,10 +748,6 @@ class LocalHost:
         self._taking = None
         self.shards = shards if any(one.host != self.name for one in shards) else []
 
-    @property
-    def offer(self) -> messages.worker.Offered:
-        return next(iter(self._offers.values()))
-
     # --- what workers say ---------------------------------------------------------------------------
 
     def hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
@@ -789,6 +772,7 @@ class LocalHost:
                 self._idles(seat)  # it may have been released for a step, and had no data for it
             case messages.worker.Offered():
                 self._offers[worker], seat.scalars = message, message.scalars
+                self.memory.offered(message)
                 seat.accelerator = bool(message.device)
                 self.commits.maker.tells |= seat.accelerator
             case messages.worker.SnapshotWanted(hold=hold):
@@ -1015,8 +999,7 @@ class LocalHost:
 
     def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
         """Tell the worker. The region comes along, and these ends of channels or open files, which are closed here."""
-        assert self.region is not None
-        self._workers.send(worker, message, (self.region.descriptor, *(end.fileno() for end in ends)))
+        self._workers.send(worker, message, (self.memory.region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
 

@@ -443,7 +443,7 @@ class SeveralHosts:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
             assert self.replicas is not None
-            return self._head.bytes_of(self.replicas.place(item))
+            return self._head.memory.place(self.replicas.place(item))
         return self._attached[item].span if item in self._attached else self._head.view(item)
 
     def claim(self, item: Item, owner: Owner) -> None:

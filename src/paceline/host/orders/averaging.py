@@ -19,6 +19,7 @@ from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.events import Averaged, GivenUp
+from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
@@ -119,14 +120,14 @@ class Averaging:
         carrier: TransferManager | None,
         report: Callable[[Averaged | GivenUp], object],
         give_up: Callable[[int, str], None],
-        offer: Callable[[], messages.worker.Offered],
+        memory: HostMemory,
         *,
         name: str,
         deaths_are_told: bool = False,
     ) -> None:
         """`name`: this host's. `carrier`: None if there is no other host: all parts of a group are made here then.
 
-        `give_up(worker, why)` ends a worker that can't go on. `offer()`: what scripts have brought to `prepare`. For
+        `give_up(worker, why)` ends a worker that can't go on. `memory`: which bytes replicas have. For
         `deaths_are_told` see `GroupAverages`.
         """
         self._shelf = shelf
@@ -135,7 +136,7 @@ class Averaging:
         self._carrier = carrier
         self._report = report
         self._give_up = give_up
-        self._offer = offer
+        self._memory = memory
         self._name = name
         self._deaths_are_told = deaths_are_told
         self._averagers: dict[int, _Averager] = {}
@@ -178,7 +179,7 @@ class Averaging:
         work = self._works[group.number] = _Work(group, mine)
         work.broken = len(mine) < len(members) and not self._deaths_are_told
         hosts = [part.host for part in group.parts]
-        work.slices = cut(self._offer().averaged_at, hosts) if elsewhere else [Shard(self._name, 0, self._end)]
+        work.slices = cut(self._memory.offer.averaged_at, hosts) if elsewhere else [Shard(self._name, 0, self._end)]
         for part in group.parts if len(group.parts) > 1 else ():
             self._give(work, part)
         own = self._own(work)
@@ -197,7 +198,7 @@ class Averaging:
         here, summed = self.is_at(part.host), work.summed.setdefault(part.host, ByteRanges())
         if here and len(part.sources) == 1:
             work.terms[part.host] = part.sources[0]
-            summed.add(0, self._offer().push_bytes)
+            summed.add(0, self._memory.offer.push_bytes)
             return
         term = Partial(work.group.number, part.host)
         place = self._shelf.put(term, _owner(term), self._plan.shared)
@@ -211,7 +212,7 @@ class Averaging:
     def _steps(self, one: Shard) -> list[Range]:
         """The bytes of a slice, as they are summed at once."""
         found: list[Range] = []
-        for _, begin, end in pieces(self._offer().averaged_at, [one]):
+        for _, begin, end in pieces(self._memory.offer.averaged_at, [one]):
             if found and end - found[-1][0] <= STEP:
                 begin = found.pop()[0]
             found.append((begin, end))
@@ -244,11 +245,14 @@ class Averaging:
         if isinstance(item, Partial):
             own = self._own(work)
             assert own is not None
-            return [(item.host, *self._flags(own)), *pieces(self._offer().averaged_at, [own._replace(host=item.host)])]
+            return [
+                (item.host, *self._flags(own)),
+                *pieces(self._memory.offer.averaged_at, [own._replace(host=item.host)]),
+            ]
         found = list[tuple[str, int, int]]()
         for one in work.slices:
             if one.host != self._name:
-                found += pieces(self._offer().averaged_at, [one])
+                found += pieces(self._memory.offer.averaged_at, [one])
                 found += [(one.host, *self._flags(one))] if one.begin == 0 else []
         return found
 
@@ -273,11 +277,11 @@ class Averaging:
 
     @property
     def _end(self) -> int:
-        return self._offer().cuts[-1]
+        return self._memory.offer.cuts[-1]
 
     def _flags(self, one: Shard) -> Range:
         """The bytes behind the parameters that go with that slice: flags of all, and with the first one buffers."""
-        offer = self._offer()
+        offer = self._memory.offer
         return self._end, offer.push_bytes if one.begin == 0 else self._end + offer.flags_bytes
 
     def _go_on(self, work: _Work) -> None:
@@ -332,7 +336,7 @@ class Averaging:
         """These bytes are made. What lies behind the parameters goes with the first of them."""
         coverage.add(*within)
         if within[0] == 0:
-            coverage.add(self._end, self._offer().push_bytes)
+            coverage.add(self._end, self._memory.offer.push_bytes)
 
     def _terms(self, group: Group, work: _Work) -> tuple[Sequence[int], Sequence[float] | None]:
         """What is averaged: what each host gives, or where there is one, what each member has. And the weights."""

@@ -220,7 +220,7 @@ class ReplicasElsewhere:
         """See `Items`."""
         if isinstance(item, Partial | Mean):
             return self._head.averaging.ranges(item)
-        return whole(self._coming[item], self._head.offer)
+        return whole(self._coming[item], self._head.memory.offer)
 
     def place(self, item: Item) -> int:
         """Where that lies at the head, or comes to."""
@@ -297,7 +297,7 @@ class ReplicasElsewhere:
             self._tell(host, host_messages.Emptied(place))
         if place in self._copied:
             self._copied.discard(place)
-            self._head.discard(place)
+            self._head.memory.discard(place)
 
 
 def _unawaited(why: str) -> None:

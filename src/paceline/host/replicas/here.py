@@ -12,6 +12,7 @@ from typing import Any
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
+from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.place_translation import placed
@@ -35,17 +36,17 @@ class ReplicasHere:
         carrier: TransferManager,
         report: Callable[[host_messages.SaidOfReplicas], object],
         loop: Loop,
-        offer: Callable[[], messages.worker.Offered],
+        memory: HostMemory,
         *,
         name: str,
     ) -> None:
-        """`name`: this host's. `offer()`: what scripts have brought to `prepare`."""
-        self.averaging = Averaging(shelf, plan, loop, carrier, report, workers.give_up, offer, name=name)
+        """`name`: this host's."""
+        self.averaging = Averaging(shelf, plan, loop, carrier, report, workers.give_up, memory, name=name)
         self._shelf = shelf
         self._plan = plan
         self._carrier = carrier
         self._report = report
-        self._offer = offer
+        self._memory = memory
         self._lent: dict[Item, list[int]] = {}
         """By what other hosts may fetch: its place, once for each time that it is lent."""
         self._borrowed: dict[Item, tuple[str, int]] = {}
@@ -108,7 +109,7 @@ class ReplicasHere:
         if isinstance(item, Partial | Mean):
             return self.averaging.ranges(item)
         host, _ = self._borrowed[item]
-        return whole(host, self._offer())
+        return whole(host, self._memory.offer)
 
     def place(self, item: Item) -> int:
         """Where that lies here, or comes to."""
