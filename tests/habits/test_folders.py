@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.worker_process.folders import Folders, notes
+from paceline.worker_process.file_functions import WorkerFiles, making
+from paceline.worker_process.touched import notes
 from support.launch import Launch
 from support.scripts import training
 
@@ -21,14 +22,23 @@ def shared() -> Iterator[int]:
     os.close(shared)
 
 
+class Worker:
+    """How a worker makes folders."""
+
+    def __init__(self, number: int, shared: int, mkdir: Callable[..., None] = os.mkdir) -> None:
+        files = WorkerFiles.of(number, Path("run"), shared, print)
+        self.touched = files.saves.touched
+        self.make = making(files, mkdir)
+
+
 @pytest.fixture
-def two(shared: int) -> tuple[Folders, Folders]:
+def two(shared: int) -> tuple[Worker, Worker]:
     """Two workers of a run, numbered so that one's number ends with the other's."""
-    return Folders(1, shared, os.mkdir), Folders(11, shared, os.mkdir)
+    return Worker(1, shared), Worker(11, shared)
 
 
 def test_a_folder_that_another_worker_has_made_is_taken_as_made_once(
-    two: tuple[Folders, Folders], tmp_path: Path
+    two: tuple[Worker, Worker], tmp_path: Path
 ) -> None:
     one, other = two
     one.make(tmp_path / "new", 0o700)
@@ -46,7 +56,7 @@ def test_a_folder_that_a_worker_makes_as_another_one_removes_it_is_taken_as_made
         os.rmdir(path)  # by worker 0, since worker 1 has looked whether it is there
         os.mkdir(path, mode)
 
-    first, other = Folders(0, shared, os.mkdir), Folders(1, shared, make_once_it_is_gone)
+    first, other = Worker(0, shared), Worker(1, shared, make_once_it_is_gone)
     first.make(tmp_path / "backup")
     first.touched.forget(str(tmp_path / "backup"))
     other.make(tmp_path / "backup")
@@ -54,12 +64,12 @@ def test_a_folder_that_a_worker_makes_as_another_one_removes_it_is_taken_as_made
 
 
 def test_a_folder_that_two_processes_of_one_worker_make_is_an_error(shared: int, tmp_path: Path) -> None:
-    Folders(1, shared, os.mkdir).make(tmp_path / "new")
+    Worker(1, shared).make(tmp_path / "new")
     with pytest.raises(FileExistsError):
-        Folders(1, shared, os.mkdir).make(tmp_path / "new")
+        Worker(1, shared).make(tmp_path / "new")
 
 
-def test_what_was_there_before_the_run_is_an_error(two: tuple[Folders, Folders], tmp_path: Path) -> None:
+def test_what_was_there_before_the_run_is_an_error(two: tuple[Worker, Worker], tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "file").touch()
     for name in ("old", "file"):
@@ -68,7 +78,7 @@ def test_what_was_there_before_the_run_is_an_error(two: tuple[Folders, Folders],
                 worker.make(tmp_path / name)
 
 
-def test_a_file_that_has_taken_the_folders_place_is_an_error(two: tuple[Folders, Folders], tmp_path: Path) -> None:
+def test_a_file_that_has_taken_the_folders_place_is_an_error(two: tuple[Worker, Worker], tmp_path: Path) -> None:
     one, other = two
     one.make(tmp_path / "new")
     (tmp_path / "new").rmdir()
@@ -77,7 +87,7 @@ def test_a_file_that_has_taken_the_folders_place_is_an_error(two: tuple[Folders,
         other.make(tmp_path / "new")
 
 
-def test_a_folder_by_a_name_in_another_is_made_as_ever(two: tuple[Folders, Folders], tmp_path: Path) -> None:
+def test_a_folder_by_a_name_in_another_is_made_as_ever(two: tuple[Worker, Worker], tmp_path: Path) -> None:
     one, other = two
     inside = os.open(tmp_path, os.O_DIRECTORY)
     one.make("new", dir_fd=inside)

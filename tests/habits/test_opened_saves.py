@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.worker_process.opens import Opening
-from paceline.worker_process.saves import Saves
+from paceline.worker_process.file_functions import Opening, WorkerFiles
+from paceline.worker_process.touched import notes
 from support.launch import Launch
 
 SCRIPT = """
@@ -65,10 +66,12 @@ def test_workers_that_save_a_model_to_a_file_that_they_open_each_read_their_own_
 
 
 @pytest.fixture
-def opening(tmp_path: Path) -> Opening:
-    """As in a worker whose own folder is `own`; the script's is `script`."""
+def opening(tmp_path: Path) -> Iterator[Opening]:
+    """As in worker 1; the script's folder is `script`."""
     (tmp_path / "script").mkdir()
-    return Opening(Saves(tmp_path / "own"), io.open)
+    shared = notes(with_first=True)
+    yield Opening(WorkerFiles.of(1, tmp_path / "run", shared, print), io.open)
+    os.close(shared)
 
 
 def written(opening: Opening, path: Path, mode: str, content: str) -> None:

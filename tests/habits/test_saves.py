@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.worker_process.saves import Saves
+from paceline.worker_process.touched import Touched, notes
 from support.launch import Launch
 
 SCRIPT = """
@@ -144,7 +145,7 @@ def test_a_save_that_fails_half_way_leaves_the_file_as_it_was_and_nothing_beside
     path.write_bytes(b"whole")
 
     def save() -> None:
-        with Saves(None).writing(path) as file:
+        with Saves(None, Touched(0, notes())).writing(path) as file:
             Path(file).write_bytes(b"ha")
             assert path.read_bytes() == b"whole"
             raise OSError("full")

@@ -12,6 +12,7 @@ import pytest
 from paceline.protocols import registry
 from paceline.records.snapshots import whole
 from paceline.training import signals
+from paceline.training.replaced import put_back
 from support.events import said
 from support.launch import Launch
 from support.processes import until_asleep
@@ -100,19 +101,13 @@ def test_a_signal_that_no_script_handles_is_said_and_the_run_goes_on(launch: Lau
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     """Which signals have handlers of the script, each time that this has changed. Handlers are wrapped here."""
-    for module, name in (
-        (signal, "signal"),
-        (signal, "getsignal"),
-        (faulthandler, "register"),
-        (faulthandler, "unregister"),
-    ):
-        monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(signals, "_handlers", signals._Handlers())
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)}
     signal.signal(signal.SIGUSR1, lambda number, frame: None)  # as a launcher has one
     told = list[list[int]]()
     signals.watch(told.append)
     yield told
+    put_back(signals.HANDLERS)
     monkeypatch.undo()
     faulthandler.unregister(signal.SIGUSR2)
     for number, handler in before.items():

@@ -10,25 +10,22 @@ from typing import Any
 
 import pytest
 
-from paceline.worker_process.folders import notes, notes_of, told
+from paceline.worker_process.file_functions import WorkerFiles, own_folder
 from paceline.worker_process.ownership import Ownership, Witness, carry, outside
-from paceline.worker_process.patches import REPLACED, hands_of, own_folder, replacement
+from paceline.worker_process.patches import FILES_OF_EVERY_WORKER, FILES_OF_THE_OTHERS, replaced_in
 from paceline.worker_process.saves import Saves, name_of
-from paceline.worker_process.touched import Touched
+from paceline.worker_process.touched import Touched, notes, notes_of, told
 
 
 class Worker:
     """The functions that this worker's script finds, by name, without the originals' being replaced."""
 
     def __init__(self, number: int, run: Path, notes: int) -> None:
-        self.hands = hands_of(number, run, notes)
-        self.touched = self.hands.ownership.touched
+        self.files = WorkerFiles.of(number, run, notes, print)
+        self.touched = self.files.saves.touched
         self.own = own_folder(run, number)
         self._functions: dict[str, Any] = {
-            name: replacement(row, name, self.hands)
-            for row in REPLACED
-            for name in row.names
-            if hasattr(row.of[0], name)
+            name: row.replacement(name) for row in replaced_in(self.files) for name in row.names
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +126,7 @@ def test_what_a_worker_makes_is_at_the_path_until_another_makes_it_too(
     with other.open("both.json", "w") as file:
         file.write("of 1")
         file.flush()
-        witness = Witness(first.hands.ownership, first=True)
+        witness = Witness(first.files.ownership)
         witness("open", ("both.json", "w", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         Path("both.json").write_text("of 0")
         file.write(", all of it")
@@ -188,7 +185,7 @@ def test_of_folders_within_each_other_the_nearest_decides(
     monkeypatch.chdir(here)
     monkeypatch.setenv("SOME_CACHE_DIR", str(here / "cache"))
     touched = Touched(1, shared)
-    ownership = Ownership(Saves(tmp_path / "own"), touched, outside(tmp_path / "run"))
+    ownership = Ownership(Saves(tmp_path / "own", touched), outside(tmp_path / "run"))
     assert ownership.looks_after(str(here / "file"))  # although it is below /tmp
     assert not ownership.looks_after(str(here / "cache" / "file"))
     assert not ownership.looks_after(str(tmp_path / "file"))
@@ -227,7 +224,7 @@ def test_a_folder_that_another_has_moved_away_is_still_there_for_the_worker_that
     with pytest.raises(FileExistsError):
         other.mkdir("unfinished")
     Path("unfinished/about.json").write_text("of 0")
-    witness = Witness(first.hands.ownership, first=True)
+    witness = Witness(first.files.ownership)
     witness("os.rename", ("unfinished", "step-1", -1, -1))
     os.rename("unfinished", "step-1")
     assert other.isdir("unfinished")
@@ -310,7 +307,8 @@ def test_a_folder_that_was_emptied_counts_as_such_until_it_is_made_again(shared:
 def test_the_guide_names_every_function_that_is_replaced() -> None:
     page = (Path(__file__).parents[2] / "docs" / "habits.md").read_text()
     section = page.split("## Who saves")[1].split("\n## ")[0]
-    names = {name for row in REPLACED for name in row.names} - {"save", "load", "is_file", "is_dir"}  # those of classes
+    files = (*FILES_OF_EVERY_WORKER, *FILES_OF_THE_OTHERS)
+    names = {name for row in files for name in row.names} - {"save", "load", "is_file", "is_dir"}  # those of classes
     assert [name for name in sorted(names) if name not in section] == []
 
 

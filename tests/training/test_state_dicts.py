@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from paceline.training.state_dicts import follow_state_dicts
+from paceline.training.replaced import put_back
+from paceline.training.state_dicts import STATE_DICTS, follow_state_dicts
 from paceline.training.structure import Followed
 
 
@@ -67,11 +68,11 @@ class Shows:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Shows:
+def shown() -> Iterator[Shows]:
     session: Any = Shows()
-    monkeypatch.setattr(nn.Module, "state_dict", nn.Module.state_dict)  # which puts the plain one back
-    follow_state_dicts(lambda: session)
-    return session  # type: ignore[no-any-return]
+    follow_state_dicts(session)
+    yield session
+    put_back(STATE_DICTS)
 
 
 def seen(state: dict[str, Tensor]) -> dict[str, list[float]]:
@@ -175,14 +176,14 @@ def test_a_buffer_is_followed_to_a_new_name_and_if_a_forward_puts_another_in_its
     assert "norm.running_mean" not in followed.buffers()
 
 
-def test_scripted_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripted_modules_are_followed() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))  # type: ignore[no-untyped-call]
     followed = Followed(scripted)
     scripted(torch.ones(3, 2))
     assert followed.buffers()["1.num_batches_tracked"].item() == 1
     assert followed.parameters.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
     session: Any = SimpleNamespace(shows=followed.has_some_of, is_its_own=lambda: True, look_at_structure=lambda: None)
-    monkeypatch.setattr(nn.Module, "state_dict", nn.Module.state_dict)
-    follow_state_dicts(lambda: session)
+    follow_state_dicts(session)
     state = scripted.state_dict()
+    put_back(STATE_DICTS)
     assert state["0.weight"].data_ptr() != dict(scripted.named_parameters())["0.weight"].data_ptr()

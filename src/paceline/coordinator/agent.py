@@ -58,8 +58,8 @@ from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.emulated_link import EmulatedLink
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
-from paceline.worker_process.folders import notes_of
 from paceline.worker_process.forking import fork_workers, forked_zygote
+from paceline.worker_process.touched import notes_of
 
 HEAD = 1
 """The head's own incarnation: a run has no other head."""

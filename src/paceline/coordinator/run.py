@@ -52,9 +52,9 @@ from paceline.records.summary import Summary
 from paceline.records.truncate import cut, why_not
 from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
-from paceline.worker_process.folders import notes, told
 from paceline.worker_process.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
 from paceline.worker_process.imports import import_torch
+from paceline.worker_process.touched import notes, told
 
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry

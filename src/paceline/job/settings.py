@@ -36,7 +36,7 @@ class Settings:
     folder: Path
     """The run's; at another host than the head's, one for what workers save there. See `agent.scratch`."""
     notes: tuple[str, str] | None = None
-    """Where hosts of the head's machine find what its workers note of files. See `worker_process.folders.told`."""
+    """Where hosts of the head's machine find what its workers note of files. See `worker_process.touched.told`."""
     directory: Path | None = None
     """Where workers begin, at a host that was sent a folder (`job.received_folder`); None: in the working directory."""
     shards: Literal["dynamic", "static"] | None

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from paceline.training.replaced import mixed_into
+
 
 class OneAhead:
     """The items of one iteration. It keeps none that it has handed out."""
@@ -107,7 +109,5 @@ class KnowsLast(DataLoader[Any]):
 
 def with_last(loader: DataLoader[Any]) -> None:
     """Give this loader `last`, in place."""
-    kind = type(loader)
     if not isinstance(loader, KnowsLast):
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        loader.__class__ = type(kind.__name__, (KnowsLast, kind), names)
+        mixed_into(loader, KnowsLast)

@@ -11,6 +11,7 @@ from torch.autograd import profiler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from paceline.store.chunks import user_class
+from paceline.training.replaced import mixed_into
 from paceline.training.uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -116,10 +117,8 @@ def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
 
 def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:
     """Turn the optimizer into a paced one, in place."""
-    kind = type(optimizer)
     optimizer.__dict__.pop("step", None)  # a scheduler's patch of the plain step
-    names = {"__module__": kind.__module__, "paceline_made": True}
-    optimizer.__class__ = type(f"Paced{kind.__name__}", (PacedOptimizer, kind), names)
+    mixed_into(optimizer, PacedOptimizer, f"Paced{type(optimizer).__name__}", paceline_made=True)
     optimizer.paceline_session = session  # type: ignore[attr-defined]
     # Otherwise GradScaler leaves it to a fused `step` to unscale and to look for infinities.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

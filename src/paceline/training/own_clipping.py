@@ -6,16 +6,17 @@ framework that it uses, has imported it.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch.nn.utils
 from torch import Tensor
 
 from paceline.training.clipping import Clip
+from paceline.training.replaced import Patch, put_back, replace
 from paceline.training.uncompiled import uncompiled
 
 MEASURED = "two batches that come to [.995, .500] under DDP come to [.75, .75] so"
@@ -60,38 +61,20 @@ class _ClippingWatch:
 def watch(parameters: Iterable[Tensor], tell: Callable[[OwnClipping], object]) -> None:
     """Call `tell` whenever the script is about to clip gradients of these parameters."""
     _ClippingWatch.now = weakref.WeakValueDictionary((id(parameter), parameter) for parameter in parameters), tell
-    replace_torchs()
+    replace(CLIPPING)
 
 
 def watch_none() -> None:
     """The script may clip what it likes."""
     _ClippingWatch.now = None
-
-
-def replace_torchs() -> None:
-    """Replace what torch clips with, once, in this process and in what is forked from it."""
-    modules = (torch.nn.utils, torch.nn.utils.clip_grad)
-    for name, arguments in _CLIPPING.items():
-        original = getattr(torch.nn.utils.clip_grad, name, None)
-        if original is None or getattr(original, "paceline_made", False):
-            continue
-        replaced = _telling(original, arguments)
-        for module in modules:
-            for alias in [alias for alias, value in vars(module).items() if value is original]:
-                setattr(module, alias, replaced)
-
-
-_CLIPPING = {
-    "clip_grad_norm_": ("parameters", "max_norm", "norm_type"),
-    "_clip_grads_with_norm_": ("parameters", "max_norm"),  # which the first one calls, however that was imported
-    "clip_grad_value_": ("parameters", "clip_value"),
-}
-"""By function of `torch.nn.utils.clip_grad`: the names of its first arguments."""
+    put_back(CLIPPING)
 
 
 def _telling(original: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`names` are those of its first arguments."""
+
     @uncompiled  # else it is told of once, when it is compiled
-    @functools.wraps(original)
+    @wraps(original)
     def clip(*arguments: Any, **named: Any) -> Any:
         if _ClippingWatch.now is None:
             return original(*arguments, **named)
@@ -107,7 +90,6 @@ def _telling(original: Callable[..., Any], names: Sequence[str]) -> Callable[...
         _tell([clipped] if isinstance(clipped, Tensor) else clipped, given.get(names[1]), by_norm, norm_type)
         return original(*arguments, **named)
 
-    clip.paceline_made = True  # type: ignore[attr-defined]
     return clip
 
 
@@ -120,3 +102,17 @@ def _tell(clipped: Sequence[Tensor], most: Any, by_norm: bool, norm_type: Any) -
     whole = all(one.grad is None or key in there for key, one in ours.items())
     clip = Clip(float(most), None) if by_norm else Clip(None, float(most))
     tell(OwnClipping(clip, whole and float(norm_type) == 2.0))
+
+
+_UTILS, _MODULE = torch.nn.utils, torch.nn.utils.clip_grad
+_by_norm = partial(_telling, names=("parameters", "max_norm", "norm_type"))
+_by_given_norm = partial(_telling, names=("parameters", "max_norm"))
+_by_value = partial(_telling, names=("parameters", "clip_value"))
+_WHY = "a worker clips its own gradient only, and DDP clips the mean"
+
+CLIPPING = (
+    Patch((_UTILS, _MODULE), ("clip_grad_norm_",), _by_norm, _WHY),
+    Patch((_UTILS,), ("clip_grads_with_norm_",), _by_given_norm, _WHY),
+    Patch((_MODULE,), ("_clip_grads_with_norm_",), _by_given_norm, "the first one calls it, however it was imported"),
+    Patch((_UTILS, _MODULE), ("clip_grad_value_",), _by_value, _WHY),
+)

@@ -313,7 +313,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     session.loop_is_due = checked_loader is not None and not own_streams
     session.batches = Batches(leased=leased, named=partial(in_variables, thread=threading.get_ident()))
     pace(optimizer, session)
-    follow_state_dicts(lambda: _Process.session)
+    follow_state_dicts(session)
     session.schedules, session.plateaus = schedules, plateaus_of(schedules)
     session.begin(started)
     for schedule in schedules:

@@ -8,7 +8,6 @@ to where the run is: after so many batches of all workers, as one process would 
 from __future__ import annotations
 
 import copyreg
-import functools
 import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from torch.optim.lr_scheduler import (
 
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
+from paceline.training.replaced import Patch, mixed_into, replace
 
 
 class Run(Protocol):
@@ -79,9 +79,7 @@ class Schedule:
     def follow(self, run: Run) -> None:
         """Have the scheduler follow the run from now on, in place."""
         self._run = run
-        kind = type(self.scheduler)
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "paceline_schedule": self}
-        self.scheduler.__class__ = type(kind.__name__, (_Prepared, kind), names)
+        mixed_into(self.scheduler, _Prepared, paceline_schedule=self)
 
     def called(self, *args: Any, **named: Any) -> None:
         """The script calls the scheduler's `step`. Step it to where the run is."""
@@ -322,17 +320,17 @@ class _PlateauWatch:
 def watch_plateau(optimizer: torch.optim.Optimizer, tell: Callable[[], object]) -> None:
     """Call `tell` whenever the script steps a ReduceLROnPlateau of this optimizer."""
     _PlateauWatch.now = optimizer, tell
-    if not getattr(ReduceLROnPlateau.step, "paceline_made", False):
-        ReduceLROnPlateau.step = _telling(ReduceLROnPlateau.step)  # type: ignore[method-assign]
+    replace(PLATEAUS)
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def step(scheduler: ReduceLROnPlateau, *arguments: Any, **named: Any) -> Any:
         now = None if isinstance(scheduler, _Prepared) else _PlateauWatch.now
         if now is not None and scheduler.optimizer is now[0]:
             now[1]()
         return original(scheduler, *arguments, **named)
 
-    step.paceline_made = True  # type: ignore[attr-defined]
     return step
+
+
+PLATEAUS = (Patch((ReduceLROnPlateau,), ("step",), _telling, "each worker would step it by a metric of its own"),)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import faulthandler
 import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
+
+from paceline.training.replaced import Patch, replace
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +38,8 @@ class _Handlers:
         """Signals that came meanwhile."""
         self.main = 0
         """The thread that calls handlers; 0: nothing is wrapped."""
+        self.tell: Callable[[list[int]], None] | None = None
+        """See `watch`."""
 
     def called(self, number: int, frame: Any) -> None:
         """The signal has come."""
@@ -42,6 +47,14 @@ class _Handlers:
             self.due.append(number)
         elif (handler := self.own.get(number)) is not None:
             handler(number, frame)
+
+    @contextmanager
+    def told_of(self) -> Iterator[None]:
+        """Tell which signals the script handles, if this changes meanwhile."""
+        known = handled()
+        yield
+        if handled() != known and self.tell is not None:
+            self.tell(handled())
 
     def call_due(self) -> None:
         """Call what was held back. The first that raises leaves the others for later."""
@@ -58,51 +71,62 @@ def watch(tell: Callable[[list[int]], None]) -> None:
     `tell` is called with the signals of `TOLD` that the script handles, whenever these change. SIGINT raises
     KeyboardInterrupt, as in a script that runs alone.
     """
-    set_handler, handler_of = signal.signal, signal.getsignal
-    register, unregister = faulthandler.register, faulthandler.unregister
     for inherited in (signal.SIGUSR1, signal.SIGUSR2):  # the launcher's, which means nothing here
-        if callable(handler_of(inherited)):
-            set_handler(inherited, signal.SIG_DFL)
-    _handlers.main = get_ident()
+        if callable(signal.getsignal(inherited)):
+            signal.signal(inherited, signal.SIG_DFL)
+    _handlers.main, _handlers.tell = get_ident(), tell
+    replace(HANDLERS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    @functools.wraps(set_handler)
+
+def _setting(set_handler: Callable[..., Any]) -> Callable[..., Any]:
     def set_wrapped(number: int, handler: Any) -> Any:
-        before, known = own_of(number), handled()
-        with held_back:  # a signal that comes meanwhile is the new handler's
+        before = _own_of(number)
+        with held_back, _handlers.told_of():  # a signal that comes meanwhile is the new handler's
             set_handler(number, _handlers.called if callable(handler) else handler)
             _handlers.in_c.discard(int(number))
             if callable(handler):
                 _handlers.own[int(number)] = handler
             else:
                 _handlers.own.pop(int(number), None)
-            if handled() != known:
-                tell(handled())
         return before
 
-    @functools.wraps(handler_of)
-    def own_of(number: int) -> Any:
-        found = handler_of(number)
-        return _handlers.own.get(int(number), found) if found == _handlers.called else found
+    return set_wrapped
 
-    @functools.wraps(register)
+
+_handler_of = signal.getsignal
+
+
+def _own_of(number: int) -> Any:
+    found = _handler_of(number)
+    return _handlers.own.get(int(number), found) if found == _handlers.called else found
+
+
+def _registering(register: Callable[..., None]) -> Callable[..., None]:
     def register_told(signum: int, *arguments: Any, **named: Any) -> None:
-        known = handled()
-        register(signum, *arguments, **named)
-        _handlers.in_c.add(int(signum))
-        if handled() != known:
-            tell(handled())
+        with _handlers.told_of():
+            register(signum, *arguments, **named)
+            _handlers.in_c.add(int(signum))
 
-    @functools.wraps(unregister)
+    return register_told
+
+
+def _unregistering(unregister: Callable[..., Any]) -> Callable[..., bool]:
     def unregister_told(signum: int) -> bool:
-        known, was = handled(), bool(cast(Any, unregister)(signum))
-        _handlers.in_c.discard(int(signum))
-        if handled() != known:
-            tell(handled())
+        with _handlers.told_of():
+            was = bool(unregister(signum))
+            _handlers.in_c.discard(int(signum))
         return was
 
-    faulthandler.register, faulthandler.unregister = cast(Any, register_told), cast(Any, unregister_told)
-    signal.signal, signal.getsignal = cast(Any, set_wrapped), cast(Any, own_of)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return unregister_told
+
+
+HANDLERS = (
+    Patch((signal,), ("signal",), _setting, "a handler that raises would leave a message half sent"),
+    Patch((signal,), ("getsignal",), lambda _: _own_of, "the script finds what it has set"),
+    Patch((faulthandler,), ("register",), _registering, "the launcher passes on the signals that a script has use for"),
+    Patch((faulthandler,), ("unregister",), _unregistering, "the launcher no longer passes them on"),
+)
 
 
 def forget() -> None:

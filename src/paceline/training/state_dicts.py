@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,27 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from paceline.training.replaced import Patch, replace
 from paceline.training.signals import held_back
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
 
 
-def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
-    """Let `state_dict()` of each module that has a prepared tensor return the newest version's values.
+class _Shown:
+    """The session whose model is followed, if there is one."""
 
-    The model computes its dictionary while its own tensors show that version. So ties, renamed parameters, hooks, a
-    prefix, and code of the user's own come out as they do in plain PyTorch. It is `nn.Module`'s method that is
-    replaced: a hook of the model's would miss its parts and modules around it, and scripted modules take no hooks.
+    now: Session | None = None
+
+
+def follow_state_dicts(session: Session) -> None:
+    """Let `state_dict()` of each module that has a prepared tensor return the newest version's values."""
+    _Shown.now = session
+    replace(STATE_DICTS)
+
+
+def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The model computes its dictionary while its own tensors show that version.
+
+    So ties, renamed parameters, hooks, a prefix, and code of the user's own come out as they do in plain PyTorch. It is
+    `nn.Module`'s method that is replaced: a hook of the model's would miss its parts and modules around it, and
+    scripted modules take no hooks.
     """
-    plain = nn.Module.state_dict
     within: int | None = None
     one_thread = threading.Lock()  # else a second thread would put back what the first shows, before that is copied
 
-    @functools.wraps(plain)
     def state_dict(module: nn.Module, *args: Any, **named: Any) -> Any:
         nonlocal within
-        session = session_now()
+        session = _Shown.now
         keeps_variables = named.get("keep_vars") or args[2:3] == (True,)
         if within == threading.get_ident() or keeps_variables or session is None or not session.shows(module):
             return plain(module, *args, **named)
@@ -50,4 +60,7 @@ def follow_state_dicts(session_now: Callable[[], Session | None]) -> None:
                 within = None
         return state
 
-    setattr(nn.Module, plain.__name__, state_dict)
+    return state_dict
+
+
+STATE_DICTS = (Patch((nn.Module,), ("state_dict",), _with_newest, "a model shows an older version than the store has"),)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.worker_process.saves import UNFINISHED, Saves, ensure, is_checkpoint, is_path, name_of
-from paceline.worker_process.touched import Touched, upwards
+from paceline.worker_process.touched import upwards
 
 # these call the functions as they were before the patches
 _lexists, _isdir, _islink = os.path.lexists, os.path.isdir, os.path.islink
@@ -79,9 +79,9 @@ class Ownership:
     that looks for its newest or best one is to find worker 0's.
     """
 
-    def __init__(self, saves: Saves, touched: Touched, outside: frozenset[str]) -> None:
+    def __init__(self, saves: Saves, outside: frozenset[str]) -> None:
         self.saves = saves
-        self.touched = touched
+        self.touched = saves.touched
         self._outside = outside
         self._here = os.path.realpath(os.getcwd())
 
@@ -248,9 +248,9 @@ class Witness:
     that one's file out of the way, before it makes its own.
     """
 
-    def __init__(self, ownership: Ownership, first: bool) -> None:
+    def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
-        self._first = first
+        self._first = ownership.touched.worker == 0
         self._mine = threading.local()
         self._seen: dict[str, Callable[..., None]] = {
             "open": self._opens,

@@ -1,7 +1,7 @@
 """One writer: of several workers that save to one path, worker 0 writes there, whole or not at all.
 
 What another worker saves goes below its own folder of the run, and that worker finds it again under the path that its
-script said: to load it, rename it, copy it, remove it, or ask whether it is there. See `patches` for how.
+script said: to load it, rename it, copy it, remove it, or ask whether it is there. See `file_functions` for how.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Saves:
     In `touched` it notes the folders that the script saves in.
     """
 
-    def __init__(self, folder: Path | None, touched: Touched | None = None) -> None:
+    def __init__(self, folder: Path | None, touched: Touched) -> None:
         self._root = None if folder is None else str(folder.absolute())
-        self._touched = touched
+        self.touched = touched
 
     def place(self, path: Any) -> str:
         """Where to write what the script saves to that path: for a link, what it points to."""
@@ -95,15 +95,10 @@ class Saves:
         place = self.place_of(path)
         return place if _lexists(place) else None
 
-    def has(self, path: Any) -> bool:
-        """Whether this worker has saved to that path, and to a place of its own."""
-        return self.found(path) is not path
-
     def place_for(self, path: Any) -> str:
         """The place for that path, in an existing folder."""
         place = self.place(path)
-        if self._touched is not None:
-            self._touched.note("saved", os.path.dirname(os.path.realpath(os.fsdecode(path))))
+        self.touched.note("saved", os.path.dirname(os.path.realpath(os.fsdecode(path))))
         if self._root is not None:
             ensure(os.path.dirname(place))
         return place
@@ -126,7 +121,7 @@ class Saves:
         """Whether that folder is there for this worker: if it has made it, others may have moved it since."""
         if _isdir(folder) or self._root is None:
             return _isdir(folder)
-        return _isdir(self._in_own(folder)) or (self._touched is not None and folder in self._touched.folders)
+        return _isdir(self._in_own(folder)) or folder in self.touched.folders
 
     def may_replace(self, path: Any) -> bool:
         """Whether a file can take that path's place. It can't if that is a device, or where there is no such folder."""

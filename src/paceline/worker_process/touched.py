@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Touched:
     """The notes of all workers, as this worker and the processes that it forks write and read them."""
 
     def __init__(self, worker: int, notes: int) -> None:
-        """`notes` is the descriptor of a file that the workers share: see `worker_process.folders.notes`."""
+        """`notes` is the descriptor of a file that the workers share: see `notes`."""
         self.worker = worker
         self.gone: set[str] = set()
         """What this worker has removed, and is still there, as it is another's."""
@@ -140,3 +141,31 @@ def upwards(name: str) -> Iterator[str]:
     while (above := os.path.dirname(name)) != name:
         name = above
         yield name
+
+
+def notes(with_first: bool = False) -> int:
+    """A file without a name, for all workers of a run on this host. Returns its descriptor.
+
+    Whoever writes there adds to what the others have written. `with_first`: worker 0 is one of them.
+    """
+    shared = os.memfd_create(f"paceline-notes-{secrets.token_hex(8)}")
+    fcntl.fcntl(shared, fcntl.F_SETFL, os.O_APPEND)
+    if with_first:
+        Touched(0, shared).note("first", "")
+    return shared
+
+
+def told(notes: int) -> tuple[str, str]:
+    """Where other processes of this machine find these notes, and what is found there: no other file has that name."""
+    at = f"/proc/{os.getpid()}/fd/{notes}"
+    return at, os.readlink(at)
+
+
+def notes_of(run: tuple[str, str] | None) -> int:
+    """A descriptor of the run's notes, if its head is on this machine; else of new ones, for this host alone."""
+    if run is not None:
+        at, name = run
+        with suppress(OSError):
+            if os.readlink(at) == name:
+                return os.open(at, os.O_RDWR | os.O_APPEND)
+    return notes()

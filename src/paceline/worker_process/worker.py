@@ -53,9 +53,11 @@ from paceline.training.link import (
     TakenUp,
 )
 from paceline.training.orders import BLOCK, Orders
+from paceline.training.replaced import replace
 from paceline.training.seeding import plain_ids, seed_script
 from paceline.training.structure import Structure
 from paceline.worker_process import interpreter, patches
+from paceline.worker_process.file_functions import WorkerFiles
 from paceline.worker_process.interpreter import ended_by_parser
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
@@ -93,8 +95,8 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     prepare.attach(link)
     os.register_at_fork(after_in_child=link.leave_to_parent)
     if settings.saves == "first":
-        patches.install(worker, settings.folder, folders, link.remark)
-    own_clipping.replace_torchs()
+        patches.one_writer(WorkerFiles.of(worker, settings.folder, folders, link.remark))
+    replace(own_clipping.CLIPPING)
     try:
         signals.watch(link.handles)
         begins = settings.start == "together" or link.begins()

@@ -1,0 +1,65 @@
+"""Functions that are replaced in a process that trains, and put back. `worker_process.patches` lists them all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+
+class Patch(NamedTuple):
+    """Functions that are replaced in the same way."""
+
+    of: tuple[Any, ...]
+    """The modules, or the class, that have them."""
+    names: tuple[str, ...]
+    by: Callable[..., Any]
+    """Make of a function what takes its place."""
+    why: str
+
+    def replacement(self, name: str) -> Any:
+        """Return what takes the place of the function of that name."""
+        original = getattr(self.of[0], name)
+        made = self.by(original)
+        if isinstance(made, FunctionType) and not hasattr(made, "__wrapped__"):
+            functools.update_wrapper(made, original, updated=())
+        return made
+
+
+_replaced: dict[tuple[Any, str], tuple[Any, Any]] = {}
+"""By owner and name: the function as it was, and what takes its place in this process."""
+
+
+def replace(patches: Iterable[Patch]) -> None:
+    """Replace these functions in this process and in what is forked from it, unless they are replaced.
+
+    A function that this version of its package does not have is left out.
+    """
+    for patch in patches:
+        for name in patch.names:
+            if (patch.of[0], name) in _replaced or not hasattr(patch.of[0], name):
+                continue
+            made = patch.replacement(name)
+            for owner in patch.of:
+                _replaced[owner, name] = getattr(owner, name), made
+                setattr(owner, name, made)
+
+
+def put_back(patches: Iterable[Patch]) -> None:
+    """Put these functions back. One that the script has replaced in turn stays."""
+    for patch in patches:
+        for owner, name in [(owner, name) for owner in patch.of for name in patch.names]:
+            original, made = _replaced.pop((owner, name), (None, None))
+            if original is not None and getattr(owner, name) is made:
+                setattr(owner, name, original)
+
+
+def mixed_into(value: Any, mixin: type, name: str = "", **attributes: Any) -> None:
+    """Make the object one of a class of the same name, with the methods of `mixin` before its own.
+
+    `attributes` are those of the new class. `name`: another name for it.
+    """
+    kind = type(value)
+    attributes = {"__module__": kind.__module__, "__qualname__": name or kind.__qualname__, **attributes}
+    value.__class__ = type(name or kind.__name__, (mixin, kind), attributes)
