@@ -171,8 +171,7 @@ def test_a_run_on_one_host_loads_nothing_of_what_several_say_to_each_other() -> 
     """It is part of each start, and of each run's memory."""
     program = (
         "import sys, paceline.coordinator.coordinator; "
-        "several = {f'paceline.{name}' for name in ('host.messages', 'host.several', 'host.shards.remote', "
-        "'transfer.data_connection', 'transfer.manager')}; "
+        "several = {f'paceline.{name}' for name in ('host.several', 'transfer.data_connection', 'transfer.manager')}; "
         "assert not several & set(sys.modules), several & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -36,7 +36,6 @@ from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
-from paceline.host.shards.sums_of_hosts import SumsOfHosts
 from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Elsewhere
 from paceline.ipc import messages
@@ -439,7 +438,13 @@ def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
 
 
 def a_host_that_has_lost_the_process_that_adds_up_is_waited_for(patch: Patch) -> None:
-    patch.setattr(SumsOfHosts, "lost", lambda self, host, why: None)
+    deliver = SeveralHosts._deliver
+
+    def deaf(self: SeveralHosts, name: str, message: Any) -> None:
+        if not isinstance(message, host_messages.SumsLost):
+            deliver(self, name, message)
+
+    patch.setattr(SeveralHosts, "_deliver", deaf)
 
 
 def a_host_trains_before_the_process_that_adds_up_is_there(patch: Patch) -> None:

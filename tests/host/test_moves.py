@@ -98,8 +98,8 @@ class Company:
 
     def __init__(self, shards: Sequence[Shard] = (HEAD, B, C)) -> None:
         self.told: list[tuple[str, messages.Message]] = []
-        self.others = RemoteShards(Mock())
-        self.others.begin([one.host for one in shards if one != HEAD], self._tell)
+        self.others = RemoteShards(Mock(), Mock(), self._tell)
+        self.others.begin([one.host for one in shards if one != HEAD])
         self.carrier, self.shelf, self.done, self.cut = Carrier(), Shelf(), Mock(), Mock()
         self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)
         self.head.name = "head"

@@ -496,7 +496,7 @@ def test_training_can_t_begin_without_any_worker_of_a_host_that_makes_a_range() 
 
 def test_only_hosts_that_begin_exchange_ranges() -> None:
     """Another one would never connect, and be given up for that."""
-    head, told = Mock(shards=HALVES, newest=0, together=None), list[messages.Message]()
+    head, told = Mock(shards=HALVES, newest=0), list[messages.Message]()
     head.goes_on.return_value = None
     absent = Other("node-2", range(4, 6), told.append)
     hosts = SeveralHosts(
@@ -568,7 +568,6 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     hosts.begin([0, 1, 2, 4])  # none of node-3's has come
     for said in told.values():
         said.clear()
-    assert hosts.moves is not None
     hosts.moves.cut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
     shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
     assert told == {"node-1": [], "node-2": [shards], "node-3": []}
@@ -586,9 +585,10 @@ def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
 
 def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
     told: dict[str, list[host_messages.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
-    head = Mock(shards=(), newest=7, workers=range(2), others=None, owns_replicas=False)
+    head = Mock(shards=(), newest=7, workers=range(2), owns_replicas=False)
     head.name, head.goes_on.return_value = "node-0", None
     head.prepares.return_value = True
+    head.together.begins.side_effect = lambda host, workers: len(workers) > 1
 
     def teller(name: str) -> Callable[[messages.Message], None]:
         return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
@@ -607,7 +607,12 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
         "node-3": [True],
     }
     begun = [call.args for call in head.together.begins.call_args_list]
-    assert begun == [("node-1", range(2, 4)), ("node-3", range(5, 7)), ("node-1", range(2, 4))]
+    assert begun == [
+        ("node-1", range(2, 4)),
+        ("node-2", range(4, 5)),
+        ("node-3", range(5, 7)),
+        ("node-1", range(2, 4)),
+    ]
     head.together.ends.assert_called_once_with("node-1")
 
 

@@ -21,8 +21,8 @@ class Head:
     def __init__(self) -> None:
         self.inner = Mock()
         self.told: list[tuple[str, messages.Message]] = []
-        self.shards = RemoteShards(self.inner)
-        self.shards.begin(["b", "c"], lambda host, message: self.told.append((host, message)))
+        self.shards = RemoteShards(self.inner, Mock(), lambda host, message: self.told.append((host, message)))
+        self.shards.begin(["b", "c"])
         self.arrived: list[float] = []
 
     def fetches(self, worker: int, step: int) -> None:
@@ -175,8 +175,7 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
 
 
 def test_without_other_hosts_nothing_is_asked() -> None:
-    assert Shares(Mock(), None).ask() == (0, 0)
-    assert Shares(Mock(), RemoteShards(Mock())).ask() == (0, 0)
+    assert Shares(Mock(), RemoteShards(Mock(), Mock(), Mock())).ask() == (0, 0)
 
 
 def test_a_void_sum_that_all_have_is_kept_nowhere() -> None:

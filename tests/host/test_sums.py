@@ -25,7 +25,7 @@ class Store:
         self.shelf = Shelf()
         self.sent: list[Any] = []
         self.process = Mock(send=self.sent.append, lost=False)
-        self.summer = HostReducer(self.shelf, PLAN, self.process)
+        self.summer = HostReducer(self.shelf, PLAN, self.process, there=Mock(), not_finite=Mock())
         self.sums = SumTable(self.shelf, self.summer)
         for worker in range(4):
             self.shelf.put(Update(worker, 0), ("update", worker, 0), PLAN.of(worker))

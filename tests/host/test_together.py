@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update, Version
+from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.version_shelf import Shelf
+from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetchable, Then
+from paceline.transfer.item_names import fields_of
 from support.fetchers import NoFetcher
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
+HEAD = "head"
 ALONE = 4
 """A worker whose host has no other."""
 
@@ -40,16 +47,24 @@ class Head:
     """The head of hosts a and b with two workers each, and one with a single worker."""
 
     def __init__(self, places: int = 2) -> None:
-        shelf, plan = Shelf(), MemoryPlan(5, slots=4, areas=2, own=2, sums=places)
-        self.arithmetic = _Arithmetic()
-        self.summer = HostReducer(shelf, plan, self.arithmetic)  # type: ignore[arg-type]
+        self.shelf = shelf = Shelf()
+        self.plan = plan = MemoryPlan(7, slots=4, areas=2, own=2, sums=places)
+        process: Any = Mock(lost=False)
+        self.process = process
+        self.summer = HostReducer(shelf, plan, process, there=Mock(), not_finite=Mock())
         self.sums = SumTable(shelf, self.summer)
         self.inner = Fetches()
         self.facts: list[Fact] = []
-        self.together = AggregationScheduler(self.inner, self.sums, self.summer, self.facts.append)
-        self.ordered: list[tuple[str, Sum, list[tuple[Update, float]]]] = []
-        self.dropped: list[tuple[str, Sum]] = []
-        self.together.sum_up, self.together.drop = self._sum_up, self._drop
+        self.told: list[tuple[str, messages.Message]] = []
+        self.shards = RemoteShards(self.inner, lambda total: self.together.host_of(total), self._tell)
+        self.together = AggregationScheduler(
+            self.shards,
+            self.sums,
+            self.summer,
+            HEAD,
+            self._tell,
+            self.facts.append,
+        )
         for host in ("a", "b"):
             self.together.begins(host, [worker for worker, one in HOSTS.items() if one == host])
 
@@ -68,20 +83,22 @@ class Head:
             if (fact := then(at)) is not None:
                 self.facts.append(fact)
 
-    def _sum_up(self, host: str, total: Sum, terms: list[tuple[Update, float]]) -> None:
-        self.summer.lay(total, [update for update, _ in terms])
-        self.ordered.append((host, total, terms))
+    @property
+    def ordered(self) -> list[tuple[str, Sum, list[tuple[Update, float]]]]:
+        """The sums that other hosts were to make: (host, sum, terms)."""
+        return [
+            (host, Sum(said.number), [(Update(worker, step), weight) for worker, step, weight in said.terms])
+            for host, said in self.told
+            if isinstance(said, host_messages.SumUp)
+        ]
 
-    def _drop(self, host: str, total: Sum) -> None:
-        self.summer.drop(total)
-        self.dropped.append((host, total))
+    @property
+    def dropped(self) -> list[tuple[str, Sum]]:
+        """What other hosts were told is void."""
+        return [(host, Sum(said.number)) for host, said in self.told if isinstance(said, host_messages.DropSum)]
 
-
-class _Arithmetic:
-    lost = False
-
-    def send(self, message: object) -> None:
-        raise AssertionError(f"nothing is summed at the head: {message}")
+    def _tell(self, host: str, message: messages.Message) -> None:
+        self.told.append((host, message))
 
 
 def arrived(worker: int, step: int, at: float, number: int | None) -> UpdateArrived:
@@ -227,3 +244,54 @@ def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its
     head.comes(Sum(1), Buffers(0, 1), Buffers(1, 1))
     head.together.ends("a")
     assert (head.dropped, head.together.host_of(Sum(1))) == ([], "a")
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_a_host_adds_up_updates_if_it_has_room_for_several_workers(workers: int) -> None:
+    head = Head()
+    assert head.together.begins("c", range(8, 8 + workers)) == (workers > 1)
+    assert head.together.adding("c") == (workers > 1)
+
+
+def test_where_no_update_is_added_up_no_host_begins_with_that() -> None:
+    head = Head(places=0)
+    assert not head.together.begins("a", range(4))
+
+
+def test_another_host_is_told_what_adds_up_and_the_head_has_a_place_for_the_sum() -> None:
+    head = Head()
+    for worker in (2, 3):
+        head.together.released(worker)
+    for worker in (2, 3):
+        head.ready(worker, 5)
+    assert head.told == [("b", host_messages.SumUp(1, [(2, 5, 0.5), (3, 5, 0.5)], look=True))]
+    assert list(head.summer.updates_of(Sum(1))) == [Update(2, 5), Update(3, 5)]
+    assert not head.process.send.called
+
+
+def test_the_head_makes_its_own_sums() -> None:
+    head = Head()
+    assert head.together.begins(HEAD, [5, 6])
+    for worker in (5, 6):
+        head.together.released(worker)
+    for worker in (5, 6):
+        head.shelf.put(Update(worker, 0), ("update", worker, 0), head.plan.of(worker))
+        head.ready(worker, 0)
+    (order,) = [call.args[0] for call in head.process.send.call_args_list]
+    assert (type(order), order.number, order.look) == (messages.store.MakeSum, 1, True)
+    head.together.ends(HEAD)
+    assert head.told == []
+
+
+def test_a_void_sum_that_all_hosts_have_is_kept_nowhere() -> None:
+    head = Head()
+    head.shards.begin(["c"])
+    for worker in (2, 3):
+        head.together.released(worker)
+    for worker in (2, 3):
+        head.ready(worker, 5)
+    head.comes(Sum(1))
+    head.shards.stored("c", Sum(1), 1.0)
+    head.told.clear()
+    head.together.ends("b")
+    assert head.told[:2] == [("c", host_messages.Drop(fields_of(Sum(1)))), ("b", host_messages.DropSum(1))]

@@ -174,15 +174,10 @@ class HostRegistry:
         """Return these hosts and the head's, as one."""
         hosts = SeveralHosts(head, self.others, self.carrier, report, self, now)
         self._all, self._report = hosts, report
-        if hosts.moves is not None:
-            hosts.moves.leaving = self._leaving
-            hosts.moves.begun = lambda host, by: self._say(
-                f"host {host} leaves in good order: its range of each version moves to host {by}"
-            )
-        if hosts.sums is not None:
-            hosts.sums.ended = lambda host, why: self._say(
-                f"host {host} adds up its workers' updates no more, and they come one by one: {why}"
-            )
+        hosts.moves.leaving = self._leaving
+        hosts.moves.begun = lambda host, by: self._say(
+            f"host {host} leaves in good order: its range of each version moves to host {by}"
+        )
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
         return hosts
@@ -271,7 +266,7 @@ class HostRegistry:
         assert self._all is not None
         if self._all.replicas is not None:
             self._all.keep_replicas(host, lambda: done((), 0))
-        elif self._all.moves is None or all(one.host != host for one in self._all.shards):
+        elif all(one.host != host for one in self._all.shards):
             done((), 0)
         else:
             self._all.moves.move(host, done)
@@ -594,6 +589,10 @@ class HostRegistry:
     def amiss(self, host: str, why: str) -> None:
         """See `HostDirectory`."""
         self.ended(host, self._incarnations.get(host, 0), why)
+
+    def sums_lost(self, host: str, why: str) -> None:
+        """See `HostDirectory`."""
+        self._say(f"host {host} adds up its workers' updates no more, and they come one by one: {why}")
 
     def exchanges(self, host: str) -> None:
         """That host makes a range of each version from now on, or averages with others."""

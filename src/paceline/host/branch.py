@@ -149,7 +149,7 @@ class Branch:
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         fetcher = RemoteFetcher(carrier, now, report, away=self._away, lost=self._lacks)
-        self.pushes = Pushes(self.shelf, plan, fetcher, seats)
+        self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._arithmetic.summer.dropped)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
 
@@ -203,7 +203,6 @@ class Branch:
         elif not sums:
             self._fetch_beginning(workers, version, begun, None)
             return
-        self.pushes.dropping = self._arithmetic.summer.dropped
         steps, (_, begin, end) = own is not None and self._spec.optimizer == "store", own or Shard(self._name, 0, 0)
 
         def forked() -> None:

@@ -39,8 +39,7 @@ class BranchArithmetic:
         self.process = StoreProcess(
             shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
         )
-        self.summer = HostReducer(shelf, plan, self.process)
-        self.summer.there, self.summer.not_finite = carrier.made, self._not_finite
+        self.summer = HostReducer(shelf, plan, self.process, there=carrier.made, not_finite=self._not_finite)
         self._workers = workers
         self._report = report
         self._forker: int | None = None

@@ -52,8 +52,10 @@ from paceline.host.orders.releases import Releases
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.replicas.copies import Brings, Copies
+from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
@@ -71,8 +73,6 @@ from paceline.transfer.item_names import ADOPTED, FIXED
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.overlap import Computing, Early
-    from paceline.host.shards.aggregation_scheduler import AggregationScheduler
-    from paceline.host.shards.remote import RemoteShards
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 
@@ -87,6 +87,9 @@ class OtherHosts(Protocol):
 
     def made(self, version: int) -> None:
         """That version is made."""
+
+    def tell_host(self, host: str, message: messages.Message) -> None:
+        """Send it that. A host that is lost gets nothing."""
 
     def adopted(self, worker: int, state: int | None) -> None:
         """The first version is what that worker has written, with the optimizer's state in that file, if it changed."""
@@ -198,25 +201,13 @@ class LocalHost:
             hear=self._hear_arithmetic,
             lost=self._lost,
         )
-        self.summer = HostReducer(self.shelf, plan, self.arithmetic)
-        self.summer.not_finite = self.not_finite
-        if carrier is not None:
-            self.summer.there = carrier.made
-        self.sums = SumTable(self.shelf, self.summer) if plan.sums else None
-        """None if no updates are added up before they come."""
-        self.others: RemoteShards | None = None
-        self.together: AggregationScheduler | None = None
-        if carrier is not None and shards_on:
-            from paceline.host.shards.remote import RemoteShards  # which a run on one host does without
-
-            fetcher = self.others = RemoteShards(fetcher)
-            self.shelf.freed = self._freed
-        if carrier is not None and self.sums is not None:
-            from paceline.host.shards.aggregation_scheduler import AggregationScheduler
-
-            fetcher = self.together = AggregationScheduler(fetcher, self.sums, self.summer, report)
-            if self.others is not None:
-                self.others.host_of = self.together.host_of
+        self.summer = HostReducer(
+            self.shelf, plan, self.arithmetic, there=self._there_is_more, not_finite=self.not_finite
+        )
+        self.sums = SumTable(self.shelf, self.summer)
+        self.others = RemoteShards(fetcher, lambda total: self.together.host_of(total), self._tell_host)
+        self.together = AggregationScheduler(self.others, self.sums, self.summer, name, self._tell_host, report)
+        self.shelf.freed = self._freed
         self.averaging = Averaging(
             self.shelf,
             plan,
@@ -234,7 +225,7 @@ class LocalHost:
         )
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
-        self.pushes = Pushes(self.shelf, plan, fetcher, seats)
+        self.pushes = Pushes(self.shelf, plan, self.together, seats, self.sums.dropped)
         self._computing: Computing | None = None
         self._early: Early | None = None
         if remote is not None:
@@ -258,15 +249,13 @@ class LocalHost:
             spreads=carrier is not None,
         )
         self.commits.brings = self._brings
-        if self.sums is not None:
-            self.pushes.dropping = self.sums.dropped
         self.shares = Shares(self.arithmetic, self.others)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self._brings_replicas)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
             self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, report, self._brings_replicas
         )
-        self.pulls = Pulls(self.shelf, self.commits, fetcher, seats, early=carrier is not None)
+        self.pulls = Pulls(self.shelf, self.commits, self.together, seats, early=carrier is not None)
         self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
@@ -286,7 +275,7 @@ class LocalHost:
             self.commits,
             self.steps,
             self.releases,
-            fetcher,
+            self.together,
             seats,
             report,
             self._tell,
@@ -427,7 +416,7 @@ class LocalHost:
         try:
             match order:
                 case Release(worker=worker, step=step):
-                    if self.together is not None and self._seats[worker].trains:
+                    if self._seats[worker].trains:
                         self.together.released(worker)
                     self.joins.released(worker)
                     self.releases.carry_out(order)
@@ -456,7 +445,7 @@ class LocalHost:
 
     def tell(self, fact: Fact) -> None:
         """See `contract.Host`. So what is read of replicas depends only on the order of the facts."""
-        if self.sums is not None:
+        if self.plan.sums:
             self.sums.tell(fact)
         match fact:
             case ReduceFinished(group=group):
@@ -652,7 +641,7 @@ class LocalHost:
     @property
     def _tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
-        adds_up = self.together is not None and len(self.workers) > 1
+        adds_up = self.plan.sums > 0 and len(self.workers) > 1
         return self._early is not None and not adds_up and any(one.host != self.name for one in self.shards)
 
     def _away(self, item: Update | Sum | Buffers | Version) -> bool:
@@ -662,7 +651,6 @@ class LocalHost:
             case Buffers(worker=worker):
                 return self._seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
             case Sum():
-                assert self.together is not None
                 return self.together.host_of(item) != self.name
         return bool(self.shards) and item not in self._whole
 
@@ -696,8 +684,7 @@ class LocalHost:
         """Nobody claims that item any more."""
         if isinstance(item, Version):
             self._whole.discard(item)
-            if self.others is not None:
-                self.others.freed(item.version)
+            self.others.freed(item.version)
 
     def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
         """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
@@ -806,8 +793,7 @@ class LocalHost:
     def _idles(self, seat: WorkerState) -> None:
         """The worker computes no step any more."""
         seat.step = None
-        if self.together is not None:
-            self.together.idles(seat.worker)
+        self.together.idles(seat.worker)
 
     def moves(self, moving: bool) -> None:
         """A range of versions begins to move to another host, or has moved."""
@@ -819,28 +805,28 @@ class LocalHost:
     def begins_step(self, worker: int, step: int) -> None:
         """The worker computes that step, or is about to: others may bring what there is of its update."""
         seat = self._seats[worker]
-        if self._early is None or not seat.trains or (self.together is not None and self.together.adds_up(worker)):
+        if self._early is None or not seat.trains or self.together.adds_up(worker):
             return
         if seat.elsewhere or self.shards:
             self._early.released(worker, step, elsewhere=seat.elsewhere)
 
     def _computes(self, seat: WorkerState, message: messages.worker.Accumulated | messages.worker.Withdrawn) -> None:
         """The worker has told of the update that it computes, or takes that back."""
-        if self._computing is None or self._carrier is None:
+        if self._computing is None:
             return
         match message:
             case messages.worker.Accumulated(step=step, begin=begin, end=end):
                 self._computing.told(seat.worker, step, begin, end)
-                self._carrier.made(Update(seat.worker, step))
+                self._there_is_more(Update(seat.worker, step))
             case messages.worker.Withdrawn(step=step):
                 if self._early is not None:
                     self._early.withdrawn(seat.worker, step)
 
     def _computed(self, seat: WorkerState, step: int, edits: Sequence[StateEdit]) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
-        if self._computing is not None and self._carrier is not None and not seat.elsewhere:
+        if self._computing is not None and not seat.elsewhere:
             self._computing.finished(seat.worker, step)
-            self._carrier.made(Update(seat.worker, step))
+            self._there_is_more(Update(seat.worker, step))
         self.releases.computed(seat.worker)
         self.steps.computed(seat.worker, step)
         if seat.trains and not self.steps.owned_by(seat.worker):
@@ -854,8 +840,7 @@ class LocalHost:
         # while the update has its place, to which some of it may be on its way
         if self._early is not None:
             self._early.dropped(Update(worker, step))
-        if self.others is not None:
-            self.others.dropped(Update(worker, step))
+        self.others.dropped(Update(worker, step))
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
         self.steps.dropped(worker, step)
@@ -886,8 +871,7 @@ class LocalHost:
                 asked = self.commits.maker.made(message)
                 if asked:
                     self._arrivals.made(version, message.begin, message.end)
-                if asked and self._carrier is not None:
-                    self._carrier.made(Version(version))
+                    self._there_is_more(Version(version))
                 return asked
             case messages.store.Norms():
                 return self.norms_taken(HERE, message)
@@ -932,8 +916,7 @@ class LocalHost:
 
     def not_finite(self, parameter: str, worker: int | None) -> None:
         """A gradient that was added up has a NaN or an infinity."""
-        if self.sums is not None:
-            self.sums.found = self.sums.found or (parameter, worker)
+        self.sums.found = self.sums.found or (parameter, worker)
 
     def norms_taken(self, host: str, message: messages.store.Norms) -> bool:
         """That host has the norms for its range of a version. Return whether it was asked to take them."""
@@ -988,6 +971,16 @@ class LocalHost:
         self.commits.lost()
         self.snapshots.lost()
         self._report(ProcessLost(why, self._lacks_host))
+
+    def _there_is_more(self, item: Item) -> None:
+        """More of the item is made here. Other hosts may have asked for it."""
+        if self._carrier is not None:
+            self._carrier.made(item)
+
+    def _tell_host(self, host: str, message: messages.Message) -> None:
+        """Tell another host that."""
+        assert self.other_hosts is not None
+        self.other_hosts.tell_host(host, message)
 
     def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell a worker, wherever it is."""

@@ -54,9 +54,9 @@ class Early:
     """Has hosts that make versions expect the updates that workers compute, as the head sees to it."""
 
     def __init__(
-        self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, fetcher: RemoteFetcher, others: RemoteShards | None
+        self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, fetcher: RemoteFetcher, others: RemoteShards
     ) -> None:
-        """`fetcher` brings what is to come to this host. `others`: None if it makes all of each version."""
+        """`fetcher` brings what is to come to this host."""
         self._shelf = shelf
         self._plan = plan
         self._pushes = pushes
@@ -68,9 +68,7 @@ class Early:
     def rest(self) -> None:
         """A range moves: nothing that came of any update counts before its step is finished."""
         self.rests = True
-        expected = dict.fromkeys(self._fetcher.expected())
-        expected |= dict.fromkeys(() if self._others is None else self._others.expected())
-        for update in expected:
+        for update in dict.fromkeys([*self._fetcher.expected(), *self._others.expected()]):
             self.withdrawn(*update[:2])
 
     def released(self, worker: int, step: int, *, elsewhere: bool) -> None:
@@ -84,7 +82,7 @@ class Early:
         if elsewhere:
             self._pushes.lay(worker, step)
             self._fetcher.expect(update)
-        if self._others is not None and self._others.hosts:
+        if self._others.hosts:
             self._others.expect(update)
 
     def dropped(self, update: Update) -> None:
@@ -95,5 +93,4 @@ class Early:
         """The worker has changed what was told of that step: nothing that came of it counts."""
         update = Update(worker, step)
         self._fetcher.forget(update)
-        if self._others is not None:
-            self._others.forget(update)
+        self._others.forget(update)

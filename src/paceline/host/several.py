@@ -39,7 +39,6 @@ from paceline.host.message_validation import MessageValidation
 from paceline.host.orders.steps import shown
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.shards.migration import Moves
-from paceline.host.shards.sums_of_hosts import SumsOfHosts
 from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
@@ -112,6 +111,9 @@ class HostDirectory(Protocol):
     def amiss(self, host: str, why: str) -> None:
         """The host has said what it may not: end it."""
 
+    def sums_lost(self, host: str, why: str) -> None:
+        """The host adds up no updates any more, though it trains."""
+
     def exchanges(self, host: str) -> None:
         """The host makes a range of each version from now on, or averages with others."""
 
@@ -172,20 +174,14 @@ class SeveralHosts:
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._numbers = count()
         self._coding = Coding(messages.worker.FromWorker)
-        self.moves: Moves | None = None
+        self.moves = Moves(head, head.others, carrier, self.tell_host)
         """Moves ranges of versions between hosts, if several make some."""
-        if head.others is not None:
-            self.moves = Moves(head, head.others, carrier, self._tell_host)
-            self.moves.cut = self._recut
-            head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
-        self.sums: SumsOfHosts | None = None
-        """Has hosts add up their workers' updates, if a version may be made of sums."""
-        if head.together is not None and head.sums is not None:
-            self.sums = SumsOfHosts(head.name, head.together, head.sums, head.summer, head.others, self._tell_host)
+        self.moves.cut = self._recut
+        head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
         self.replicas: ReplicasElsewhere | None = None
         """Sees to replicas of other hosts' workers, if each worker owns one."""
         if head.owns_replicas:
-            self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self._tell_host)
+            self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self.tell_host)
             self.replicas.amiss = directory.amiss
         head.other_hosts = self
 
@@ -213,7 +209,7 @@ class SeveralHosts:
     def _may_say(self, name: str, message: messages.Message) -> None:
         if isinstance(message, host_messages.OfShard) and name not in self._shards:
             raise MessageUnreadable("it makes no versions")
-        if isinstance(message, host_messages.SaidOfSums) and (self.sums is None or not self.sums.awaits(name)):
+        if isinstance(message, host_messages.SaidOfSums) and not self._head.together.adding(name):
             raise MessageUnreadable("it adds up no updates")
         if isinstance(message, host_messages.SaidOfReplicas) and self.replicas is None:
             raise MessageUnreadable("no worker there owns a replica")
@@ -294,9 +290,9 @@ class SeveralHosts:
                 if not self._head.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")
             case host_messages.RangeTaken():
-                if self.moves is None or not self.moves.taken(name):
+                if not self.moves.taken(name):
                     raise MessageUnreadable("it was to take over no range")
-            case host_messages.StatePacked(number=number) if self.moves is not None and self.moves.awaits(name, number):
+            case host_messages.StatePacked(number=number) if self.moves.awaits(name, number):
                 if self.moves.goes_on(message.error, message.attached):
                     assert message.attached is not None
                     self._bring_file(name, number, message.attached, self.moves.takes, self._head.loses)
@@ -307,8 +303,8 @@ class SeveralHosts:
             case host_messages.ShardLost(why=why):
                 self._shard_lost(name, why)
             case host_messages.SumsLost(why=why):
-                assert self.sums is not None
-                self.sums.lost(name, why)
+                self._head.together.ends(name)
+                self._directory.sums_lost(name, why)
             case Averaged(group=group) | GivenUp(group=group):
                 self._head.averages.has_made(group, name)
             case host_messages.ItemCopied(number=number):
@@ -323,10 +319,8 @@ class SeveralHosts:
         other = self._others.pop(name, None)
         if other is None:
             return
-        if self.moves is not None:
-            self.moves.lost(name)
-        if self.sums is not None:
-            self.sums.ends(name)
+        self.moves.lost(name)
+        self._head.together.ends(name)
         self._shard_lost(name, f"it is lost ({why})")
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
@@ -384,7 +378,7 @@ class SeveralHosts:
         if item in self._beside:
             host, span = self._beside[item]
             return [(host, 0, span.nbytes)]
-        if (moving := self._moving(item)) is not None:
+        if isinstance(item, Update | Sum) and (moving := self.moves.ranges(item)) is not None:
             return moving
         if isinstance(item, Partial | Mean | Replica):
             assert self.replicas is not None
@@ -392,16 +386,12 @@ class SeveralHosts:
         if isinstance(item, Version):
             return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         if isinstance(item, Sum):
-            assert self._head.together is not None
             return [(self._head.together.host_of(item), *bytes_) for bytes_ in self._head.ranges_of(item)]
         assert isinstance(item, Update | Buffers | Beginning)
         host = self._by_worker[item.worker].name
         if isinstance(item, Update):
             return [(host, *bytes_) for bytes_ in self._head.ranges_of(item)]
         return [(host, 0, self.view(item).nbytes)]
-
-    def _moving(self, item: Item) -> list[tuple[str, int, int]] | None:
-        return None if self.moves is None or not isinstance(item, Update | Sum) else self.moves.ranges(item)
 
     def lay(self, item: Item, number: int) -> Span:
         """See `Items`. It was laid out as the item's fetch was ordered. Nothing here writes where updates come to."""
@@ -429,7 +419,7 @@ class SeveralHosts:
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`."""
         fetch = fetch.ending(self._now())
-        if self.moves is not None and (item := fetch.summand) is not None and self.moves.had(item):
+        if (item := fetch.summand) is not None and self.moves.had(item):
             fetch = fetch.moved()
         self._report(fetch)
 
@@ -460,7 +450,7 @@ class SeveralHosts:
     @property
     def progress(self) -> Progress:
         """See `contract.Host`."""
-        progress, moving = self._head.progress, None if self.moves is None else self.moves.busy_with
+        progress, moving = self._head.progress, self.moves.busy_with
         return progress if moving is None else replace(progress, busy_with=moving)
 
     @property
@@ -515,13 +505,12 @@ class SeveralHosts:
         self._head.begin(workers)
         if self.replicas is not None:
             self.replicas.begins(workers)
-        if self._head.shards and self._head.others is not None:
+        if self._head.shards:
             makers = [one.host for one in self._elsewhere]
-            self._head.others.begin(makers, self._tell_host)
+            self._head.others.begin(makers)
             for host in makers:
                 self._directory.exchanges(host)
-            if self.sums is not None:
-                self.sums.begins(self._head.name, self._head.workers)
+            self._head.together.begins(self._head.name, self._head.workers)
         for other in self._others.values():
             if any(worker in other.workers for worker in workers) or (not other.workers and other.name in self._shards):
                 self._head.lends_beginning(other.name, [worker for worker in workers if worker in other.workers])
@@ -890,11 +879,10 @@ class SeveralHosts:
             self._directory.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
-        sums = self.sums is not None and self.sums.begins(other.name, other.workers)
+        sums = self._head.together.begins(other.name, other.workers)
         other.tell(host_messages.Train(workers, self._head.newest, self._now(), shards, state, near, sums))
 
     def _stored(self, host: str, item: Update | Sum) -> None:
-        assert self._head.others is not None
         if (fact := self._head.others.stored(host, item, self._now())) is not None:
             self._report(fact)
 
@@ -919,13 +907,13 @@ class SeveralHosts:
             file, span = empty_file(attached.size)
         except OSError as full:
             lacks(f"host {host}'s part of it has no room here: {full.strerror}")
-            self._tell_host(host, host_messages.AttachmentFetched(attached.name))
+            self.tell_host(host, host_messages.AttachmentFetched(attached.name))
             return
         self._beside[Blob(attached.name)] = host, span
 
         def here() -> None:
             there(file)
-            self._tell_host(host, host_messages.AttachmentFetched(attached.name))
+            self.tell_host(host, host_messages.AttachmentFetched(attached.name))
 
         def lost(why: str) -> None:
             os.close(file)
@@ -943,7 +931,6 @@ class SeveralHosts:
         for other in self._others.values():
             if other.name != left and other.name in self._begun:  # else none of its workers trains, and it knows nobody
                 other.tell(host_messages.Shards(tuple(shards), left))
-        assert self._head.others is not None
         for fact in self._head.others.taken(self._now()):
             self._report(fact)
         self._carrier.again(lambda item: isinstance(item, Version))
@@ -957,7 +944,7 @@ class SeveralHosts:
         others = [one for one in near if one.host != late]
         for one in others:
             for neighbour in own:
-                self._tell_host(one.host, host_messages.ExpectHost(neighbour))
+                self.tell_host(one.host, host_messages.ExpectHost(neighbour))
         return (*others, *own)
 
     def _is_there(self, host: str) -> bool:
@@ -990,7 +977,8 @@ class SeveralHosts:
             self._head.loses(f"host {other.name} is lost ({why}), with what {those} had come to as they ended")
         self.replicas.lost(other.name, why)
 
-    def _tell_host(self, host: str, message: messages.Message) -> None:
+    def tell_host(self, host: str, message: messages.Message) -> None:
+        """See `OtherHosts`."""
         if (other := self._others.get(host)) is not None:
             other.tell(message)
 

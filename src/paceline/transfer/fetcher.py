@@ -1,7 +1,7 @@
 """Moving items is one operation: a fetch. On one host it moves nothing, and takes the time that a scenario says.
 
-    one host          ShapedFetcher
-    several hosts     AggregationScheduler ─► RemoteShards ─► RemoteFetcher
+    AggregationScheduler ─► RemoteShards ─► ShapedFetcher     one host
+                                         └► RemoteFetcher     several hosts
 
 Each stage has what comes to this host come, or hands the fetch on to the next one. `AggregationScheduler` makes one
 fetch of several, and `RemoteShards` ends one once the other hosts that make versions have their part.

@@ -33,6 +33,9 @@ MAKING = ("version that is being made",)
 class OtherMakers(Protocol):
     """The other hosts that make a range of each version."""
 
+    hosts: Sequence[str]
+    """Their names, in the order of their ranges. Empty: this host makes all of each version."""
+
     def make(
         self,
         order: ApplyUpdate,
@@ -80,12 +83,11 @@ class CommitQueue:
         idle_cores: Callable[[], int],
         steps_in_store: bool,
         rate_scale: float,
-        others: OtherMakers | None = None,
-        sums: SumTable | None = None,
+        others: OtherMakers,
+        sums: SumTable,
         spreads: bool = False,
     ) -> None:
-        """`idle_cores()`: see `CommitDispatch`. `others`: None if this host makes all of each version.
-        `sums`: None if no updates are added up before they come.
+        """`idle_cores()`: see `CommitDispatch`.
 
         `spreads`: whether versions go to other hosts while they are being made.
 
@@ -147,9 +149,7 @@ class CommitQueue:
         if isinstance(order, AdjustTraining):
             self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
             return
-        pushed, summed = self._pushes.applied(order), list[Update]()
-        if self._sums is not None:
-            pushed, summed = self._sums.applied(pushed)
+        pushed, summed = self._sums.applied(self._pushes.applied(order))
         scalars = self._scaled(*self._longest(order)) if self._steps_in_store else None
         edits = self._edits.due((worker, step) for worker, step, _ in order.contributions)
         if not self._arithmetic.lost:
@@ -201,7 +201,7 @@ class CommitQueue:
     ) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
-        waits = self.others is not None
+        waits = bool(self.others.hosts)
         order = messages.store.Record(version, place, file, list(workers), buffers, waits, known)
         self._arithmetic.write(order, Version(version))
         if waits:
@@ -216,8 +216,7 @@ class CommitQueue:
         if len(self._norms) < len(self._ranges):
             return True
         every = messages.store.Norms(order.version, sorted(norm for one in self._norms.values() for norm in one.norms))
-        if self.others is not None:
-            self.others.make_with(every)
+        self.others.make_with(every)
         return self.maker.make_with(every)
 
     def range_made(self, host: str, message: messages.store.Committed) -> bool:
@@ -252,8 +251,7 @@ class CommitQueue:
         found = next(iter(lost), None)
         if found is not None and self._look:
             self._look = False
-            if self._sums is not None:
-                self._sums.look, found = False, self._sums.found or found
+            self._sums.look, found = False, self._sums.found or found
             self._report(VersionNotFinite(order, *found))
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
@@ -278,7 +276,7 @@ class CommitQueue:
         ordered = self._orders[0]
         order, pushed = ordered.order, ordered.pushed
         scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
-        exchanges, look = self.clips_norms and self.others is not None, self._look
+        exchanges, look = self.clips_norms and bool(self.others.hosts), self._look
         if not self.maker.make(
             order.version,
             self.newest,
@@ -293,9 +291,7 @@ class CommitQueue:
             return  # until a version is on disk: no worker's claim can be what it waits for
         self._orders.popleft()
         self._committing, self._known_scalars = order, ordered.scalars
-        others: Sequence[str] = ()
-        if self.others is not None:
-            others = self.others.make(order, pushed, scalars, look=look, exchanges=exchanges, edits=ordered.edits)
+        others = self.others.make(order, pushed, scalars, look=look, exchanges=exchanges, edits=ordered.edits)
         self._ranges = dict.fromkeys([HERE, *others])
         self._norms.clear()
         self._beginning.come(order.version)

@@ -29,11 +29,20 @@ class _Lacking:
 class Pushes:
     """Carries out `StartPush`, and gives each step's update one of its worker's own places."""
 
-    def __init__(self, shelf: Shelf, plan: MemoryPlan, fetcher: Fetcher, seats: Mapping[int, WorkerState]) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: MemoryPlan,
+        fetcher: Fetcher,
+        seats: Mapping[int, WorkerState],
+        on_dropped: Callable[[Update], object],
+    ) -> None:
+        """`on_dropped` is told of each update that is in a version by now, or will be in none."""
         self._shelf = shelf
         self._plan = plan
         self._fetcher = fetcher
         self._seats = seats
+        self._on_dropped = on_dropped
         self._on_the_way: dict[int, dict[int, None]] = {}
         """By worker: steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
         self._scales: dict[tuple[int, int], float] = {}
@@ -42,8 +51,6 @@ class Pushes:
         """By worker and step: updates that are not in the version that it was last released on."""
         self._awaiting: dict[int, Callable[[], None]] = {}
         """By worker: what to do when one of its places is free."""
-        self.dropping: Callable[[Update], object] = lambda update: None
-        """Told of each update that is in a version by now, or will be in none."""
 
     def lay(self, worker: int, step: int) -> int | None:
         """The area for that step's update, which is kept until the update is needed no more. None: all are needed."""
@@ -127,7 +134,7 @@ class Pushes:
         self._on_the_way.get(worker, {}).pop(step, None)
         self._shelf.release(("update", worker, step))
         self._scales.pop((worker, step), None)
-        self.dropping(Update(worker, step))
+        self._on_dropped(Update(worker, step))
         if (
             step in (pushed := self._lacking.get(worker, {})) and pushed[step].version is None
         ):  # no version will have it

@@ -1,17 +1,23 @@
-"""Updates of one host that go to the hosts that make versions together, as one sum."""
+"""Updates of one host that go to the hosts that make versions together, as one sum. Each host makes its own sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 from paceline.core.facts import Fact, UpdateArrived
 from paceline.core.items import Buffers, Sum, Update
-from paceline.host.shards.host_reducer import HostReducer, Terms
+from paceline.host import messages as host_messages
+from paceline.host.shards.host_reducer import HostReducer
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
-from paceline.transfer.fetcher import Fetchable, Fetcher, Then
+from paceline.ipc import messages
+from paceline.transfer.fetcher import Fetchable, Then
+
+SEVERAL = 2
+"""Workers of a host from which on it adds up their updates: a process of its own does that."""
 
 
 @dataclass(slots=True)
@@ -30,16 +36,25 @@ class AggregationScheduler:
     A host's workers may all be waited for, as only machines have sums that wait for them all.
     """
 
-    def __init__(self, inner: Fetcher, sums: SumTable, summer: HostReducer, happened: Callable[[Fact], None]) -> None:
-        """`inner` brings sums and single updates. `sums`, `summer`: the head's."""
+    def __init__(
+        self,
+        inner: RemoteShards,
+        sums: SumTable,
+        summer: HostReducer,
+        head: str,
+        tell: Callable[[str, messages.Message], None],
+        happened: Callable[[Fact], None],
+    ) -> None:
+        """`inner` brings sums and single updates. `sums`, `summer`: those of the head's host, which is called `head`.
+
+        `tell(host, message)` reaches another host.
+        """
         self._inner = inner
         self._sums = sums
         self._summer = summer
+        self._head = head
+        self._tell = tell
         self._happened = happened
-        self.sum_up: Callable[[str, Sum, Terms], None] = lambda host, total, terms: None
-        """Has that host make this sum."""
-        self.drop: Callable[[str, Sum], None] = lambda host, total: None
-        """Tells that host that its sum is void."""
         self._hosts: dict[int, str] = {}
         """By worker: its host, if that adds up updates, or has."""
         self._adding: set[str] = set()
@@ -52,10 +67,13 @@ class AggregationScheduler:
         """By sum that is on its way."""
         self._numbers = count(1)
 
-    def begins(self, host: str, workers: Iterable[int]) -> None:
-        """That host, which has these workers, adds up their updates from now on."""
+    def begins(self, host: str, workers: Sequence[int]) -> bool:
+        """That host, which has room for these workers, is about to train. Return whether it adds up their updates."""
+        if len(workers) < SEVERAL or not self._summer.places:
+            return False
         self._adding.add(host)
         self._hosts |= dict.fromkeys(workers, host)
+        return True
 
     def ends(self, host: str) -> None:
         """That host adds up nothing any more: its workers' updates come one by one."""
@@ -128,7 +146,12 @@ class AggregationScheduler:
         total, terms = Sum(next(self._numbers)), self._sums.terms_of(list(together))
         buffers = [Buffers(update.worker, update.step) for update in together]
         self._groups[total] = _Group(host, together, {total, *buffers})
-        self.sum_up(host, total, terms)
+        if host == self._head:
+            self._summer.sum_up(total, terms, look=self._sums.look)
+        else:
+            self._summer.lay(total, [update for update, _ in terms])
+            fields = [(update.worker, update.step, weight) for update, weight in terms]
+            self._tell(host, host_messages.SumUp(total.number, fields, self._sums.look))
         self._inner.fetch(terms[0][0].worker, total, partial(self._comes, total, total))
         for one in buffers:
             self._inner.fetch(one.worker, one, partial(self._comes, total, one))
@@ -149,5 +172,8 @@ class AggregationScheduler:
         group = self._groups.pop(total)
         for update in group.updates:  # what comes of any of them now is of no use
             self._inner.cancel(update.worker)
-        self.drop(group.host, total)
+        self._inner.void(total)
+        self._summer.drop(total)
+        if group.host != self._head:
+            self._tell(group.host, host_messages.DropSum(total.number))
         self._ready |= group.updates

@@ -32,11 +32,21 @@ def _being_made(total: Sum) -> Owner:
 class HostReducer:
     """Has updates that lie here added up. The store's process does one thing after another, in the order of orders."""
 
-    def __init__(self, shelf: Shelf, plan: MemoryPlan, arithmetic: StoreProcess) -> None:
-        self.there: Callable[[Sum], object] = lambda total: None
-        """Told of each sum of which more is there, which other hosts may have asked for."""
-        self.not_finite: Callable[[str, int | None], object] = lambda parameter, worker: None
-        """Told of a gradient of that worker, which was added up here, that has a NaN or an infinity."""
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: MemoryPlan,
+        arithmetic: StoreProcess,
+        *,
+        there: Callable[[Sum], object],
+        not_finite: Callable[[str, int | None], object],
+    ) -> None:
+        """`there(total)` is told of each sum of which more is there, which other hosts may have asked for.
+
+        `not_finite(parameter, worker)`: a gradient of that worker, which was added up here, has a NaN or an infinity.
+        """
+        self._there = there
+        self._not_finite = not_finite
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
@@ -48,6 +58,11 @@ class HostReducer:
         """What there is of the sums that are being made."""
         self._sums: dict[Update, Sum] = {}
         """By update: the sum that it is in."""
+
+    @property
+    def places(self) -> int:
+        """How many sums there may be at once. None: no updates are added up."""
+        return self._plan.sums
 
     @property
     def has_room(self) -> bool:
@@ -83,9 +98,9 @@ class HostReducer:
             made.add(message.begin, message.end)
         else:
             if message.not_finite is not None:
-                self.not_finite(*message.not_finite)
+                self._not_finite(*message.not_finite)
             self._let_go(total)
-        self.there(total)
+        self._there(total)
         return True
 
     def lost(self) -> None:

@@ -6,13 +6,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.store_process import StoreProcess
 from paceline.ipc import messages
-
-if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.shards.remote import RemoteShards
 
 
 @dataclass(slots=True)
@@ -30,8 +27,7 @@ class _Asked:
 class Shares:
     """Asks for the shares as of one version, and hands them over. Pure but for descriptors."""
 
-    def __init__(self, arithmetic: StoreProcess, others: RemoteShards | None) -> None:
-        """`others`: None on one host, which makes all of each version."""
+    def __init__(self, arithmetic: StoreProcess, others: RemoteShards) -> None:
         self._arithmetic = arithmetic
         self._others = others
         self._numbers = count(1)
@@ -55,7 +51,7 @@ class Shares:
 
         `held`: whether the process is to have them only after `release`.
         """
-        if self._others is None or not self._others.hosts:
+        if not self._others.hosts:
             return 0, 0
         number, hosts = self.number(), len(self._others.hosts)
         self._asked[number] = _Asked(held, hosts)

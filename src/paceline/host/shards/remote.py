@@ -39,25 +39,26 @@ class _Coming:
 class RemoteShards:
     """Keeps the contracts `Fetcher` and `OtherMakers`. Without other hosts that make ranges it only passes on."""
 
-    def __init__(self, inner: Fetcher) -> None:
-        """`inner` brings what is to come to this host."""
+    def __init__(
+        self, inner: Fetcher, host_of: Callable[[Sum], str], tell: Callable[[str, messages.Message], None]
+    ) -> None:
+        """`inner` brings what is to come to this host. `host_of(total)` makes that sum. `tell(host, message)`."""
         self.hosts: Sequence[str] = ()
         """The other hosts, in the order of their ranges."""
         self.drops: Callable[[Update | Sum], None] = lambda item: None
         """Told of what no version will have, while it has its place."""
         self._inner = inner
-        self._tell: Callable[[str, messages.Message], None] = lambda host, message: None
+        self._host_of = host_of
+        self._tell = tell
         self._coming: dict[Update | Sum, _Coming] = {}
         self._arrived: dict[Update | Sum, None] = {}
         """What all have their ranges of, and of which no version is being made."""
         self._expected: set[Update] = set()
         """Updates that the hosts were told to expect, and that are not on their way."""
-        self.host_of: Callable[[Sum], str] = lambda total: ""
-        """Returns the host that makes a sum."""
 
-    def begin(self, hosts: Sequence[str], tell: Callable[[str, messages.Message], None]) -> None:
-        """These hosts make ranges, besides this one. `tell(host, message)`."""
-        self.hosts, self._tell = hosts, tell
+    def begin(self, hosts: Sequence[str]) -> None:
+        """These hosts make ranges, besides this one."""
+        self.hosts = hosts
 
     def stored(self, host: str, item: Update | Sum, at: float) -> Fact | None:
         """That host has its range of the update, or of the sum. Return what has happened: it is the last one, say."""
@@ -153,7 +154,7 @@ class RemoteShards:
         if isinstance(item, Update):
             self._expected.discard(item)
         self._coming[item] = _Coming(worker, then, {HERE, *self.hosts})
-        self._tell_all(host_messages.Bring(fields_of(item), self.host_of(item) if isinstance(item, Sum) else None))
+        self._tell_all(host_messages.Bring(fields_of(item), self._host_of(item) if isinstance(item, Sum) else None))
         self._inner.fetch(worker, item, partial(self._comes, item, HERE))
 
     def cancel(self, worker: int) -> None:
