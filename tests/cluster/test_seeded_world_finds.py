@@ -18,7 +18,7 @@ from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
 from paceline.host.branch_arithmetic import BranchArithmetic
-from paceline.host.host import LocalHost
+from paceline.host.cluster import Cluster
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_dispatch import CommitDispatch
@@ -26,9 +26,9 @@ from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps
+from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
-from paceline.host.several import SeveralHosts
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves, Taking
@@ -96,7 +96,7 @@ def a_host_that_is_cut_off_goes_on(patch: Patch) -> None:
 
 
 def what_is_served_stays_claimed(patch: Patch) -> None:
-    patch.setattr(SeveralHosts, "release", lambda self, item, owner: None)
+    patch.setattr(OtherHosts, "release", lambda self, item, owner: None)
 
 
 def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
@@ -104,7 +104,7 @@ def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
 
 
 def what_training_begins_with_stays_lent_to_a_lost_host(patch: Patch) -> None:
-    patch.setattr(LocalHost, "begun", lambda self, host: None)
+    patch.setattr(Cluster, "begun", lambda self, host: None)
 
 
 def an_update_stays_after_its_worker(patch: Patch) -> None:
@@ -139,11 +139,11 @@ def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
 
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
-    look = LocalHost.look
-    patch.setattr(LocalHost, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
-    carry_out, begin, hosts = CommitQueue.carry_out, SeveralHosts.__init__, list[SeveralHosts]()
+    look = Cluster.look
+    patch.setattr(Cluster, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
+    carry_out, begin, hosts = CommitQueue.carry_out, OtherHosts.__init__, list[OtherHosts]()
 
-    def begun(self: SeveralHosts, *of: Any) -> None:
+    def begun(self: OtherHosts, *of: Any) -> None:
         begin(self, *of)
         hosts.append(self)
 
@@ -152,19 +152,19 @@ def a_version_is_served_before_it_is_made(patch: Patch) -> None:
         if self._committing is not None:
             hosts[-1].made(self._committing.version)
 
-    patch.setattr(SeveralHosts, "__init__", begun)
+    patch.setattr(OtherHosts, "__init__", begun)
     patch.setattr(CommitQueue, "carry_out", early)
 
 
 def an_older_version_is_served(patch: Patch) -> None:
-    view = LocalHost.view
+    view = Cluster.view
 
-    def older(self: LocalHost, item: Any) -> memoryview:
+    def older(self: Cluster, item: Any) -> memoryview:
         if isinstance(item, Version) and self.shelf.has(before := Version(item.version - 1)):
             return view(self, before)
         return view(self, item)
 
-    patch.setattr(LocalHost, "view", older)
+    patch.setattr(Cluster, "view", older)
 
 
 def half_a_version_counts_as_here(patch: Patch) -> None:
@@ -199,15 +199,15 @@ def an_update_is_applied_before_it_is_here(patch: Patch) -> None:
 
 
 def the_workers_of_a_lost_host_are_not_told(patch: Patch) -> None:
-    patch.setattr(SeveralHosts, "lost", lambda self, name, why: self._head.begun(name))
+    patch.setattr(OtherHosts, "lost", lambda self, name, why: self._head.begun(name))
 
 
 def a_worker_that_has_left_takes_a_version(patch: Patch) -> None:
-    patch.setattr(SeveralHosts, "left", _left_untold(SeveralHosts.left))
+    patch.setattr(OtherHosts, "left", _left_untold(OtherHosts.left))
 
 
 def _left_untold(left: Callable[..., None]) -> Callable[..., None]:
-    def untold(self: SeveralHosts, worker: int, died: bool) -> None:
+    def untold(self: OtherHosts, worker: int, died: bool) -> None:
         left(self, worker, died)
         self._left.discard(worker)
 
@@ -241,14 +241,14 @@ def a_version_is_let_go_while_its_worker_may_compute_on_it_again(patch: Patch) -
 
 
 def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
-    made = SeveralHosts.made
+    made = OtherHosts.made
 
-    def frees(self: SeveralHosts, version: int) -> None:
+    def frees(self: OtherHosts, version: int) -> None:
         made(self, version)
         if self._head.others is not None:
             self._head.others.freed(version - 1)
 
-    patch.setattr(SeveralHosts, "made", frees)
+    patch.setattr(OtherHosts, "made", frees)
 
 
 def a_version_counts_as_made_before_its_last_range(patch: Patch) -> None:
@@ -330,29 +330,29 @@ def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
 
 
 def the_heads_own_range_counts_as_a_version(patch: Patch) -> None:
-    away = LocalHost._away
-    patch.setattr(LocalHost, "_away", lambda self, item: isinstance(item, Update) and away(self, item))
+    away = Cluster._away
+    patch.setattr(Cluster, "_away", lambda self, item: isinstance(item, Update) and away(self, item))
 
 
 def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
-    patch.setattr(LocalHost, "_brings", lambda self, version, then: then())
+    patch.setattr(Cluster, "_brings", lambda self, version, then: then())
 
 
 def a_lost_hosts_range_is_left_out(patch: Patch) -> None:
-    elsewhere: Any = SeveralHosts._elsewhere
-    patch.setattr(SeveralHosts, "_shard_lost", lambda self, host, why: None)
+    elsewhere: Any = OtherHosts._elsewhere
+    patch.setattr(OtherHosts, "_shard_lost", lambda self, host, why: None)
     left = property(lambda self: [one for one in elsewhere.fget(self) if one.host in self._others])
-    patch.setattr(SeveralHosts, "_elsewhere", left)
+    patch.setattr(OtherHosts, "_elsewhere", left)
 
 
 def a_run_goes_on_without_a_host_that_made_ranges(patch: Patch) -> None:
-    patch.setattr(SeveralHosts, "_shard_lost", lambda self, host, why: None)
+    patch.setattr(OtherHosts, "_shard_lost", lambda self, host, why: None)
 
 
 def training_begins_without_a_host_that_is_to_make_ranges(patch: Patch) -> None:
-    lost = SeveralHosts._shard_lost
-    patch.setattr(SeveralHosts, "why_not", lambda self, workers: "")
-    patch.setattr(SeveralHosts, "_shard_lost", lambda self, *why: lost(self, *why) if self._begun else None)
+    lost = OtherHosts._shard_lost
+    patch.setattr(OtherHosts, "why_not", lambda self, workers: "")
+    patch.setattr(OtherHosts, "_shard_lost", lambda self, *why: lost(self, *why) if self._begun else None)
 
 
 def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
@@ -438,13 +438,13 @@ def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
 
 
 def a_host_that_has_lost_the_process_that_adds_up_is_waited_for(patch: Patch) -> None:
-    deliver = SeveralHosts._deliver
+    deliver = OtherHosts._deliver
 
-    def deaf(self: SeveralHosts, name: str, message: Any) -> None:
+    def deaf(self: OtherHosts, name: str, message: Any) -> None:
         if not isinstance(message, host_messages.SumsLost):
             deliver(self, name, message)
 
-    patch.setattr(SeveralHosts, "_deliver", deaf)
+    patch.setattr(OtherHosts, "_deliver", deaf)
 
 
 def a_host_trains_before_the_process_that_adds_up_is_there(patch: Patch) -> None:

@@ -85,11 +85,11 @@ def test_one_ctrl_c_ends_a_run_whose_hosts_wait_for_what_training_begins_with(la
 
 
 WAITS = """
-from paceline.host import several
-def begin(self, workers, real=several.SeveralHosts.begin):
+from paceline.host import other_hosts
+def begin(self, workers, real=other_hosts.OtherHosts.begin):
     real(self, workers)
     os.write(2, b"they wait\\n")
-several.SeveralHosts.begin = begin
+other_hosts.OtherHosts.begin = begin
 """
 
 

@@ -244,15 +244,15 @@ def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
 
 
 IS_THERE_LATE = """
-from paceline.host.several import SeveralHosts
+from paceline.host.other_hosts import OtherHosts
 from paceline.transfer.item_names import FIXED
-look, made = SeveralHosts.look, SeveralHosts.made
+look, made = OtherHosts.look, OtherHosts.made
 def late(self, item, *asked):
-    return "coming" if item == FIXED and self._head.newest < 3 else look(self, item, *asked)
+    return "coming" if item == FIXED and self._cluster.newest < 3 else look(self, item, *asked)
 def in_the_end(self, version):
     made(self, version)
     self._carrier.made(FIXED)
-SeveralHosts.look, SeveralHosts.made = late, in_the_end
+OtherHosts.look, OtherHosts.made = late, in_the_end
 """
 
 

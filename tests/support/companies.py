@@ -15,13 +15,13 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.host.branch import BEGINNING
+from paceline.host.cluster import Cluster
 from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, VersionNotFinite
-from paceline.host.host import LocalHost
 from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
 from paceline.host.message_validation import MessageValidation
 from paceline.host.messages import FromHead, Introduce, StartWorker, ToHead
-from paceline.host.several import Other, SeveralHosts
+from paceline.host.other_hosts import Other, OtherHosts
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
@@ -72,7 +72,7 @@ PROCESS = 99
 class Company:
     """A host, its workers, and all that it has said. `now` is the time."""
 
-    host: LocalHost
+    host: Cluster
     crew: Crew
     loop: Clockwork
     reports: Kept
@@ -141,7 +141,7 @@ class Company:
         self.host.close()
 
     @property
-    def with_store(self) -> LocalHost:
+    def with_store(self) -> Cluster:
         """The host that has the arithmetic process."""
         return self.host
 
@@ -175,7 +175,7 @@ def idle_company(
     crew, loop, reports = Crew(workers), Clockwork(), Kept()
     stand_ins: Any = crew, loop
     made: Company
-    host = LocalHost(
+    host = Cluster(
         plan(spec, unapplied, workers),
         spec,
         *stand_ins,
@@ -224,7 +224,7 @@ class Unjudged(Other):
 class Elsewhere(Company):
     """The workers are on another host than the store. What the two say arrives at once, as bytes and in order."""
 
-    head: LocalHost
+    head: Cluster
     agent: Agent
     between: Between
     at_head: Crew
@@ -237,7 +237,7 @@ class Elsewhere(Company):
         self.tell(StartWorker(worker))
 
     @property
-    def with_store(self) -> LocalHost:
+    def with_store(self) -> Cluster:
         """See `Company`."""
         return self.head
 
@@ -293,7 +293,7 @@ class Between:
 class AgentsEnd:
     """Stands in for what an agent has of the head."""
 
-    def __init__(self, between: Between, head: Callable[[], SeveralHosts]) -> None:
+    def __init__(self, between: Between, head: Callable[[], OtherHosts]) -> None:
         self._between = between
         self._head = head
 
@@ -388,15 +388,17 @@ def elsewhere(
     here.numbers = range(forker, forker + 1)
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
-    heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: several)
+    heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: head.others)
     carrier = TransferManager("node-0", loop.now, lambda peer, news: Pipe(peer, news, between))
-    head = LocalHost(
+    others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
+    head = Cluster(
         places,
         spec,
         *_any(here, loop),
         reports,
-        elsewhere=range(workers),
+        others=others,
         carrier=carrier,
+        directory=Mock(amiss=_amiss, neighbours=lambda *_: ()),
         threads=1,
         rate_scale=1.0,
         network=None,
@@ -407,11 +409,7 @@ def elsewhere(
         deaths_are_told=False,
         **given,
     )
-    others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
-    several: Any = SeveralHosts(
-        head, others, carrier, reports, Mock(amiss=_amiss, neighbours=lambda *_: ()), lambda: made.now
-    )
-    carrier.begins(0, several)
+    carrier.begins(0, head.others)
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (
         patch.object(agents, "HostLink", lambda *_: agents_end),
@@ -420,17 +418,17 @@ def elsewhere(
         agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
         agent._asked = Introduce("train.py", b"", 15.0, None, machine(), None)
         agent._prepare(settings, [])
-    made = Elsewhere(several, crew, loop, reports, forker=forker)
+    made = Elsewhere(head, crew, loop, reports, forker=forker)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell
     made.at_head = here
-    several.open()
+    head.open()
     here.hear(forker, OFFER)
     for worker in range(workers if trains else 0):
         crew.hear(worker, OFFER)
-    several.prepare(forker)
+    head.prepare(forker)
     made.said_by_store(messages.store.StoreReady(PROCESS, "beginning"))
     store = loop.lines[STORE]
-    several.begin(range(workers) if trains else [forker])
+    head.begin(range(workers) if trains else [forker])
     if (adds_up := loop.lines[STORE]) is not store:
         made.said_by_store(messages.store.StoreReady(PROCESS + 1, "beginning"))
         loop.lines[ADDER], loop.lines[STORE] = adds_up, store

@@ -12,9 +12,9 @@ Victim = Literal["data", "store", "worker"]
 Each is one of the host where this is executed."""
 
 MOMENTS = {
-    "hosts are told to train": ("paceline.host.several", "SeveralHosts", "begin"),
+    "hosts are told to train": ("paceline.host.other_hosts", "OtherHosts", "begin"),
     "this host fetches what training begins with": ("paceline.host.branch", "Branch", "_fetch_beginning"),
-    "a snapshot begins": ("paceline.host.host", "LocalHost", "keep"),
+    "a snapshot begins": ("paceline.host.cluster", "Cluster", "keep"),
     "the run closes": ("paceline.coordinator.lifecycle", "Closing", "go_on"),
     "a worker is told to fork": ("paceline.host.workers", "Workers", "send"),
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.coordinator.member import Member, Members
 from paceline.errors import ConfigError
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.ipc import messages
 from paceline.records.ledger import Ledger
 
@@ -97,7 +97,7 @@ class Adopting:
     Each method raises ConfigError if the workers don't begin with the same.
     """
 
-    def __init__(self, host: Host, members: Members, ledger: Ledger) -> None:
+    def __init__(self, host: Cluster, members: Members, ledger: Ledger) -> None:
         self.book = Adoption()
         self._host = host
         self._members = members

@@ -12,7 +12,7 @@ from paceline.core.facts import StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.orders import DropUpdate
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.events import Report
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
@@ -27,7 +27,7 @@ class Agreeing:
     def __init__(
         self,
         members: Members,
-        host: Host,
+        host: Cluster,
         ledger: Ledger,
         policy: RunPolicy,
         clock: RunClock,

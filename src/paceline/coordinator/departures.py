@@ -11,7 +11,7 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.step_timing import StepTiming
 from paceline.core.facts import WorkerLeft
 from paceline.core.membership import Left
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.events import Report
 
 
@@ -21,7 +21,7 @@ class Departures:
     def __init__(
         self,
         members: Members,
-        host: Host,
+        host: Cluster,
         data: Data,
         timing: StepTiming,
         policy: RunPolicy,

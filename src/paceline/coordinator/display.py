@@ -11,7 +11,7 @@ from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import TensorBoard
 from paceline.display.waits import WaitReports
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
@@ -25,7 +25,7 @@ class Display:
         self,
         settings: Settings,
         members: Members,
-        host: Host,
+        host: Cluster,
         tally: Tally,
         evaluation: Evaluation,
         output: WorkerOutput,

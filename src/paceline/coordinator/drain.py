@@ -12,7 +12,7 @@ from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import GRACE
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -43,7 +43,7 @@ class Drain:
     def __init__(
         self,
         members: Members,
-        host: Host,
+        host: Cluster,
         others: HostRegistry,
         departures: Departures,
         ledger: Ledger,

@@ -10,7 +10,7 @@ from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.errors import ConfigError
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.ipc import messages
 from paceline.records.folders import edit_file
 
@@ -32,7 +32,7 @@ class _Edit:
 class Edits:
     """Each worker's k-th change must be equal to the others' k-th. New tensors take the values of the first worker."""
 
-    def __init__(self, folder: Path, host: Host, members: Members, policy: RunPolicy) -> None:
+    def __init__(self, folder: Path, host: Cluster, members: Members, policy: RunPolicy) -> None:
         """`folder` is the run's."""
         self._run = folder
         self._host = host

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.versions import RecordedVersions
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.evaluator import Evaluator
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
@@ -24,7 +24,7 @@ class Evaluation:
     def __init__(
         self,
         members: Members,
-        host: Host,
+        host: Cluster,
         versions: RecordedVersions,
         journal: Journal,
         shutdown: Shutdown,

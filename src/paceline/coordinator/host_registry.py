@@ -22,9 +22,8 @@ from paceline.errors import NotGathered
 from paceline.host import hash_seed, seed_asked
 from paceline.host import messages as host_messages
 from paceline.host.events import HostDrains, Report
-from paceline.host.host import LocalHost
 from paceline.host.machine import Machine, machine
-from paceline.host.several import Other, SeveralHosts
+from paceline.host.other_hosts import Other, OtherHosts
 from paceline.host.shards.migration import Moved
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
@@ -112,8 +111,8 @@ class HostRegistry:
         """Why no bytes are moved between hosts any more."""
         self._leaving: set[str] = set()
         """Hosts that were asked to leave, and do so in good order."""
-        self._all: SeveralHosts | None = None
-        """These hosts and the head's, as one."""
+        self._all: OtherHosts | None = None
+        """What hears these hosts, once the run's parts are made."""
 
     @property
     def workers(self) -> list[int]:
@@ -170,9 +169,8 @@ class HostRegistry:
         if self._emulated is not None:
             self._emulated.carries(size)
 
-    def together(self, head: LocalHost, report: Report, now: Callable[[], float]) -> SeveralHosts:
-        """Return these hosts and the head's, as one."""
-        hosts = SeveralHosts(head, self.others, self.carrier, report, self, now)
+    def reports_to(self, hosts: OtherHosts, report: Report) -> None:
+        """What these hosts say goes there from now on."""
         self._all, self._report = hosts, report
         hosts.moves.leaving = self._leaving
         hosts.moves.begun = lambda host, by: self._say(
@@ -180,7 +178,6 @@ class HostRegistry:
         )
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
-        return hosts
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
         """Wait until enough hosts have come, and tell them the run. Return its settings; None: it is `to_end`.
@@ -266,7 +263,7 @@ class HostRegistry:
         assert self._all is not None
         if self._all.replicas is not None:
             self._all.keep_replicas(host, lambda: done((), 0))
-        elif all(one.host != host for one in self._all.shards):
+        elif host not in self._all.makers:
             done((), 0)
         else:
             self._all.moves.move(host, done)

@@ -14,7 +14,7 @@ from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Release
 from paceline.errors import RunFailed
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.events import Report
 from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
@@ -45,7 +45,7 @@ class Returns:
         settings: Settings,
         members: Members,
         workers: Workers | AllWorkers,
-        host: Host,
+        host: Cluster,
         others: HostRegistry | None,
         loop: Loop,
         output: WorkerOutput,
@@ -170,7 +170,7 @@ class Joining:
         self,
         settings: Settings,
         members: Members,
-        host: Host,
+        host: Cluster,
         data: Data,
         versions: RecordedVersions,
         ledger: Ledger,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.membership import Membership, Standing
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 
@@ -72,7 +72,7 @@ class Members(Membership[Member]):
     """The workers of the run: how far each has come, and how each is told something."""
 
     def __init__(
-        self, workers: Workers | AllWorkers, host: Host, hosts: Mapping[int, str], now: Callable[[], float]
+        self, workers: Workers | AllWorkers, host: Cluster, hosts: Mapping[int, str], now: Callable[[], float]
     ) -> None:
         super().__init__({worker: Member(worker=worker, now=now) for worker in workers.numbers})
         self.hosts = hosts

@@ -24,9 +24,8 @@ from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
 from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.facts import Fact, WorkerLeft
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.evaluator import Evaluator
-from paceline.host.host import LocalHost
 from paceline.host.memory_plan import plan
 from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.coordinator.drain import Drain
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.host.all_workers import AllWorkers
-    from paceline.host.several import Other
+    from paceline.host.other_hosts import Other
 
 
 class RunState:
@@ -80,7 +79,7 @@ class RunState:
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)
         self.evaluator = self._made_evaluator()
-        self.host: Host = self._made_host(workers, others)
+        self.host: Cluster = self._made_host(workers, others)
         self.members = Members(self.workers, self.host, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
         spec = settings.choice.spec
@@ -173,16 +172,17 @@ class RunState:
             self.evaluator.end()
         self.host.close()
 
-    def _made_host(self, workers: Workers, others: HostRegistry | None) -> Host:
+    def _made_host(self, workers: Workers, others: HostRegistry | None) -> Cluster:
         settings, spec, policy = self.settings, self.settings.choice.spec, self.policy
-        host = LocalHost(
+        host = Cluster(
             plan(spec, settings.choice.unapplied, settings.workers),
             spec,
             workers,
             self.loop,
             self.inbox.report,
-            elsewhere=[] if others is None else others.workers,
+            others=() if others is None else others.others,
             carrier=None if others is None else others.carrier,
+            directory=others,
             name="" if others is None else others.head,
             shards_on=() if others is None else others.shards_on,
             threads=settings.threads,
@@ -195,7 +195,9 @@ class RunState:
             leaves_undone=lambda worker, step: (worker, step) in policy.undone,
             deaths_are_told=policy.directed,
         )
-        return host if others is None else others.together(host, self.inbox.report, self.clock.at)
+        if others is not None:
+            others.reports_to(host.others, self.inbox.report)
+        return host
 
     def _made_draining(self, others: HostRegistry) -> Drain:
         from paceline.coordinator.drain import Drain  # which a run on one host does without

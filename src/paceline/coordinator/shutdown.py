@@ -13,7 +13,7 @@ from paceline.coordinator.member import Member, Members
 from paceline.coordinator.snapshots import Snapshots
 from paceline.core.phrases import printable, workers_named
 from paceline.errors import ConfigError
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -57,7 +57,7 @@ class Shutdown:
         members: Members,
         departures: Departures,
         snapshots: Snapshots,
-        host: Host,
+        host: Cluster,
         others: HostRegistry | None,
         loop: Loop,
         output: WorkerOutput,

@@ -19,7 +19,7 @@ from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.machine import Machine
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
@@ -59,7 +59,7 @@ class Snapshots:
     def __init__(
         self,
         settings: Settings,
-        host: Host,
+        host: Cluster,
         members: Members,
         data: Data,
         versions: RecordedVersions,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import Member
-from paceline.host.contract import Host
+from paceline.host.cluster import Cluster
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally, Target, first_logged
 
@@ -145,7 +145,7 @@ class Watch:
         self,
         settings: Settings,
         members: Mapping[int, Member],
-        host: Host,
+        host: Cluster,
         tally: Tally,
         evaluation: Evaluation,
         hosts: Mapping[int, str],

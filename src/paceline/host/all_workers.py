@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from paceline.host import messages as host_messages
-from paceline.host.several import Other
+from paceline.host.other_hosts import Other
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 

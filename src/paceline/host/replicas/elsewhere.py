@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 from paceline.core.items import Item, Mean, Partial, Replica
 from paceline.host import messages as host_messages
-from paceline.host.host import LocalHost
 from paceline.host.orders.averaging import Group
 from paceline.host.place_translation import places_of
 from paceline.host.replicas.here import whole
 from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
-from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import fields_of
-from paceline.transfer.manager import TransferManager
+
+if TYPE_CHECKING:
+    from paceline.host.cluster import Cluster
+    from paceline.transfer.fetch_table import Where
+    from paceline.transfer.manager import TransferManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class ReplicasElsewhere:
 
     def __init__(
         self,
-        head: LocalHost,
+        head: Cluster,
         carrier: TransferManager,
         host_of: Callable[[int], str],
         is_there: Callable[[str], bool],

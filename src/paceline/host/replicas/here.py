@@ -7,7 +7,7 @@ So this host's memory holds what its own workers need, and orders need no names 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.items import Item, Mean, Partial, Replica, There
 from paceline.core.shards import Shard, pieces
@@ -20,9 +20,11 @@ from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
-from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import item_of
-from paceline.transfer.manager import TransferManager
+
+if TYPE_CHECKING:
+    from paceline.transfer.fetch_table import Where
+    from paceline.transfer.manager import TransferManager
 
 
 class ReplicasHere:

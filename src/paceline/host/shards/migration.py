@@ -30,7 +30,7 @@ from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
-    from paceline.host.host import LocalHost
+    from paceline.host.cluster import Cluster
     from paceline.host.shards.remote import RemoteShards
     from paceline.transfer.manager import TransferManager
 
@@ -114,12 +114,12 @@ class Moves:
 
     def __init__(
         self,
-        head: LocalHost,
+        head: Cluster,
         others: RemoteShards,
-        carrier: TransferManager,
+        carrier: TransferManager | None,
         tell: Callable[[str, messages.Message], None],
     ) -> None:
-        """`tell(host, message)`."""
+        """`carrier`: None if there are no other hosts. `tell(host, message)`."""
         self.begun: Callable[[str, str], object] = lambda host, by: None
         """Told whose range begins to move, and to which host."""
         self.cut: Callable[[Sequence[Shard], str], object] = lambda shards, left: None
@@ -233,7 +233,8 @@ class Moves:
 
     def _take(self, move: _Move, state: int) -> None:
         """Take the range over here."""
-        head = self._head
+        head, carrier = self._head, self._carrier
+        assert carrier is not None  # the range is another host's
         source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
         arrived = [item for item in self._others.leaves(move.host) if elsewhere(item)]
         coming = [item for item in self._others.coming() if elsewhere(item)]
@@ -242,10 +243,10 @@ class Moves:
         lacking = [version for version in self._versions() if head.lacks(version)]
         had = [item for item in coming if not self._others.lacks_here(item)]
         move.taking = Taking(
-            source, dict.fromkeys(arrived), {*arrived, *had}, self._carrier, then=self._is_taken, lost=head.loses
+            source, dict.fromkeys(arrived), {*arrived, *had}, carrier, then=self._is_taken, lost=head.loses
         )
         head.takes(source)
-        self._carrier.again(lambda item: isinstance(item, Update | Sum))
+        carrier.again(lambda item: isinstance(item, Update | Sum))
         move.taking.begin(lacking, dict.fromkeys(had, _nothing))
 
     def _versions(self) -> list[Version]:

@@ -1,4 +1,4 @@
-"""The hosts of a run, as one: the head's has the store, or all make ranges of versions. Others may have no workers."""
+"""The hosts besides the head's. They may make ranges of versions, have workers, or both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from paceline.core.facts import Fact, ParametersTaken, WorkerResumed
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
@@ -19,7 +19,6 @@ from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import messages as host_messages
 from paceline.host.attachments import bring, empty_file, file_bytes, recorded_file
-from paceline.host.contract import Host, Progress, Resumption, Updates
 from paceline.host.events import (
     Attached,
     Averaged,
@@ -27,14 +26,12 @@ from paceline.host.events import (
     Computes,
     ComputesTaken,
     GivenUp,
-    ProcessLost,
     Report,
     StandInsCame,
     VersionBrought,
     WorkerEnded,
     WorkerSaid,
 )
-from paceline.host.host import LocalHost
 from paceline.host.message_validation import MessageValidation
 from paceline.host.orders.steps import shown
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
@@ -45,9 +42,12 @@ from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.ipc.memory import Span
 from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
-from paceline.transfer.fetch_table import Where
 from paceline.transfer.item_names import ADOPTED, summand_of
-from paceline.transfer.manager import TransferManager
+
+if TYPE_CHECKING:
+    from paceline.host.cluster import Cluster
+    from paceline.transfer.fetch_table import Where
+    from paceline.transfer.manager import TransferManager
 
 MOST_SAID = 128 << 20
 """Bytes of what a worker says at once. The longest is an epoch's order, of some 5 bytes for each sample."""
@@ -124,23 +124,23 @@ class HostDirectory(Protocol):
         """The host has no workers, and makes no range: let it go."""
 
 
-class SeveralHosts:
-    """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
+class OtherHosts:
+    """The hosts besides the head's: what they are told, what they say, and what of theirs comes here."""
 
     def __init__(
         self,
-        head: LocalHost,
+        cluster: Cluster,
         others: Sequence[Other],
-        carrier: TransferManager,
+        carrier: TransferManager | None,
         report: Report,
-        directory: HostDirectory,
+        directory: HostDirectory | None,
         now: Callable[[], float],
     ) -> None:
-        """`now()` is seconds since the run's start."""
-        self._head = head
+        """`carrier` and `directory`: None if there are no other hosts. `now()` is seconds since the run's start."""
+        self._cluster = cluster
         self._others = {one.name: one for one in others}
         for one in others:
-            one.stored = not head.owns_replicas
+            one.stored = not cluster.owns_replicas
         self._by_worker = {worker: one for one in others for worker in one.workers}
         self._gone: set[int] = set()
         """Workers of other hosts whose processes have ended."""
@@ -174,18 +174,178 @@ class SeveralHosts:
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._numbers = count()
         self._coding = Coding(messages.worker.FromWorker)
-        self.moves = Moves(head, head.others, carrier, self.tell_host)
+        self.moves = Moves(cluster, cluster.remote_shards, carrier, self.tell_host)
         """Moves ranges of versions between hosts, if several make some."""
         self.moves.cut = self._recut
-        head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
+        cluster.commits.rests, cluster.remote_shards.drops = self.moves.rests, self.moves.drop
         self.replicas: ReplicasElsewhere | None = None
         """Sees to replicas of other hosts' workers, if each worker owns one."""
-        if head.owns_replicas:
-            self.replicas = ReplicasElsewhere(head, carrier, self._host_of, self._is_there, self.tell_host)
+        if carrier is not None and directory is not None and cluster.owns_replicas:
+            self.replicas = ReplicasElsewhere(cluster, carrier, self._host_of, self._is_there, self.tell_host)
             self.replicas.amiss = directory.amiss
-        head.other_hosts = self
 
-    # --- what comes from other hosts ----------------------------------------------------------------
+    # --- what they are told: see `Cluster` ----------------------------------------------------------
+
+    @property
+    def came_to_prepare(self) -> set[str]:
+        """Hosts whose script has come to `prepare`."""
+        came = {other.name for worker, other in self._by_worker.items() if self._cluster.prepares(worker)}
+        return came | {name for name in self._standing_in if name in self._others}
+
+    def open(self) -> None:
+        """Have their scripts begin."""
+        for other in self._others.values():
+            other.tell(host_messages.BeginScripts())
+
+    def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
+        """See `contract.Host`."""
+        alone = [other for other in self._others.values() if not other.workers]
+        for other in alone:
+            if other.name not in self._standing_in:
+                self._standing_in[other.name] = None
+                other.tell(host_messages.StandIn())
+        offers = {other.name: self._standing_in[other.name] for other in alone}
+        there = {name: offer for name, offer in offers.items() if offer is not None}
+        return there if len(there) == len(offers) else None
+
+    def why_not(self, workers: Sequence[int]) -> str:
+        """See `contract.Host`."""
+        for host in (one.host for one in self._elsewhere):
+            other = self._others.get(host)
+            if other is None or (other.workers and not any(worker in other.workers for worker in workers)):
+                why = "it is lost" if other is None else "none of its workers has come to prepare()"
+                return f"host {host} was to make a part of every version, and {why}"
+        return ""
+
+    def begin(self, workers: Sequence[int]) -> None:
+        """Let these workers train, and the hosts make their ranges."""
+        if self.replicas is not None:
+            self.replicas.begins(workers)
+        if self._cluster.shards:
+            makers = [one.host for one in self._elsewhere]
+            self._cluster.remote_shards.begin(makers)
+            for host in makers:
+                self._directed.exchanges(host)
+            self._cluster.together.begins(self._cluster.name, self._cluster.workers)
+        for other in self._others.values():
+            if any(worker in other.workers for worker in workers) or (not other.workers and other.name in self.makers):
+                self._cluster.lends_beginning(other.name, [worker for worker in workers if worker in other.workers])
+                self._begun.add(other.name)
+        for other in [one for one in self._others.values() if one.name in self._begun]:
+            self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
+        self._cluster.forget_state()
+        for other in [one for one in self._others.values() if not one.workers and one.name not in self._begun]:
+            self._directed.idles(other.name)
+
+    def carry_out(self, order: Order) -> None:
+        """Have the host of the order's worker do its part."""
+        if self.replicas is not None:
+            return  # the head's shelf has what lies where on all hosts, and workers are told by `_hands`
+        match order:
+            case Release() | StartPull():
+                other = self._by_worker.get(order.worker)
+                if other is not None and order.worker not in other.away:
+                    if isinstance(order, StartPull) or order.parameters == "pull":
+                        self._pulls[order.worker] = order
+                    if (
+                        isinstance(order, Release) and order.worker not in self._left
+                    ):  # else the machine is to hear of it
+                        self._released[order.worker] = order.step
+                        other.turns_of(order.worker).released(order.step, order.version)
+                        if order.parameters == "pull":
+                            self._pulled[order.worker] = order.version
+                    self._needs(other, order.version)
+                    other.tell(host_messages.CarryOut.of(order))
+            case StartPush() | DropUpdate():
+                self._tell(order.worker, host_messages.CarryOut.of(order))
+            case ApplyUpdate(contributions=contributions):
+                there: dict[str, list[tuple[int, int, float]]] = {}
+                for one in contributions:
+                    if one[0] in self._by_worker:
+                        there.setdefault(self._by_worker[one[0]].name, []).append(one)
+                for name, own in there.items():
+                    if (other := self._others.get(name)) is not None:
+                        self._needs(other, order.version)
+                        other.tell(host_messages.CarryOut.of(replace(order, contributions=tuple(own))))
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now."""
+        if isinstance(fact, WorkerResumed) and isinstance(self._pulls.get(fact.worker), Release):
+            del self._pulls[fact.worker]  # it had that version as it declined its step
+
+    def left(self, worker: int, died: bool) -> None:
+        """The worker takes no part any more."""
+        self._left.add(worker)
+        for of in (self._pulled, self._pulls, self._released):
+            of.pop(worker, None)
+        self._tell(worker, host_messages.WorkerGone(worker, died))
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended, and the coordinator knows it."""
+        self._tell(worker, host_messages.ForgetWorker(worker))
+        other = self._by_worker.get(worker)
+        if other is not None and other.name not in self._begun and not any(map(self._cluster.prepares, other.workers)):
+            self._shard_lost(other.name, "none of its workers has come to prepare()")
+
+    def returns(self, worker: int) -> None:
+        """A new process begins as this worker."""
+        self._gone.discard(worker)
+        if self.replicas is not None:
+            self.replicas.back(worker)
+        if (other := self._by_worker.get(worker)) is not None:
+            other.away.discard(worker)
+            other.turns.pop(worker, None)
+
+    def admit(self, worker: int, epoch: int, at: float) -> None:
+        """Let the worker in while others train, if it is of another host."""
+        if (other := self._by_worker.get(worker)) is None:
+            return
+        other.turns_of(worker).begins()
+        if other.name not in self._begun:
+            self._begun.add(other.name)
+            self._train(other, {}, late=True)
+        if self.replicas is not None:
+            self._admit(other, worker, epoch, at)
+            return
+        other.made(self._cluster.newest)
+        other.tell(host_messages.AdmitWorker(worker, epoch, at))
+
+    def join(self, worker: int) -> None:
+        """The worker takes part from now on."""
+        self._left.discard(worker)
+        self._tell(worker, host_messages.JoinWorker(worker))
+
+    def adopt(self, worker: int) -> None:
+        """Have the worker write what its script changed the first version to."""
+        if (other := self._by_worker.get(worker)) is not None:
+            other.turns_of(worker).adopts()
+        self._tell(worker, host_messages.Adopt(worker))
+
+    def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str) -> None:
+        """Tell a worker of another host this. What is recorded in that file comes along."""
+        if worker in self._gone:
+            return
+        other = self._by_worker[worker]
+        name = f"{os.path.basename(file)} for {other.name}"  # for all of its workers
+        if (one := self._attached.get(Blob(name))) is not None:
+            one.messages += 1
+        else:
+            with recorded_file(file) as descriptor:
+                one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
+        other.tell_of(worker, host_messages.TellWorker(worker, message, Attached(name, one.span.nbytes)))
+
+    def ends(self, worker: int) -> None:
+        """The worker's process is told to end. Its end is not put off for what it has said and is still on its way."""
+        for message in self._said_behind(worker):
+            if isinstance(message, WorkerEnded):
+                self._deliver(self._by_worker[worker].name, message)
+
+    def wake(self) -> None:
+        """The run is to end: have processes go on that are stopped."""
+        for other in self._others.values():
+            other.tell(host_messages.Wake())
+
+    # --- what comes from them -----------------------------------------------------------------------
 
     def delivered(self, name: str, message: messages.Message) -> None:
         """That host has said this. What it says of a worker is heard in its order."""
@@ -200,16 +360,16 @@ class SeveralHosts:
         try:
             hear()
         except MessageUnreadable as error:
-            self._directory.amiss(name, f"it has said what can't be: {error}")
+            self._directed.amiss(name, f"it has said what can't be: {error}")
         except PacelineError:  # it says by itself what is to end
             raise
         except Exception as error:
-            self._directory.amiss(name, unforeseen(error, "head"))
+            self._directed.amiss(name, unforeseen(error, "head"))
 
     def _may_say(self, name: str, message: messages.Message) -> None:
-        if isinstance(message, host_messages.OfShard) and name not in self._shards:
+        if isinstance(message, host_messages.OfShard) and name not in self.makers:
             raise MessageUnreadable("it makes no versions")
-        if isinstance(message, host_messages.SaidOfSums) and not self._head.together.adding(name):
+        if isinstance(message, host_messages.SaidOfSums) and not self._cluster.together.adding(name):
             raise MessageUnreadable("it adds up no updates")
         if isinstance(message, host_messages.SaidOfReplicas) and self.replicas is None:
             raise MessageUnreadable("no worker there owns a replica")
@@ -227,11 +387,11 @@ class SeveralHosts:
             case WorkerSaid(message=messages.Message() as said, attached=attached):
                 if said.descriptors == 0 and attached is not None:
                     raise MessageUnreadable(f"nothing comes along with a {type(said).__name__}")
-                if isinstance(said, messages.worker.StoreNotForked) and name not in self._head.shards_on:
+                if isinstance(said, messages.worker.StoreNotForked) and name not in self._cluster.shards_on:
                     raise MessageUnreadable("it was to have no store")
             case WorkerEnded(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
                 raise MessageUnreadable(f"no process ends with status {status}")
-            case host_messages.Taken(version=version) if name not in self._begun or version > self._head.newest:
+            case host_messages.Taken(version=version) if name not in self._begun or version > self._cluster.newest:
                 raise MessageUnreadable(f"version {version} is not there to be taken")
             case host_messages.Taken(worker=worker, version=version) if worker not in self._left:
                 if (order := self._pulls.pop(worker, None)) is None or order.version != version:
@@ -273,7 +433,7 @@ class SeveralHosts:
                 self._standing_in[name] = offer
                 self._report(StandInsCame())
             case host_messages.Begun():
-                self._head.begun(name)
+                self._cluster.begun(name)
             case AwaitsPlace(worker=worker):
                 self._pulled.pop(worker, None)
                 self._report(message)
@@ -282,12 +442,12 @@ class SeveralHosts:
             case host_messages.Stored(item=item):
                 self._stored(name, summand_of(item))
             case host_messages.SumNotFinite(parameter=parameter, worker=worker):
-                self._head.not_finite(parameter, worker)
+                self._cluster.not_finite(parameter, worker)
             case host_messages.RangeNorms(norms=norms):
-                if not self._head.norms_taken(name, norms):
+                if not self._cluster.norms_taken(name, norms):
                     raise MessageUnreadable(f"its norms for version {norms.version} were not to be taken")
             case host_messages.RangeMade(made=made):
-                if not self._head.range_made(name, made):
+                if not self._cluster.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")
             case host_messages.RangeTaken():
                 if not self.moves.taken(name):
@@ -295,18 +455,18 @@ class SeveralHosts:
             case host_messages.StatePacked(number=number) if self.moves.awaits(name, number):
                 if self.moves.goes_on(message.error, message.attached):
                     assert message.attached is not None
-                    self._bring_file(name, number, message.attached, self.moves.takes, self._head.loses)
+                    self._bring_file(name, number, message.attached, self.moves.takes, self._cluster.loses)
             case host_messages.StatePacked(number=number, error=error, attached=None):
-                self._head.shares.came(number, error, None)
+                self._cluster.shares.came(number, error, None)
             case host_messages.StatePacked(number=number, error=error, attached=Attached() as attached):
                 self._bring_share(name, number, error, attached)
             case host_messages.ShardLost(why=why):
                 self._shard_lost(name, why)
             case host_messages.SumsLost(why=why):
-                self._head.together.ends(name)
-                self._directory.sums_lost(name, why)
+                self._cluster.together.ends(name)
+                self._directed.sums_lost(name, why)
             case Averaged(group=group) | GivenUp(group=group):
-                self._head.averages.has_made(group, name)
+                self._cluster.averages.has_made(group, name)
             case host_messages.ItemCopied(number=number):
                 assert self.replicas is not None
                 if not self.replicas.brought(number, name):
@@ -320,9 +480,9 @@ class SeveralHosts:
         if other is None:
             return
         self.moves.lost(name)
-        self._head.together.ends(name)
+        self._cluster.together.ends(name)
         self._shard_lost(name, f"it is lost ({why})")
-        self._head.begun(name)  # what training begins with is not lent to it any more
+        self._cluster.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
         if self.replicas is not None:
             self._lose_replicas(other, why)
@@ -335,7 +495,7 @@ class SeveralHosts:
             if worker not in self._gone:
                 self._gone.add(worker)
                 self._report(WorkerEnded(worker, signal.SIGKILL))
-        self._head.averages.host_lost(name)  # now that its members are known to have died
+        self._cluster.averages.host_lost(name)  # now that its members are known to have died
         if not other.workers:
             self._report(StandInsCame())
 
@@ -345,7 +505,7 @@ class SeveralHosts:
 
     def moves_no_more(self, why: str) -> None:
         """No bytes move between hosts any more: no version can be made, nor an average."""
-        self._head.arithmetic.lose(why)
+        self._cluster.arithmetic.lose(why)
 
     def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
         """That host leaves in good order. Bring what its workers have come to here, then go on."""
@@ -353,13 +513,13 @@ class SeveralHosts:
         if self.replicas is None or other is None:  # None: it is lost meanwhile
             then()
         else:
-            self.replicas.keep(host, [worker for worker in other.workers if self._head.has_finished(worker)], then)
+            self.replicas.keep(host, [worker for worker in other.workers if self._cluster.has_finished(worker)], then)
 
     def adds(self, other: Other) -> None:
         """That host takes part from now on. Its workers are about to begin."""
-        other.stored = not self._head.owns_replicas
+        other.stored = not self._cluster.owns_replicas
         self._by_worker |= dict.fromkeys(other.workers, other)
-        self._head.expects(other.workers)
+        self._cluster.expects(other.workers)
         if self.replicas is not None:
             for worker in other.workers:
                 self.replicas.back(worker)
@@ -384,13 +544,13 @@ class SeveralHosts:
             assert self.replicas is not None
             return self.replicas.ranges(item)
         if isinstance(item, Version):
-            return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
+            return pieces(self._cluster.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         if isinstance(item, Sum):
-            return [(self._head.together.host_of(item), *bytes_) for bytes_ in self._head.ranges_of(item)]
+            return [(self._cluster.together.host_of(item), *bytes_) for bytes_ in self._cluster.ranges_of(item)]
         assert isinstance(item, Update | Buffers | Beginning)
         host = self._by_worker[item.worker].name
         if isinstance(item, Update):
-            return [(host, *bytes_) for bytes_ in self._head.ranges_of(item)]
+            return [(host, *bytes_) for bytes_ in self._cluster.ranges_of(item)]
         return [(host, 0, self.view(item).nbytes)]
 
     def lay(self, item: Item, number: int) -> Span:
@@ -399,22 +559,22 @@ class SeveralHosts:
             return self._beside[item][1]
         if isinstance(item, Partial | Mean | Replica):
             assert self.replicas is not None
-            self._head.shelf.comes(number, self.replicas.place(item))
+            self._cluster.shelf.comes(number, self.replicas.place(item))
         elif not isinstance(item, Update | Buffers):
-            self._head.shelf.comes(number, self._head.shelf.place(self._head.meant(item)))
+            self._cluster.shelf.comes(number, self._cluster.shelf.place(self._cluster.meant(item)))
         return self.view(item)
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`."""
         self._beside.pop(item, None)
         if whole and isinstance(item, Version):
-            self._head.is_whole(item)
+            self._cluster.is_whole(item)
 
     def settled(self, number: int) -> None:
         """See `Items`. What has waited for a place goes on."""
-        if self._head.shelf.settled(number):
-            self._head.commits.go_on()
-            self._head.summer.go_on()
+        if self._cluster.shelf.settled(number):
+            self._cluster.commits.go_on()
+            self._cluster.summer.go_on()
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`."""
@@ -427,276 +587,45 @@ class SeveralHosts:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
             return "gone" if self.replicas is None else self.replicas.look(item, begin, end)
-        return "here" if item in self._attached else self._head.look(item, begin, end)
+        return "here" if item in self._attached else self._cluster.look(item, begin, end)
 
     def view(self, item: Item) -> Span:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
             assert self.replicas is not None
-            return self._head.memory.place(self.replicas.place(item))
-        return self._attached[item].span if item in self._attached else self._head.view(item)
+            return self._cluster.memory.place(self.replicas.place(item))
+        return self._attached[item].span if item in self._attached else self._cluster.view(item)
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. What is no version stays."""
         if isinstance(item, Version | Beginning):
-            self._head.shelf.claim(owner, self._head.meant(item))
+            self._cluster.shelf.claim(owner, self._cluster.meant(item))
 
     def release(self, item: Item, owner: Owner) -> None:
         """See `Items`."""
-        self._head.shelf.release(owner)
-
-    # --- the contract -------------------------------------------------------------------------------
-
-    @property
-    def progress(self) -> Progress:
-        """See `contract.Host`."""
-        progress, moving = self._head.progress, self.moves.busy_with
-        return progress if moving is None else replace(progress, busy_with=moving)
-
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """See `contract.Host`."""
-        return self._head.shards
-
-    def updates(self, worker: int) -> Updates:
-        """See `contract.Host`."""
-        return self._head.updates(worker)
-
-    def open(self) -> None:
-        """See `contract.Host`."""
-        self._head.open()
-        for other in self._others.values():
-            other.tell(host_messages.BeginScripts())
-
-    def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
-        """See `contract.Host`."""
-        if worker in self._by_worker:
-            self._report(
-                ProcessLost("no worker of the head's host has come to prepare(), so nothing can make versions there")
-            )
-            return
-        came = {other.name for worker, other in self._by_worker.items() if self._head.prepares(worker)}
-        came |= {self._head.name, *(name for name in self._standing_in if name in self._others)}
-        self._head.shards_on = [host for host in self._head.shards_on if host in came]
-        self._head.prepare(worker, resumption)
-
-    def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
-        """See `contract.Host`."""
-        alone = [other for other in self._others.values() if not other.workers]
-        for other in alone:
-            if other.name not in self._standing_in:
-                self._standing_in[other.name] = None
-                other.tell(host_messages.StandIn())
-        offers = {other.name: self._standing_in[other.name] for other in alone}
-        there = {name: offer for name, offer in offers.items() if offer is not None}
-        return there if len(there) == len(offers) else None
-
-    def why_not(self, workers: Sequence[int]) -> str:
-        """See `contract.Host`."""
-        for host in (one.host for one in self._elsewhere):
-            other = self._others.get(host)
-            if other is None or (other.workers and not any(worker in other.workers for worker in workers)):
-                why = "it is lost" if other is None else "none of its workers has come to prepare()"
-                return f"host {host} was to make a part of every version, and {why}"
-        return ""
-
-    def begin(self, workers: Sequence[int]) -> None:
-        """See `contract.Host`."""
-        self._head.begin(workers)
-        if self.replicas is not None:
-            self.replicas.begins(workers)
-        if self._head.shards:
-            makers = [one.host for one in self._elsewhere]
-            self._head.others.begin(makers)
-            for host in makers:
-                self._directory.exchanges(host)
-            self._head.together.begins(self._head.name, self._head.workers)
-        for other in self._others.values():
-            if any(worker in other.workers for worker in workers) or (not other.workers and other.name in self._shards):
-                self._head.lends_beginning(other.name, [worker for worker in workers if worker in other.workers])
-                self._begun.add(other.name)
-        for other in [one for one in self._others.values() if one.name in self._begun]:
-            self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
-        self._head.forget_state()
-        for other in [one for one in self._others.values() if not one.workers and one.name not in self._begun]:
-            self._directory.idles(other.name)
-
-    def carry_out(self, order: Order, at: float) -> None:
-        """See `contract.Host`."""
-        self._head.carry_out(order, at)
-        if self.replicas is not None:
-            return  # the head's shelf has what lies where on all hosts, and workers are told by `_hands`
-        match order:
-            case Release() | StartPull():
-                other = self._by_worker.get(order.worker)
-                if other is not None and order.worker not in other.away:
-                    if isinstance(order, StartPull) or order.parameters == "pull":
-                        self._pulls[order.worker] = order
-                    if (
-                        isinstance(order, Release) and order.worker not in self._left
-                    ):  # else the machine is to hear of it
-                        self._released[order.worker] = order.step
-                        other.turns_of(order.worker).released(order.step, order.version)
-                        if order.parameters == "pull":
-                            self._pulled[order.worker] = order.version
-                    self._needs(other, order.version)
-                    other.tell(host_messages.CarryOut.of(order))
-            case StartPush() | DropUpdate():
-                self._tell(order.worker, host_messages.CarryOut.of(order))
-            case ApplyUpdate(contributions=contributions):
-                there: dict[str, list[tuple[int, int, float]]] = {}
-                for one in contributions:
-                    if one[0] in self._by_worker:
-                        there.setdefault(self._by_worker[one[0]].name, []).append(one)
-                for name, own in there.items():
-                    if (other := self._others.get(name)) is not None:
-                        self._needs(other, order.version)
-                        other.tell(host_messages.CarryOut.of(replace(order, contributions=tuple(own))))
-
-    def tell(self, fact: Fact) -> None:
-        """See `contract.Host`."""
-        self._head.tell(fact)
-        if isinstance(fact, WorkerResumed) and isinstance(self._pulls.get(fact.worker), Release):
-            del self._pulls[fact.worker]  # it had that version as it declined its step
-
-    def left(self, worker: int, died: bool) -> None:
-        """See `contract.Host`."""
-        self._left.add(worker)
-        for of in (self._pulled, self._pulls, self._released):
-            of.pop(worker, None)
-        self._head.left(worker, died)
-        self._tell(worker, host_messages.WorkerGone(worker, died))
-
-    def gone(self, worker: int) -> None:
-        """See `contract.Host`."""
-        self._head.gone(worker)
-        self._tell(worker, host_messages.ForgetWorker(worker))
-        other = self._by_worker.get(worker)
-        if other is not None and other.name not in self._begun and not any(map(self._head.prepares, other.workers)):
-            self._shard_lost(other.name, "none of its workers has come to prepare()")
-
-    def returns(self, worker: int) -> None:
-        """See `contract.Host`."""
-        self._gone.discard(worker)
-        if self.replicas is not None:
-            self.replicas.back(worker)
-        if (other := self._by_worker.get(worker)) is not None:
-            other.away.discard(worker)
-            other.turns.pop(worker, None)
-        self._head.returns(worker)
-
-    def admit(self, worker: int, epoch: int, at: float) -> None:
-        """See `contract.Host`."""
-        self._head.admit(worker, epoch, at)
-        if (other := self._by_worker.get(worker)) is None:
-            return
-        other.turns_of(worker).begins()
-        if other.name not in self._begun:
-            self._begun.add(other.name)
-            self._train(other, {}, late=True)
-        if self.replicas is not None:
-            self._admit(other, worker, epoch, at)
-            return
-        other.made(self._head.newest)
-        other.tell(host_messages.AdmitWorker(worker, epoch, at))
-
-    def join(self, worker: int, others: Sequence[int]) -> None:
-        """See `contract.Host`."""
-        self._left.discard(worker)
-        self._tell(worker, host_messages.JoinWorker(worker))
-        self._head.join(worker, others)
-
-    def begin_anew(self, worker: int, version: int | None, file: str) -> None:
-        """See `contract.Host`."""
-        self._head.begin_anew(worker, version, file)
-
-    def adopt(self, worker: int) -> None:
-        """See `contract.Host`."""
-        self._head.adopt(worker)
-        if (other := self._by_worker.get(worker)) is not None:
-            other.turns_of(worker).adopts()
-        self._tell(worker, host_messages.Adopt(worker))
-
-    def edit(self, number: int, file: str) -> None:
-        """See `contract.Host`."""
-        self._head.edit(number, file)
-
-    def restructure(self, file: str) -> None:
-        """See `contract.Host`."""
-        self._head.restructure(file)
-
-    def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str | None) -> None:
-        """See `contract.Host`."""
-        other = self._by_worker.get(worker)
-        if other is None or file is None:
-            self._head.show_recorded(worker, message, file)
-        elif worker not in self._gone:
-            name = f"{os.path.basename(file)} for {other.name}"  # for all of its workers
-            if (one := self._attached.get(Blob(name))) is not None:
-                one.messages += 1
-            else:
-                with recorded_file(file) as descriptor:
-                    one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
-            other.tell_of(worker, host_messages.TellWorker(worker, message, Attached(name, one.span.nbytes)))
-
-    def record(
-        self,
-        version: int,
-        workers: Sequence[int],
-        file: str,
-        buffers: str,
-        known: messages.store.WorkersTold = messages.store.UNTOLD,
-    ) -> None:
-        """See `contract.Host`."""
-        self._head.record(version, workers, file, buffers, known)
-
-    def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
-        """See `contract.Host`."""
-        return self._head.keep(snapshot, folder, version, workers)
-
-    def seal(self, state: bytes, old: Sequence[str]) -> None:
-        """See `contract.Host`."""
-        self._head.seal(state, old)
-
-    def drop(self) -> None:
-        """See `contract.Host`."""
-        self._head.drop()
-
-    def next(self, until: float) -> Fact | None:
-        """See `contract.Host`."""
-        return self._head.next(until)
-
-    def due(self) -> float | None:
-        """See `contract.Host`."""
-        return self._head.due()
-
-    def ends(self, worker: int) -> None:
-        """See `contract.Host`."""
-        for message in self._said_behind(worker):
-            if isinstance(message, WorkerEnded):
-                self._deliver(self._by_worker[worker].name, message)
-
-    def wake(self) -> None:
-        """See `contract.Host`."""
-        self._head.wake()
-        for other in self._others.values():
-            other.tell(host_messages.Wake())
-
-    def close(self) -> None:
-        """See `contract.Host`."""
-        self._head.close()
+        self._cluster.shelf.release(owner)
 
     # --- inside -------------------------------------------------------------------------------------
 
     @property
-    def _shards(self) -> set[str]:
+    def _carries(self) -> TransferManager:
+        assert self._carrier is not None  # else no host is there to carry anything to
+        return self._carrier
+
+    @property
+    def _directed(self) -> HostDirectory:
+        assert self._directory is not None
+        return self._directory
+
+    @property
+    def makers(self) -> set[str]:
         """Hosts that make a range of each version, if several do."""
-        return {one.host for one in self._head.shards}
+        return {one.host for one in self._cluster.shards}
 
     @property
     def _elsewhere(self) -> list[Shard]:
         """The ranges that other hosts make, or did before they were lost."""
-        return [one for one in self._head.shards if one.host != self._head.name]
+        return [one for one in self._cluster.shards if one.host != self._cluster.name]
 
     def _tell(self, worker: int, message: messages.Message) -> None:
         """Tell the worker's host, if that is not the head's."""
@@ -710,11 +639,11 @@ class SeveralHosts:
         """
         self._report(ComputesTaken(worker) if took else Computes(worker))
         if (step := self._released.pop(worker, None)) is not None:
-            self._head.begins_step(worker, step)
+            self._cluster.begins_step(worker, step)
 
     def _needs(self, other: Other, version: int) -> None:
         """That host is about to be told an order about that version. It hears once that is made."""
-        if version <= self._head.newest:
+        if version <= self._cluster.newest:
             other.made(version)
         else:
             self._awaited.setdefault(version, {})[other.name] = other
@@ -751,7 +680,7 @@ class SeveralHosts:
 
     def _goes_on(self, worker: int) -> host_messages.GoesOn | None:
         """What that worker of another host goes on with. None: the run begins."""
-        if (goes_on := self._head.goes_on(worker)) is None:
+        if (goes_on := self._cluster.goes_on(worker)) is None:
             return None
         epoch, buffers, file = goes_on
         kept, host = None, self._by_worker[worker].name
@@ -769,13 +698,13 @@ class SeveralHosts:
             for one in descriptors:
                 os.close(one)
             raise MessageUnreadable(f"worker {worker}: {strange}")
-        self._head.hear(worker, said, descriptors)
+        self._cluster.hear(worker, said, descriptors)
         if isinstance(said, messages.worker.SnapshotWanted):
-            self._tell(worker, host_messages.Look(worker, self._head.newest, said.hold))
+            self._tell(worker, host_messages.Look(worker, self._cluster.newest, said.hold))
 
     def _written_by(self, name: str, worker: int) -> list[Item]:
         """What that host's worker has written for all to begin with: items that are to come here."""
-        span = self._head.view(ADOPTED)
+        span = self._cluster.view(ADOPTED)
         if not span.nbytes:
             return [Beginning(worker)]
         self._beside[ADOPTED] = name, span
@@ -823,7 +752,7 @@ class SeveralHosts:
                 self.never_comes(worker, why)
                 self._go_on(name, worker)
 
-        bring(self._carrier, items, f"of worker {worker}", there, lost)
+        bring(self._carries, items, f"of worker {worker}", there, lost)
 
     def _go_on(self, name: str, worker: int) -> None:
         """Hear what the host has said of that worker since."""
@@ -844,20 +773,21 @@ class SeveralHosts:
         self._made_at[version] = self._now()
         if len(self._made_at) > KEPT * max(1, len(self._by_worker)):
             del self._made_at[next(iter(self._made_at))]
-        self._carrier.made(Version(version))
+        if self._carrier is not None:
+            self._carrier.made(Version(version))
         awaited = self._awaited.pop(version, {})
-        for other in self._others.values() if self._shards else awaited.values():
-            if other.name in awaited or other.name in self._shards:
+        for other in self._others.values() if self.makers else awaited.values():
+            if other.name in awaited or other.name in self.makers:
                 other.made(version)
 
     def adopted(self, worker: int, state: int | None) -> None:
         for other in self._others.values():
             with_it = None
-            if state is not None and other.name in self._shards:
+            if state is not None and other.name in self.makers:
                 with_it = self._attach(other.name, file_bytes(state))
             place = None
             if self.replicas is not None:
-                place = self._head.shelf.place(self._head.steps.replica(worker))
+                place = self._cluster.shelf.place(self._cluster.steps.replica(worker))
                 self.replicas.binds_place(other.name, place)
             other.tell(host_messages.Adopted(worker, with_it, place))
 
@@ -869,29 +799,29 @@ class SeveralHosts:
         for worker in workers:
             other.turns_of(worker).begins()
         state = None
-        if other.name in self._shards:
-            assert self._head.state is not None
-            state = self._attach(other.name, file_bytes(self._head.state))
-        shards = tuple(self._head.shards)
-        other.knows = self._head.newest
-        near = self._directory.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
+        if other.name in self.makers:
+            assert self._cluster.state is not None
+            state = self._attach(other.name, file_bytes(self._cluster.state))
+        shards = tuple(self._cluster.shards)
+        other.knows = self._cluster.newest
+        near = self._directed.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
         if self.replicas is not None:
-            self._directory.exchanges(other.name)
+            self._directed.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
-        sums = self._head.together.begins(other.name, other.workers)
-        other.tell(host_messages.Train(workers, self._head.newest, self._now(), shards, state, near, sums))
+        sums = self._cluster.together.begins(other.name, other.workers)
+        other.tell(host_messages.Train(workers, self._cluster.newest, self._now(), shards, state, near, sums))
 
     def _stored(self, host: str, item: Update | Sum) -> None:
-        if (fact := self._head.others.stored(host, item, self._now())) is not None:
+        if (fact := self._cluster.remote_shards.stored(host, item, self._now())) is not None:
             self._report(fact)
 
     def _bring_share(self, host: str, number: int, error: str | None, attached: Attached) -> None:
         def there(file: int) -> None:
-            self._head.shares.came(number, error, file)
+            self._cluster.shares.came(number, error, file)
             os.close(file)
 
-        self._bring_file(host, number, attached, there, lambda why: self._head.shares.came(number, why, None))
+        self._bring_file(host, number, attached, there, lambda why: self._cluster.shares.came(number, why, None))
 
     def _bring_file(
         self,
@@ -919,7 +849,7 @@ class SeveralHosts:
             os.close(file)
             lacks(f"host {host}'s part of it can't come: {why}")
 
-        self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lost)
+        self._carries.fetch(Blob(attached.name), ("share", number, host), here, lost)
 
     def _is_new(self, attached: Attached) -> None:
         """Raise MessageUnreadable for a name that something else has which comes along."""
@@ -931,12 +861,12 @@ class SeveralHosts:
         for other in self._others.values():
             if other.name != left and other.name in self._begun:  # else none of its workers trains, and it knows nobody
                 other.tell(host_messages.Shards(tuple(shards), left))
-        for fact in self._head.others.taken(self._now()):
+        for fact in self._cluster.remote_shards.taken(self._now()):
             self._report(fact)
-        self._carrier.again(lambda item: isinstance(item, Version))
+        self._carries.again(lambda item: isinstance(item, Version))
 
     def _host_of(self, worker: int) -> str:
-        return self._by_worker[worker].name if worker in self._by_worker else self._head.name
+        return self._by_worker[worker].name if worker in self._by_worker else self._cluster.name
 
     def _met(self, near: Sequence[host_messages.Neighbour], late: str) -> tuple[host_messages.Neighbour, ...]:
         """Have these hosts expect that one, which comes late. Return them in the order in which it dials."""
@@ -948,15 +878,15 @@ class SeveralHosts:
         return (*others, *own)
 
     def _is_there(self, host: str) -> bool:
-        return host == self._head.name or host in self._others
+        return host == self._cluster.name or host in self._others
 
     def _admit(self, other: Other, worker: int, epoch: int, at: float) -> None:
         """Let a worker of that host in. Before, bring what it shows until it takes part."""
         replicas = self.replicas
         assert replicas is not None
-        (replica,) = self._head.shelf.claimed(shown(worker))
+        (replica,) = self._cluster.shelf.claimed(shown(worker))
         assert isinstance(replica, Replica)
-        place = self._head.shelf.place(replica)
+        place = self._cluster.shelf.place(replica)
 
         def admit(_: str = "") -> None:
             if worker not in self._gone:
@@ -971,10 +901,10 @@ class SeveralHosts:
         for one in self._others.values():
             if one.name in self._begun:
                 one.tell(host_messages.HostLost(other.name, why))
-        finished = [worker for worker in other.workers if self._head.has_finished(worker)]
+        finished = [worker for worker in other.workers if self._cluster.has_finished(worker)]
         if gone := self.replicas.lacks(finished):
             those = workers_named(gone)
-            self._head.loses(f"host {other.name} is lost ({why}), with what {those} had come to as they ended")
+            self._cluster.loses(f"host {other.name} is lost ({why}), with what {those} had come to as they ended")
         self.replicas.lost(other.name, why)
 
     def tell_host(self, host: str, message: messages.Message) -> None:
@@ -984,8 +914,5 @@ class SeveralHosts:
 
     def _shard_lost(self, host: str, why: str) -> None:
         """That host makes no versions any more. If it was to, nobody can."""
-        if host in self._shards:
-            self._head.loses(f"host {host} made a part of every version, and {why}")
-
-
-_: type[Host] = SeveralHosts
+        if host in self.makers:
+            self._cluster.loses(f"host {host} made a part of every version, and {why}")

@@ -1,4 +1,7 @@
-"""The host that a coordinator has in its own process: a shelf, and a module for each kind of order over it."""
+"""All hosts of a run, as the coordinator sees them: a shelf, and a module for each kind of order over it.
+
+The head's own machine is here, too. What other hosts are told and say is in `other_hosts`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
@@ -51,6 +54,7 @@ from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.orders.steps import ReplicaSteps
+from paceline.host.other_hosts import HostDirectory, Other, OtherHosts
 from paceline.host.replicas.copies import Brings, Copies
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
@@ -82,27 +86,8 @@ def beginning_of(worker: int) -> Owner:
     return "beginning", worker
 
 
-class OtherHosts(Protocol):
-    """What the other hosts are told of, where there are some. See `SeveralHosts`."""
-
-    def made(self, version: int) -> None:
-        """That version is made."""
-
-    def tell_host(self, host: str, message: messages.Message) -> None:
-        """Send it that. A host that is lost gets nothing."""
-
-    def adopted(self, worker: int, state: int | None) -> None:
-        """The first version is what that worker has written, with the optimizer's state in that file, if it changed."""
-
-    def hands(self, worker: int, message: messages.Message, file: int | None) -> None:
-        """Tell a worker of another host this, with the descriptor of a file that comes along, if one does."""
-
-    def never_comes(self, worker: int, why: str) -> None:
-        """An update of a worker of another host will not come."""
-
-
-class LocalHost:
-    """Keeps the contract `Host`. What is lasting lies on its shelf, and nothing is copied here."""
+class Cluster:
+    """All hosts of a run: what is ordered of versions, updates and replicas, and what there is of them."""
 
     def __init__(
         self,
@@ -113,8 +98,9 @@ class LocalHost:
         report: Report,
         *,
         name: str = "",
-        elsewhere: Sequence[int] = (),
+        others: Sequence[Other] = (),
         carrier: TransferManager | None = None,
+        directory: HostDirectory | None = None,
         shards_on: Sequence[str] = (),
         threads: int,
         rate_scale: float,
@@ -126,12 +112,12 @@ class LocalHost:
         leaves_undone: Callable[[int, int], bool],
         deaths_are_told: bool,
     ) -> None:
-        """`elsewhere` are workers of other hosts. The store that is here is theirs, too; see `SeveralHosts`.
-        `carrier` fetches their updates. `shards_on`: the hosts that make versions, where this one, called `name`, does
-        not make them alone. `threads` are those of each worker. `network` paces pushes and pulls, and `groups`
-        averages. `evaluator` is forked besides the arithmetic process, if it is
-        given. `now()` is seconds since the run's start. `host_of(worker)`: its host, if averages go by that. See
-        `CommitQueue`, `ReplicaSteps` and `GroupAverages` for the others.
+        """`others` are the other hosts, whose store is here, too. `carrier` fetches their updates, and `directory`
+        knows where they are. `shards_on`: the hosts that make versions, where this one, called `name`, does not make
+        them alone. `threads` are those of each worker. `network` paces pushes and pulls, and `groups` averages.
+        `evaluator` is forked besides the arithmetic process, if it is given. `now()` is seconds since the run's start.
+        `host_of(worker)`: its host, if averages go by that. See `CommitQueue`, `ReplicaSteps` and `GroupAverages` for
+        the rest.
         """
         self.plan = plan
         self.shelf = Shelf()
@@ -167,9 +153,7 @@ class LocalHost:
         self._at: float | None = None
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in elsewhere)
-        self.other_hosts: OtherHosts | None = None
-        """The other hosts, if there are any."""
+        seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
         self.brings: Brings = lambda replicas, then, lost: then()
@@ -189,7 +173,7 @@ class LocalHost:
                 now,
                 report,
                 away=self._away,
-                lost=self._never_comes,
+                lost=lambda worker, why: self.others.never_comes(worker, why),
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
         self.arithmetic = StoreProcess(
@@ -205,8 +189,8 @@ class LocalHost:
             self.shelf, plan, self.arithmetic, there=self._there_is_more, not_finite=self.not_finite
         )
         self.sums = SumTable(self.shelf, self.summer)
-        self.others = RemoteShards(fetcher, lambda total: self.together.host_of(total), self._tell_host)
-        self.together = AggregationScheduler(self.others, self.sums, self.summer, name, self._tell_host, report)
+        self.remote_shards = RemoteShards(fetcher, lambda total: self.together.host_of(total), self._tell_host)
+        self.together = AggregationScheduler(self.remote_shards, self.sums, self.summer, name, self._tell_host, report)
         self.shelf.freed = self._freed
         self.averaging = Averaging(
             self.shelf,
@@ -233,7 +217,7 @@ class LocalHost:
 
             self._computing = Computing()
             if spec.brings_early:
-                self._early = Early(self.shelf, plan, self.pushes, remote, self.others)
+                self._early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
         self.commits = CommitQueue(
             self.shelf,
             plan,
@@ -244,12 +228,12 @@ class LocalHost:
             idle_cores=self._idle_cores,
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
-            others=self.others,
+            others=self.remote_shards,
             sums=self.sums,
             spreads=carrier is not None,
         )
         self.commits.brings = self._brings
-        self.shares = Shares(self.arithmetic, self.others)
+        self.shares = Shares(self.arithmetic, self.remote_shards)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self._brings_replicas)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
@@ -280,17 +264,20 @@ class LocalHost:
             report,
             self._tell,
         )
+        self.others = OtherHosts(self, others, carrier, report, directory, now)
+        """What other hosts are told, and what they say."""
 
-    # --- how orders are going -----------------------------------------------------------------------
+    # --- how orders are going ---------------------------------------------------------------------
 
     @property
     def progress(self) -> Progress:
-        """See `contract.Host`."""
+        """How far the host has come."""
         making, writing = self.commits.making, self.arithmetic.writing
         busy_with = f"{self.arithmetic.name} is writing a version to disk" if writing else None
         if making is not None:
             lacking = f", and waiting for {listed(self.commits.lacking)} to make a part" if self.commits.lacking else ""
             busy_with = f"{self.arithmetic.name} is making version {making}{lacking}"
+        busy_with = self.others.moves.busy_with or busy_with
         return Progress(
             idle=self.commits.idle and not writing,
             settled=self.steps.settled and self.averages.settled,
@@ -301,21 +288,35 @@ class LocalHost:
         )
 
     def updates(self, worker: int) -> Updates:
-        """See `contract.Host`."""
+        """The worker's updates that others wait for."""
         return replace(self.pushes.waited_for(worker), unapplied=self.steps.unapplied(worker))
 
-    # --- the start ----------------------------------------------------------------------------------
+    # --- the start --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """See `contract.Host`."""
+        """Listen to the workers."""
         self._workers.open(self.hear, lambda worker, status: self._report(WorkerEnded(worker, status)))
+        self.others.open()
 
-    def gathers(self) -> Mapping[str, messages.worker.Offered]:
-        """See `contract.Host`."""
-        return {}
+    def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
+        """Have the script begin on hosts without workers. Return what it has brought to `prepare` there, by host.
+
+        None: it is still to come to that on one of them. One on which it can't is lost.
+        """
+        return self.others.gathers()
 
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
-        """See `contract.Host`."""
+        """Have this worker, which has come to `prepare`, fork the arithmetic process: `Prepared` is reported.
+
+        A worker that can't do so is ended. Another one may be asked then. `resumption`: what all go on from.
+        """
+        if self._seats[worker].elsewhere:
+            self._report(
+                ProcessLost("no worker of the head's host has come to prepare(), so nothing can make versions there")
+            )
+            return
+        came = {self.name} | self.others.came_to_prepare
+        self.shards_on = [host for host in self.shards_on if host in came]
         if self.arithmetic.lost:
             return
         self.snapshots.resumption = resumption
@@ -332,11 +333,11 @@ class LocalHost:
         self._send_with(worker, message, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
-        """See `contract.Host`."""
-        return ""
+        """Why training can't begin with these workers, once all is prepared. Empty: it can."""
+        return self.others.why_not(workers)
 
     def begin(self, workers: Sequence[int]) -> None:
-        """See `contract.Host`."""
+        """Let these workers train, from the first version on."""
         owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
         message = messages.worker.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
         message.tells = self._tells
@@ -361,9 +362,11 @@ class LocalHost:
             self.steps.begin(workers, Version(0))
             self.steps.keep_beginning(Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
+        self.others.begin(workers)
 
     def returns(self, worker: int) -> None:
-        """See `contract.Host`."""
+        """A new process begins as this worker, whose process has ended."""
+        self.others.returns(worker)
         before = self._seats[worker]
         self._seats[worker] = WorkerState(
             worker, elsewhere=before.elsewhere, joined=before.joined
@@ -371,9 +374,13 @@ class LocalHost:
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
-        """See `contract.Host`."""
+        """Let a worker in that has come to `prepare` while others train. It shows parameters, and takes no part yet.
+
+        Its script goes on to its first step, in that epoch. `at`: the moment, in seconds since the run's start.
+        """
         place = self.joins.shows(worker)
-        if self._seats[worker].elsewhere:  # its own host lets it in
+        if self._seats[worker].elsewhere:
+            self.others.admit(worker, epoch, at)
             return
         ends = [self.averaging.connect(worker)] if self._spec.holder == "replica" else []
         begin = messages.worker.Begin(
@@ -390,7 +397,11 @@ class LocalHost:
         self._send_with(worker, begin, ends)
 
     def join(self, worker: int, others: Sequence[int]) -> None:
-        """See `contract.Host`."""
+        """The worker takes part from now on. It gets what the script of the first of these others keeps that is here.
+
+        Where workers own replicas it gets that with its replica, by an order.
+        """
+        self.others.join(worker)
         self._seats[worker].joined = 1 + max(seat.joined for seat in self._seats.values())
         self.commits.joins(worker)
         if self._seats[worker].here:
@@ -398,20 +409,25 @@ class LocalHost:
             self.joins.join(worker, others)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
-        """See `contract.Host`."""
+        """No worker has a replica that counts: this one's begins as that mean, which is recorded in the file.
+
+        None: as training began, since no mean was recorded.
+        """
         self.joins.begin_anew(worker, version, file)
 
     def adopt(self, worker: int) -> None:
-        """See `contract.Host`."""
+        """Have the worker write what its script changed the first version to. All begin with that once it has."""
         place = self.shelf.put(Beginning(worker), beginning_of(worker), self.plan.shared)
         assert place is not None  # only the first version is there, and averages of it
-        if not self._seats[worker].elsewhere:  # else its own host has it write, and what it wrote is fetched
+        if self._seats[worker].elsewhere:  # what it wrote is fetched
+            self.others.adopt(worker)
+        else:
             self._workers.send(worker, messages.worker.AdoptInto(place))
 
-    # --- orders and facts ---------------------------------------------------------------------------
+    # --- orders and facts -------------------------------------------------------------------------
 
     def carry_out(self, order: Order, at: float) -> None:
-        """See `contract.Host`."""
+        """Carry out an order about items. It follows from a fact of that moment. Raises NotHere, in one sentence."""
         self._at = at
         try:
             match order:
@@ -442,9 +458,10 @@ class LocalHost:
                     raise TypeError(f"{type(order).__name__} is not about items")
         finally:
             self._at = None
+        self.others.carry_out(order)
 
     def tell(self, fact: Fact) -> None:
-        """See `contract.Host`. So what is read of replicas depends only on the order of the facts."""
+        """The machine is told of this fact now, so what the fact says of items takes effect at this moment."""
         if self.plan.sums:
             self.sums.tell(fact)
         match fact:
@@ -454,19 +471,26 @@ class LocalHost:
                 self.averages.failed(group)
             case ReplicaCopied(worker=worker):
                 self.joins.copied(worker)
+        self.others.tell(fact)
 
     def edit(self, number: int, file: str) -> None:
-        """See `contract.Host`."""
+        """Write that change of the model's structure to the file, as a worker tells it: `messages.worker.Edited`."""
         self._edits[number] = file
 
     def restructure(self, file: str) -> None:
-        """See `contract.Host`."""
+        """Versions from now on have the structure that is in this file."""
         self.arithmetic.send(messages.store.Restructure(file))
 
     def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str | None) -> None:
-        """See `contract.Host`."""
+        """Tell the worker this. What is recorded in that file comes along, wherever the worker is.
+
+        Raises RunFailed if the file is there no more.
+        """
         if file is None:
             self._tell(worker, message)
+            return
+        if self._seats[worker].elsewhere:
+            self.others.show_recorded(worker, message, file)
             return
         with recorded_file(file) as descriptor:
             self._tell(worker, message, (descriptor,))
@@ -479,33 +503,47 @@ class LocalHost:
         buffers: str,
         known: messages.store.WorkersTold = messages.store.UNTOLD,
     ) -> None:
-        """See `contract.Host`."""
+        """Have a version written to that file: `VersionWritten` is reported.
+
+        It is a version that is made, with the buffers of these workers, and what is `known` besides. Where versions are
+        means, it is the mean of these workers' replicas as they are now.
+        """
         self._recorder.record(version, workers, file, buffers, known)
 
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
-        """See `contract.Host`."""
+        """Have what there is now written into that folder. Return the files' names.
+
+        `SnapshotFileWritten` is reported of each. That is the version, which may be ordered and not made yet, or these
+        workers' replicas. What workers pack for the snapshot of this number is written, too.
+        """
         return self.snapshots.keep(snapshot, folder, version, workers)
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
-        """See `contract.Host`."""
+        """All files of the snapshot are there: write the last one, `state.json`, and give the folder its name.
+
+        `SnapshotSealed` is reported. These older snapshots are removed.
+        """
         self.snapshots.seal(state, old)
 
     def drop(self) -> None:
-        """See `contract.Host`."""
+        """A file of the snapshot can't be made, and all others are there: have them removed."""
         self.snapshots.drop()
 
     def next(self, until: float) -> Fact | None:
-        """See `contract.Host`."""
+        """Return the fact of the earliest fetch that has ended by `until`."""
         return self._shaped.next(until)
 
     def due(self) -> float | None:
-        """See `contract.Host`."""
+        """Seconds until the next fetch ends, if one is under way."""
         return self._shaped.due()
 
-    # --- how workers leave, and the end -------------------------------------------------------------
+    # --- how workers leave, and the end -----------------------------------------------------------
 
     def left(self, worker: int, died: bool) -> None:
-        """See `contract.Host`."""
+        """The worker takes no part any more: what was on the way to it or from it never ends.
+
+        What it shows stays claimed until its process ends, as its script may go on with the model.
+        """
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self.joins.left(worker, died)
@@ -514,9 +552,10 @@ class LocalHost:
         self.averages.left(worker)
         self.releases.left(worker)
         self.commits.go_on()
+        self.others.left(worker, died)
 
     def gone(self, worker: int) -> None:
-        """See `contract.Host`."""
+        """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
         self._seats[worker].here = False
         if self._forker == worker and self.arithmetic.process is None:
             self.arithmetic.abandon()
@@ -528,23 +567,22 @@ class LocalHost:
         self.joins.gone(worker)
         self.shelf.release(beginning_of(worker))  # nothing is written there any more
         self.commits.go_on()
+        self.others.gone(worker)
 
     def ends(self, worker: int) -> None:
-        """See `contract.Host`. What a worker says here comes at once."""
+        """The worker's process is told to end. Its end is not put off for what it has said and is still on its way."""
+        self.others.ends(worker)
 
     def wake(self) -> None:
-        """See `contract.Host`."""
+        """The run is to end: have the processes that make and record versions go on if they are stopped."""
         self.arithmetic.wake()
+        self.others.wake()
 
     def close(self) -> None:
-        """See `contract.Host`."""
+        """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""
         self.arithmetic.close()
 
-    def _never_comes(self, worker: int, why: str) -> None:
-        assert self.other_hosts is not None  # a worker here has its own items
-        self.other_hosts.never_comes(worker, why)
-
-    # --- workers of other hosts ---------------------------------------------------------------------
+    # --- what other hosts are told and asked ------------------------------------------------------
 
     @property
     def workers(self) -> Sequence[int]:
@@ -627,17 +665,6 @@ class LocalHost:
             there = self.shelf.has(self.meant(item))
         return "here" if there and self.memory.laid_out else "gone"
 
-    def meant(self, item: Item) -> Item:
-        """What lies here by that name.
-
-        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
-        the first version is as it was: that host's workers change it, too.
-        """
-        if isinstance(item, Beginning) and not self.shelf.has(item):
-            return Version(0)
-        former = Former(item)
-        return former if self._lent and self.shelf.has(former) else item
-
     @property
     def _tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
@@ -684,7 +711,7 @@ class LocalHost:
         """Nobody claims that item any more."""
         if isinstance(item, Version):
             self._whole.discard(item)
-            self.others.freed(item.version)
+            self.remote_shards.freed(item.version)
 
     def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
         """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
@@ -711,7 +738,7 @@ class LocalHost:
         shards = self.shards if taking is None else taken_over(self.shards, taking.host, self.name)
         return next(((one.begin, one.end) for one in shards if one.host == self.name), (0, 0))
 
-    # --- ranges that move: see `Moves` --------------------------------------------------------------
+    # --- ranges that move: see `Moves` ------------------------------------------------------------
 
     @property
     def may_move(self) -> bool:
@@ -840,7 +867,7 @@ class LocalHost:
         # while the update has its place, to which some of it may be on its way
         if self._early is not None:
             self._early.dropped(Update(worker, step))
-        self.others.dropped(Update(worker, step))
+        self.remote_shards.dropped(Update(worker, step))
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
         self.steps.dropped(worker, step)
@@ -859,10 +886,9 @@ class LocalHost:
         else:
             self.commits.adopted(worker)
         self.shelf.release(beginning_of(worker))
-        if self.other_hosts is not None:
-            self.other_hosts.adopted(worker, descriptors[0] if descriptors else None)
+        self.others.adopted(worker, descriptors[0] if descriptors else None)
 
-    # --- what the arithmetic process says -----------------------------------------------------------
+    # --- what the store process says --------------------------------------------------------------
 
     def _hear_arithmetic(self, message: Any, descriptors: list[int]) -> bool:
         """Pass on what the process has done. Return whether it was asked to."""
@@ -907,8 +933,7 @@ class LocalHost:
                 if error is not None:
                     self._report(Impossible(error))
                 elif self._seats[worker].elsewhere:
-                    assert self.other_hosts is not None
-                    self.other_hosts.hands(worker, messages.worker.OptimizerState(), descriptors[0])
+                    self.others.hands(worker, messages.worker.OptimizerState(), descriptors[0])
                 elif self._seats[worker].here:
                     self._workers.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
                 return True
@@ -933,8 +958,7 @@ class LocalHost:
             self._arrivals.whole(message.version)
             version = self.commits.made(at)
             self._at = None
-            if self.other_hosts is not None:
-                self.other_hosts.made(version)
+            self.others.made(version)
         return True
 
     def _written(self, version: int, sha256: str, distance: float | None) -> bool:
@@ -979,14 +1003,12 @@ class LocalHost:
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         """Tell another host that."""
-        assert self.other_hosts is not None
-        self.other_hosts.tell_host(host, message)
+        self.others.tell_host(host, message)
 
     def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell a worker, wherever it is."""
         if self._seats[worker].elsewhere:
-            assert self.other_hosts is not None
-            self.other_hosts.hands(worker, message, descriptors[0] if descriptors else None)
+            self.others.hands(worker, message, descriptors[0] if descriptors else None)
         else:
             self._workers.send(worker, message, descriptors)
 
@@ -1001,3 +1023,14 @@ class LocalHost:
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at
+
+    def meant(self, item: Item) -> Item:
+        """What lies here by that name.
+
+        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
+        the first version is as it was: that host's workers change it, too.
+        """
+        if isinstance(item, Beginning) and not self.shelf.has(item):
+            return Version(0)
+        former = Former(item)
+        return former if self._lent and self.shelf.has(former) else item

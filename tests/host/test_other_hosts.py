@@ -19,11 +19,11 @@ from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import messages as host_messages
+from paceline.host.cluster import Cluster
 from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
-from paceline.host.host import LocalHost
+from paceline.host.other_hosts import Other, OtherHosts
 from paceline.host.replicas.elsewhere import ReplicasElsewhere
-from paceline.host.several import Other, SeveralHosts
 from paceline.ipc import messages
 from paceline.records.times import Fetch
 from support.reports import Reports
@@ -51,7 +51,7 @@ class Several:
         self.head.hear = self._hear
         self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
         other = Other("node-1", range(2, 4), self.told.append)
-        self.hosts = SeveralHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
+        self.hosts = OtherHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
         for snapshot in (1, 2):
             other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
 
@@ -71,7 +71,7 @@ class Several:
 
     def takes(self, worker: int, version: int) -> None:
         """The worker is to have that version, and the other host says that it has."""
-        self.hosts.carry_out(StartPull(worker=worker, version=version), 0.0)
+        self.hosts.carry_out(StartPull(worker=worker, version=version))
         self.say(host_messages.Taken(worker, version))
 
     def comes(self, name: str) -> Callable[..., object]:
@@ -152,9 +152,9 @@ def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awa
     told = several.reports
 
     def released(worker: int) -> None:
-        several.hosts.carry_out(Release(worker=worker, step=0, version=3), 0.0)
+        several.hosts.carry_out(Release(worker=worker, step=0, version=3))
 
-    several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
+    several.hosts.carry_out(StartPull(worker=2, version=3))
     several.say(host_messages.Taken(2, 3))
     assert not told.of(Computes)
     released(2)
@@ -170,10 +170,10 @@ def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awa
 def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to() -> None:
     several = Several()
     several.hosts.begin([0, 1, 2, 3])
-    several.hosts.carry_out(Release(worker=2, step=0, version=3), 0.0)
+    several.hosts.carry_out(Release(worker=2, step=0, version=3))
     several.hosts.left(2, True)
-    several.hosts.join(2, [0, 1, 3])
-    several.hosts.carry_out(StartPull(worker=2, version=3), 0.0)
+    several.hosts.join(2)
+    several.hosts.carry_out(StartPull(worker=2, version=3))
     several.say(host_messages.Taken(2, 3))
     assert not several.reports.of(Computes)
 
@@ -194,7 +194,7 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
     several = Several()
     several.hosts.lost("node-1", "silent for 15.0 s")
     several.hosts.back("node-1")
-    several.hosts.carry_out(StartPull(worker=2, version=1), 0.0)
+    several.hosts.carry_out(StartPull(worker=2, version=1))
     several.hosts.left(2, died=True)
     several.hosts.returns(2)
     several.hosts.admit(2, 0, 0.0)
@@ -279,7 +279,7 @@ def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_tha
     several = Several()
     several.carrier.made.side_effect = lambda item: several.told.append(item)
     several.head.newest = 6
-    several.hosts.carry_out(StartPull(worker=2, version=7), 0.0)
+    several.hosts.carry_out(StartPull(worker=2, version=7))
     several.told.clear()
     several.hosts.made(7)
     assert several.told == [Version(7), host_messages.VersionMade(7)]
@@ -499,7 +499,7 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
     head, told = Mock(shards=HALVES, newest=0), list[messages.Message]()
     head.goes_on.return_value = None
     absent = Other("node-2", range(4, 6), told.append)
-    hosts = SeveralHosts(
+    hosts = OtherHosts(
         head,
         [Other("node-1", range(2, 4), Mock()), absent],
         Mock(),
@@ -519,7 +519,7 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
 def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
     several = Several()
     several.head.shards = HALVES
-    with patch("paceline.host.several.empty_file", side_effect=OSError(28, "No space left on device")):
+    with patch("paceline.host.other_hosts.empty_file", side_effect=OSError(28, "No space left on device")):
         several.say(host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40)))
     lacking = "host node-1's part of it has no room here: No space left on device"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
@@ -537,7 +537,7 @@ def test_a_share_of_the_state_that_can_not_come_is_said_to_be_lacking() -> None:
 
 def test_the_store_is_lost_that_lacks_a_range_of_a_version_which_can_not_come() -> None:
     head, then = Mock(_numbers=count()), Mock()
-    LocalHost._brings(head, 3, then)
+    Cluster._brings(head, 3, then)
     head._carrier.fetch.call_args.args[3]("it is not here any more")
     head.loses.assert_called_once_with("version 3 can't come: it is not here any more")
     assert not then.called
@@ -560,18 +560,18 @@ def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(
 def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:
     told: dict[str, list[messages.Message]] = {name: [] for name in ("node-1", "node-2", "node-3")}
     head, carrier = Mock(shards=(), newest=7), Mock()
-    head.name, head.others.taken.return_value = "node-0", ["arrived"]
+    head.name, head.remote_shards.taken.return_value = "node-0", ["arrived"]
     head.goes_on.return_value = None
     others = [Other(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
     reports = Reports()
-    hosts = SeveralHosts(head, others, carrier, reports, Mock(), lambda: 3.0)
+    hosts = OtherHosts(head, others, carrier, reports, Mock(), lambda: 3.0)
     hosts.begin([0, 1, 2, 4])  # none of node-3's has come
     for said in told.values():
         said.clear()
     hosts.moves.cut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
     shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
     assert told == {"node-1": [], "node-2": [shards], "node-3": []}
-    head.others.taken.assert_called_once_with(3.0)
+    head.remote_shards.taken.assert_called_once_with(3.0)
     assert reports.events == ["arrived"]
     assert carrier.again.call_args.args[0](Version(1))
 
@@ -594,7 +594,7 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
         return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
 
     others = [Other("node-1", range(2, 4), teller("node-1")), Other("node-2", range(4, 5), teller("node-2"))]
-    hosts = SeveralHosts(head, others, Mock(), Mock(), Mock(), lambda: 0.0)
+    hosts = OtherHosts(head, others, Mock(), Mock(), Mock(), lambda: 0.0)
     hosts.begin([0, 1, 2, 4])
     hosts.adds(Other("node-3", range(5, 7), teller("node-3")))
     hosts.admit(6, 0, 0.0)
@@ -652,7 +652,7 @@ def test_a_step_is_finished_by_the_worker_that_was_released_for_it_and_once() ->
     for _ in range(2):
         with pytest.raises(MessageUnreadable, match="worker 2: it sent StepFinished out of turn"):
             several.say(WorkerSaid(2, finished))
-        several.hosts.carry_out(Release(worker=2, step=0, version=3), 0.0)
+        several.hosts.carry_out(Release(worker=2, step=0, version=3))
         several.say(WorkerSaid(2, finished))
     assert [message for _, message, _ in several.heard] == [offer, finished, finished]
 
