@@ -199,7 +199,7 @@ def an_update_is_applied_before_it_is_here(patch: Patch) -> None:
 
 
 def the_workers_of_a_lost_host_are_not_told(patch: Patch) -> None:
-    patch.setattr(OtherHosts, "lost", lambda self, name, why: self._head.begun(name))
+    patch.setattr(OtherHosts, "lost", lambda self, name, why: self._cluster.begun(name))
 
 
 def a_worker_that_has_left_takes_a_version(patch: Patch) -> None:
@@ -245,8 +245,8 @@ def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
 
     def frees(self: OtherHosts, version: int) -> None:
         made(self, version)
-        if self._head.others is not None:
-            self._head.others.freed(version - 1)
+        if self._cluster.remote_shards is not None:
+            self._cluster.remote_shards.freed(version - 1)
 
     patch.setattr(OtherHosts, "made", frees)
 

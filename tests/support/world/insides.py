@@ -50,44 +50,39 @@ MACHINE = Machine(
 # --- the head ---------------------------------------------------------------------------------------
 
 
-def head(host: Any) -> Any:
-    """What a host is at the head, whether there are others or not."""
-    return getattr(host, "_head", host)
-
-
 def claims_at_head(host: Any) -> list[Claim]:
     """Who claims what at the head."""
-    return list(head(host).shelf.claims())
+    return list(host.shelf.claims())
 
 
 def newest_at_head(host: Any) -> int:
     """The newest version that is made."""
-    return int(head(host).newest)
+    return int(host.newest)
 
 
 def trains(host: Any, worker: int) -> bool:
     """Whether the worker trains, as its host has it."""
-    return bool(head(host)._seats[worker].trains)
+    return bool(host._seats[worker].trains)
 
 
 def lies_at_head(host: Any, place: int) -> bool:
     """Whether anything lies in that place of a replica."""
-    return bool(head(host).shelf.at(place))
+    return bool(host.shelf.at(place))
 
 
 def averages_at_head(host: Any) -> Any:
     """The averages that the head is at work on."""
-    return head(host).averaging._works
+    return host.averaging._works
 
 
 def moves_a_range(host: Any) -> bool:
     """Whether a range of versions moves from one host to another."""
-    return host is not head(host) and bool(host.moves and host.moves.busy_with)
+    return bool(host.others.moves and host.others.moves.busy_with)
 
 
 def replicas_of_hosts(host: Any) -> Any:
     """What the head knows of the other hosts' replicas. None: there are none, or there is one host."""
-    return getattr(host, "replicas", None) if host is not head(host) else None
+    return host.others.replicas
 
 
 def carried(host: Any) -> dict[int, Any]:
