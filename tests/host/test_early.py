@@ -228,7 +228,7 @@ def test_of_an_update_nothing_is_brought_that_lies_behind_its_buffers() -> None:
     """Places are filled up to pages, which may be large."""
     company = elsewhere(1, "asp")
     several: Any = company.host
-    assert several.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
+    assert several.others.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
     assert SIZE + OFFER.flags_bytes + OFFER.buffers_bytes < OFFER.push_bytes
 
 
