@@ -1,7 +1,7 @@
 """A process beside the workers that evaluates recorded versions while they train.
 
 The worker that forks the store forks it, in `prepare`: it thereby has the model, and what `evaluate` needs, without a
-byte of it being sent (decision 0027).
+byte of it being sent (decision 0001).
 """
 
 from __future__ import annotations
