@@ -110,6 +110,11 @@ def test_the_list_of_decisions_has_each_record() -> None:
     assert re.findall(r"\]\((.+?)\)", decisions()) == [path.name for path in records]
 
 
+def test_no_decision_record_has_more_than_300_words() -> None:
+    words = {path.name: len(path.read_text().split()) for path in (ROOT / "docs" / "decisions").glob("0*.md")}
+    assert {name: count for name, count in words.items() if count > 300} == {}
+
+
 def test_every_mark_is_in_a_page() -> None:
     pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     assert [mark for mark in MARKS if mark not in pages] == []
