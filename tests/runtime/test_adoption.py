@@ -328,13 +328,15 @@ IN_TURN = """
 if me == 0:
     await_("written")
 else:
-    adopted = link.adopted
+    from paceline.ipc.messages.worker import AdoptionWritten
+    say = link.say
 
-    def writes(state):
-        adopted(state)
-        reach("written")
+    def says(message, *rest):
+        say(message, *rest)
+        if isinstance(message, AdoptionWritten):
+            reach("written")
 
-    link.adopted = writes
+    link.say = says
 """
 """Worker 0 comes when worker 1's change is adopted."""
 
@@ -408,7 +410,7 @@ if me == 0:
         await_("asks")
         return slot
 
-    link.adopt, link.adopted = asks, lambda state: os._exit(7)
+    link.adopt, link.say = asks, lambda message, *rest: os._exit(7)
 else:
     await_("writes")
     send = link._channel.send

@@ -14,8 +14,10 @@ from support.scripts import training
 MADE_UP = """
 if step == 0:
     from msgspec.structs import replace
-    link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
-    link.pushed = lambda finished: pushed(replace(finished, to_device={to}, from_device={of}))
+    from paceline.ipc.messages.worker import StepFinished
+    link, say = optimizer.paceline_session.link, optimizer.paceline_session.link.say
+    copied = lambda one: replace(one, to_device={to}, from_device={of}) if isinstance(one, StepFinished) else one
+    link.say = lambda message, *rest: say(copied(message), *rest)
 """
 """After each step of a worker."""
 QUERY = "SELECT worker, step, to_device, from_device FROM step_times"

@@ -16,17 +16,17 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
             optimizer.paceline_session.link._channel.end.send(b"\\0rubbish")
             signal.pause()
         if step == 2 and me == 2:
-            from paceline.core.leases import Batch
-            optimizer.paceline_session.link.give_back((Batch(0, 999),))
+            from paceline.ipc.messages.worker import GivenBack
+            optimizer.paceline_session.link.say(GivenBack([(0, 999)]))
             signal.pause()
         if step == 2 and me == 3:
-            link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
+            link, say = optimizer.paceline_session.link, optimizer.paceline_session.link.say
             from msgspec.structs import replace
-            link.pushed = lambda finished: pushed(replace(finished, batches=2 * finished.batches))
+            link.say = lambda finished, *_: say(replace(finished, batches=2 * finished.batches))
         if step == 2 and me == 4:
-            link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
+            link, say = optimizer.paceline_session.link, optimizer.paceline_session.link.say
             from msgspec.structs import replace
-            link.pushed = lambda finished: pushed(replace(finished, again=[(7, 0)]))
+            link.say = lambda finished, *_: say(replace(finished, again=[(7, 0)]))
         """
     )
     run = launch.run(script, "-n", "5", "-p", "asp", "--shards", "static").completed()
@@ -78,8 +78,8 @@ def test_a_worker_that_finishes_what_it_was_not_released_for_is_ended_and_the_ot
         f"""
         if step == 2 and me == 1:
             from msgspec.structs import replace
-            link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
-            link.pushed = lambda finished: pushed(replace(finished, {change}))
+            link, say = optimizer.paceline_session.link, optimizer.paceline_session.link.say
+            link.say = lambda finished, *_: say(replace(finished, {change}))
         """
     )
     run = launch.run(script, "-n", "2", "-p", "bsp").completed()

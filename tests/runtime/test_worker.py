@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
-from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.errors import PeerLost, RunFailed
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
 from paceline.ipc.messages.worker import Keep
@@ -123,7 +123,7 @@ def test_a_process_that_the_script_forks_says_nothing_in_the_workers_name(ends: 
     link.leave_to_parent()  # as in the child of a fork
     link.leave_to_parent()  # and in that one's child
     link.refuse("the script asks for LOCAL_RANK")
-    link.ended_by_parser(2)
+    link.say(messages.worker.ParserEnded(2))
     with pytest.raises(RuntimeError, match="a process that the script forked takes no part in the run"):
         link.lease(0, Orders([[4, 5], [6]], seed=0))
     with pytest.raises(PeerLost):
@@ -154,7 +154,7 @@ def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
         assert coordinator.receive()[0] == messages.worker.LeaseWanted(
             3, 1, order_digest([[4, 5], [6]])
         )  # the other receives, from now on
-        link.pushed(FINISHED)
+        link.say(FINISHED)
         coordinator.send(messages.worker.Compute(7, 1, 2, 0, []))
         assert link.released().step == 7
         coordinator.send(messages.worker.Leased(3, 1))
@@ -183,7 +183,7 @@ def kept_by(coordinator: Any) -> tuple[Any, bytes]:
 
 def test_an_order_to_keep_comes_in_its_turn_before_the_step_that_follows_it(ends: Any) -> None:
     link, coordinator = ends
-    link.pushed(FINISHED)
+    link.say(FINISHED)
     for message in (
         messages.worker.MakeStep(6, 0, 0, None),
         messages.worker.Keep(40, 6, 1),
@@ -211,8 +211,8 @@ def test_an_order_to_keep_that_has_come_by_now_is_heard_without_waiting(ends: An
 
 def test_what_is_kept_comes_along_and_why_it_can_t_be_is_said(ends: Any) -> None:
     link, coordinator = ends
-    link.kept(Keep(snapshot=40, step=5, epoch=1), 6, 2, b"packed")
-    link.kept(Keep(snapshot=50, step=7, epoch=2), 7, 2, ConfigError("a function"))
+    link.say(messages.worker.Kept(40, 6, 2, None), b"packed")
+    link.say(messages.worker.Kept(50, 7, 2, "a function"))
     assert kept_by(coordinator) == (messages.worker.Kept(40, 6, 2, None), b"packed")
     assert kept_by(coordinator) == (messages.worker.Kept(50, 7, 2, "a function"), b"")
 
@@ -220,21 +220,21 @@ def test_what_is_kept_comes_along_and_why_it_can_t_be_is_said(ends: Any) -> None
 @pytest.mark.parametrize("how", ["at once", "interrupted"])
 def test_a_stopped_worker_leaves_its_script_once_it_has_kept_what_was_ordered_before(ends: Any, how: str) -> None:
     link, coordinator = ends
-    link.pushed(FINISHED)
+    link.say(FINISHED)
     coordinator.send(messages.worker.Keep(40, 6, 1))
     coordinator.send(messages.worker.StopTraining(at_once=how == "at once", interrupted=how == "interrupted"))
     order = link.released()
     assert order == Keep(snapshot=40, step=6, epoch=1)
     assert link.released() is None
     link.raise_if_interrupted()
-    link.kept(order, 6, 1, b"packed")
+    link.say(messages.worker.Kept(40, 6, 1, None), b"packed")
     with pytest.raises(SystemExit if how == "at once" else KeyboardInterrupt):
         link.raise_if_interrupted()
 
 
 def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(ends: Any) -> None:
     link, coordinator = ends
-    link.pushed(FINISHED)
+    link.say(FINISHED)
     coordinator.send(messages.worker.Keep(40, 6, 1))
     coordinator.send(messages.worker.StopTraining(at_once=False))
     assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease()

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Mapping, Region
-from paceline.ipc.messages.worker import MakeStep
+from paceline.ipc.messages.worker import MakeStep, SnapshotTaken
 from paceline.protocols import registry
 from paceline.training import accelerator
 from paceline.training.copier import UNLOCKED, Copier
@@ -57,7 +58,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.refused: list[str] = []
-        self.returned = 0
+        self.step = self.returned = 0
         self.averages = 0
         self.remarks: list[str] = []
         self.newest = SECOND
@@ -65,12 +66,6 @@ class Ends:
 
     def refuse(self, message: str) -> None:
         self.refused.append(message)
-
-    def accumulated(self, begin: int, end: int) -> None:
-        pass
-
-    def withdraw(self) -> None:
-        pass
 
     def remark(self, line: str) -> None:
         self.remarks.append(line)
@@ -86,8 +81,8 @@ class Ends:
     def snapshot(self) -> int:
         return self.newest
 
-    def snapshot_taken(self) -> None:
-        self.returned += 1
+    def say(self, message: Message, packing: bytes = b"") -> None:
+        self.returned += isinstance(message, SnapshotTaken)
 
 
 class Case:

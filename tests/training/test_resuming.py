@@ -19,8 +19,19 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import paceline
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted
+from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import Compute, Keep, MakeStep, StepFinished
+from paceline.ipc.messages.worker import (
+    Compute,
+    Declined,
+    EpochsOver,
+    GivenBack,
+    Keep,
+    Kept,
+    MakeStep,
+    StepFinished,
+    Stepped,
+)
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
@@ -112,7 +123,21 @@ class OneWorker:
         go = Compute(step=self.step, version=self.version, slot=self.place, area=self.area, ahead=())
         self.orders.append(go)
 
-    def pushed(self, finished: StepFinished) -> None:
+    def say(self, message: Message, packing: bytes = b"") -> None:
+        match message:
+            case StepFinished():
+                self.finished(message)
+            case Kept():
+                self.kept(message, packing)
+            case Stepped():
+                assert message.not_finite is None
+            case GivenBack():
+                for epoch, index in message.batches:
+                    self.leased[epoch] = min(self.leased[epoch], index)
+            case _:
+                assert isinstance(message, Declined | EpochsOver)
+
+    def finished(self, finished: StepFinished) -> None:
         for epoch, index in (*(finished.batches or ()), *finished.skipped):
             self.used[epoch] = max(self.used.get(epoch, 0), index + 1)
         if finished.scalars is not None and self.kind == "window":
@@ -147,16 +172,13 @@ class OneWorker:
     def heard_to_keep(self) -> list[Keep]:
         return []
 
-    def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
+    def kept(self, kept: Kept, packing: bytes) -> None:
         self.open -= 1
-        assert isinstance(packing, bytes), packing
-        (snapshot,) = (one for one in self.snapshots if one.version == order.snapshot)
+        assert kept.error is None
+        (snapshot,) = (one for one in self.snapshots if one.version == kept.snapshot)
         assert not snapshot.packing
-        snapshot.packing, snapshot.after = packing, step
-        assert epoch == snapshot.epoch
-
-    def stepped(self, step: int, not_finite: str | None) -> None:
-        assert not_finite is None
+        snapshot.packing, snapshot.after = packing, kept.step
+        assert kept.epoch == snapshot.epoch
 
     def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
         self.asked.append(epoch)
@@ -166,10 +188,6 @@ class OneWorker:
             return Lease()
         self.leased[epoch] = index + 1
         return Lease(batch=Batch(epoch, index))
-
-    def give_back(self, batches: tuple[Batch, ...]) -> None:
-        for batch in batches:
-            self.leased[batch.epoch] = min(self.leased[batch.epoch], batch.index)
 
     def raise_if_interrupted(self) -> None:
         if self.interrupted and self.version >= self.ends_at and not self.open:
@@ -190,9 +208,7 @@ class OneWorker:
 
     was_stopped, run_used = False, 0
 
-    def done_computing(self, epoch: int) -> None: ...
     def finish(self) -> None: ...
-    def epochs_are_over(self) -> None: ...
     def begin_to_average(self, groups: Any) -> None: ...
 
 
@@ -576,7 +592,7 @@ def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path)
     whole.store.keep(whole.store.begin_keeping(), 0, tmp_path / "store")
     session = prepare_module._Process.session
     assert session is not None
-    snapshot.packing = session.kept.packing(None)  # type: ignore[assignment]
+    snapshot.packing = session.kept.packing(None)[0]
     run = Without(tmp_path, resume=snapshot)
     with pytest.raises(ConfigError):
         prepared(run, {"meter": Thing(count=1)})
@@ -661,9 +677,9 @@ def test_a_stream_begins_its_epoch_anew_and_says_so_once(tmp_path: Path) -> None
         return seen
 
     class Streaming(OneWorker):
-        def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
-            self.snapshots[-1].used = dict.fromkeys(range(epoch), BATCHES)
-            super().kept(order, step, epoch, packing)
+        def kept(self, kept: Kept, packing: bytes) -> None:
+            self.snapshots[-1].used = dict.fromkeys(range(kept.epoch), BATCHES)
+            super().kept(kept, packing)
 
     whole = Streaming(tmp_path)
     assert run(whole) == [0, 0, 1, 1, 2, 2]

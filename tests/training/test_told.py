@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.training import push, told
 from paceline.training.layout import Layout, Places
 from paceline.training.push import AreaPush
@@ -48,7 +49,9 @@ class Case:
         self.told: list[tuple[int, int]] = []
         self.seen: dict[tuple[int, int], bytes] = {}
         """By what was told: what lay there then."""
-        self.link.accumulated = self._accumulated
+        self.link.say = self._say
+        self.withdrawals: list[bytes] = []
+        """What lay in the area at each withdrawal."""
         joined = TrainingContext(
             link=self.link,
             places=self.places,
@@ -61,9 +64,12 @@ class Case:
         for number, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, n=number: self.push.take(n))  # type: ignore[no-untyped-call]
 
-    def _accumulated(self, begin: int, end: int) -> None:
-        self.told.append((begin, end))
-        self.seen[begin, end] = self.area(begin, end)
+    def _say(self, message: Accumulated | Withdrawn) -> None:
+        if isinstance(message, Withdrawn):
+            self.withdrawals.append(self.area())
+            return
+        self.told.append((message.begin, message.end))
+        self.seen[message.begin, message.end] = self.area(message.begin, message.end)
 
     def area(self, begin: int = 0, end: int | None = None) -> bytes:
         start = self.places.push_start(0)
@@ -101,7 +107,7 @@ def test_gradients_are_told_as_autograd_makes_them_and_are_there_by_then() -> No
     case.push.fill()
     assert all(case.seen[begin, end] == case.area(begin, end) for begin, end in case.told)
     assert case.as_the_scripts()
-    case.link.withdraw.assert_not_called()
+    assert not case.withdrawals
 
 
 def test_what_holds_is_not_copied_once_more_at_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +144,7 @@ def test_a_parameter_that_is_used_twice_counts_once_it_has_its_whole_gradient() 
     case = Case(Twice())
     case.backward()
     case.push.fill()
-    case.link.withdraw.assert_not_called()
+    assert not case.withdrawals
     assert case.as_the_scripts()
 
 
@@ -185,14 +191,12 @@ def test_what_a_script_changes_is_withdrawn_before_it_is_written_and_pushed_as_i
     change: Callable[[Case], None],
 ) -> None:
     case = Case()
-    at_withdrawal: list[bytes] = []
-    case.link.withdraw.side_effect = lambda: at_withdrawal.append(case.area())
     case.backward()
     before = case.area()
     change(case)
     assert case.area() == before, "others may be reading it"
     case.push.fill()
-    assert at_withdrawal == [before]
+    assert case.withdrawals == [before]
     assert case.as_the_scripts()
     case.link.remark.assert_called_once_with(CHANGED)
 
@@ -207,7 +211,7 @@ def test_a_script_that_changes_its_gradients_is_told_of_no_more(change: Callable
         case.push.fill()
         assert case.as_the_scripts()
     assert len(case.told) == 3
-    case.link.withdraw.assert_called_once_with()
+    assert len(case.withdrawals) == 1
 
 
 def test_gradients_that_are_changed_to_what_they_were_still_hold() -> None:
@@ -218,7 +222,7 @@ def test_gradients_that_are_changed_to_what_they_were_still_hold() -> None:
         case.backward()
         nn.utils.clip_grad_norm_(case.model.parameters(), 1e9)
         case.push.fill()
-    case.link.withdraw.assert_not_called()
+    assert not case.withdrawals
     assert len(case.told) == 6
     assert case.as_the_scripts()
 
@@ -228,7 +232,7 @@ def test_gradients_that_are_discarded_at_the_end_count_for_nothing_and_hold() ->
     case.backward()
     case.model.zero_grad()
     case.push.fill()
-    case.link.withdraw.assert_not_called()
+    assert not case.withdrawals
     assert case.places.push_area(0).present.tolist() == [0, 0, 0, 0, 0]
 
 
@@ -238,7 +242,7 @@ def test_gradients_of_a_further_backward_after_the_first_were_discarded_are_push
     case.model.zero_grad()
     (3.0 * case.model()).backward()
     case.push.fill()
-    case.link.withdraw.assert_called_once_with()
+    assert len(case.withdrawals) == 1
     assert case.as_the_scripts()
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from paceline.core.agreements import Call, How, Value
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
-from paceline.errors import ConfigError
+from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import (
     Agreed,
@@ -25,7 +25,6 @@ from paceline.ipc.messages.worker import (
     MakeStep,
     Offered,
     PlateauMetrics,
-    StepFinished,
 )
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import Store
@@ -163,6 +162,8 @@ class Link(Protocol):
     worker: int
     workers: int
     seed: int
+    step: int
+    """The step that the worker was told to compute last."""
     rate_scale: float
     """The factor of the learning rates of an optimizer that runs here."""
     in_means: bool
@@ -193,11 +194,11 @@ class Link(Protocol):
     def is_stopped(self) -> bool:
         """Whether nothing is left to do: the run has come to its end, or is to."""
 
+    def say(self, message: Message, packing: bytes = b"") -> None:
+        """Tell the run this, with what is packed. It is not answered, or the answer is waited for elsewhere."""
+
     def refuse(self, message: str) -> None:
         """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
-
-    def ended_by_parser(self, code: int) -> None:
-        """Tell the run that the script's own argument parser ended the script, with this exit code."""
 
     def stretched(self, step: int, measured: float) -> float:
         """Seconds that this step is to take in all, as the scenario says, after it took `measured` seconds."""
@@ -205,23 +206,11 @@ class Link(Protocol):
     def pause(self, seconds: float) -> None:
         """Wait for so many seconds, or until the run stops."""
 
-    def accumulated(self, begin: int, end: int) -> None:
-        """These bytes of the present step's gradient lie in its push area. They don't change before the step's end."""
-
-    def withdraw(self) -> None:
-        """What was told of the present step's gradient does not hold. It may be written anew from now on."""
-
-    def pushed(self, finished: StepFinished) -> None:
-        """Announce a step's gradient."""
-
     def take_up(self, announce: bool) -> TakenUp | None:
         """Take part from now on. Wait for what comes with that; None when nothing is left to do.
 
         `announce`: no lease has said that the script makes its first step.
         """
-
-    def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
-        """What was to be handed over, or why it can't be."""
 
     def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
         """Give this worker's value, and wait for all others'. None: the worker is to pause before, see `pauses`.
@@ -244,17 +233,8 @@ class Link(Protocol):
     def heard_to_keep(self) -> list[Keep]:
         """The orders to keep something that have come by now."""
 
-    def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
-        """What was to be kept, after that step and in that epoch, or why it can't be."""
-
     def remark(self, line: str) -> None:
         """Have the user told what this worker does."""
-
-    def decided(self, scheduler: int, metric: float) -> None:
-        """The script has stepped that ReduceLROnPlateau by this metric, and so are all other workers to."""
-
-    def stepped(self, step: int, not_finite: str | None) -> None:
-        """The replica has made that step. `not_finite` names a parameter that is NaN or infinite after it."""
 
     def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """From now on make this worker's shares of its groups' averages, beside everything else."""
@@ -269,36 +249,11 @@ class Link(Protocol):
     def begin(self, batch: Batch) -> bool:
         """The script begins with a batch that was leased ahead of use. Return whether the worker still has it."""
 
-    def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
-        """The script only looked at these batches in a loop of this epoch: they are as if never leased.
-
-        `ran_out`: the loop asked for a batch in vain, at its end or as it fetched ahead. That counts as never asked,
-        too.
-        """
-
-    def give_back(self, batches: tuple[Batch, ...]) -> None:
-        """These batches were fetched and will not be used."""
-
-    def done_computing(self, epoch: int) -> None:
-        """This worker will make no further step, so no other needs to wait for it.
-
-        `epoch`: the script is done with those before.
-        """
-
-    def stop(self, reason: str) -> None:
-        """Have the run end for all workers, at the next edges of their steps."""
-
-    def epochs_are_over(self) -> None:
-        """The script begins another loop over the loader after the last of its epochs."""
-
     def adopt(self, digest: str) -> int | None:
         """The script changed what it begins with, to what has this digest. Every worker must have done the same.
 
-        Return the slot to put it into, to be followed by `adopted`; None if another worker has put it there.
+        Return the slot to put it into, to be followed by `AdoptionWritten`; None if another worker has put it there.
         """
-
-    def adopted(self, state: bytes) -> None:
-        """The slot has what all workers begin with. `state` is the optimizer's; empty if it has not changed."""
 
     def edit(self, structure: Structure, ties: bool, packing: Callable[[], bytes]) -> bytes | None:
         """The script has changed the model's structure to this. Every worker must do the same.
@@ -307,9 +262,6 @@ class Link(Protocol):
         packed that was the first with this change; None if this worker is.
         """
 
-    def own_values(self, packing: bytes) -> None:
-        """This worker has these values of what only workers move. See `store.OwnValues`."""
-
     def hold(self) -> int:
         """Return the newest version's slot, which is kept until the process ends or the next release."""
 
@@ -317,16 +269,10 @@ class Link(Protocol):
         """The optimizer's state of the newest version, packed."""
 
     def snapshot(self) -> int:
-        """The newest version's slot, which is kept until `snapshot_taken`."""
-
-    def snapshot_taken(self) -> None:
-        """The snapshot is copied."""
+        """The newest version's slot, which is kept until `SnapshotTaken`."""
 
     def finish(self) -> int | None:
         """Wait for all workers. Return the descriptor of the file with the final parameters, to be closed.
 
         None: the run was cut short.
         """
-
-    def log(self, step: int, version: int, scalars: dict[str, float]) -> None:
-        """Record scalars of this step, which is computed on that version."""

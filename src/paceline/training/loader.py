@@ -15,8 +15,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from paceline.core.leases import Batch
+from paceline.core.leases import Batch, pairs
 from paceline.errors import ConfigError
+from paceline.ipc.messages.worker import EpochsOver, GivenBack, LookedAt
 from paceline.training.loop import EpochLoop
 from paceline.training.misuse import where_prepare_goes
 from paceline.training.one_ahead import Last, OneAhead, is_last
@@ -177,7 +178,7 @@ class _Paced(Iterated):
         """Have the user told of a loop that begins after the last epoch, as it gets no batches."""
         session = self._session
         if session.here and session.go is None and session.epochs is not None and self._trained >= session.epochs:
-            session.link.epochs_are_over()
+            session.link.say(EpochsOver())
 
 
 class PacedLoader(_Paced, SharedOut):
@@ -406,7 +407,7 @@ class PacedLoader(_Paced, SharedOut):
     def _give_back_fetched(self, loop: EpochLoop) -> None:
         """What was fetched for this loop and not handed out is leased again, to whoever asks."""
         if loop.leased:
-            self._session.link.give_back(tuple(loop.leased))
+            self._session.link.say(GivenBack(pairs(loop.leased)))
             loop.given_back.extend(loop.leased)
             loop.leased.clear()
 
@@ -446,7 +447,7 @@ class _Asking:
         if begins is not None:
             loop.begun = got.begun
         while got.batch is None and self._may_look_further():
-            link.looked_at(loop.epoch, (), True)
+            link.say(LookedAt(loop.epoch, [], True))
             loop.epoch += 1
             got = link.lease(loop.epoch, self._orders)
         if got.batch is None:

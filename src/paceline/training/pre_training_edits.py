@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.core.state_edits import CLEARED, StateEdit
 from paceline.errors import ConfigError
+from paceline.ipc.messages.worker import AdoptionWritten
 from paceline.store.chunks import STATE, State, user_class
 from paceline.store.store import is_sent
 from paceline.training.holders.holder import Holder
@@ -242,7 +243,7 @@ class PreTrainingEdits:
         if place is not None:  # this is the first of the workers, which all wrote the same
             holder.put(place)
             fixed.put()
-            link.adopted(b"" if holder.keeps_state else packing)
+            link.say(AdoptionWritten(), b"" if holder.keeps_state else packing)
         holder.adopt()
         fixed.adopt()
         self._state_loaded = False

@@ -22,7 +22,7 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import HandOver, Keep, Offered, PlateauMetrics
+from paceline.ipc.messages.worker import HandOver, Keep, Offered, ParserEnded, PlateauMetrics, ScalarsLogged, StopWanted
 from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
@@ -109,7 +109,7 @@ def is_stopped() -> bool:
 def ended_by_parser(code: int) -> None:
     """Tell the run that the script's own argument parser has ended the script, unless it trains by now."""
     if _Process.link is not None and not _Process.prepared:
-        _Process.link.ended_by_parser(code)
+        _Process.link.say(ParserEnded(code))
 
 
 @overload
@@ -502,7 +502,7 @@ def log(**scalars: float) -> None:
     session = _Process.session
     go = None if session is None else session.shown
     if session is not None and go is not None:
-        session.link.log(go.step, go.version, {name: float(value) for name, value in scalars.items()})
+        session.link.say(ScalarsLogged(go.step, go.version, {name: float(value) for name, value in scalars.items()}))
 
 
 @uncompiled
@@ -562,7 +562,7 @@ def stop(reason: str) -> None:
         refuse(problem)
         raise ConfigError(problem)
     if _Process.session is not None and _Process.session.go is not None:
-        _Process.session.link.stop(line[:LONGEST_REASON])
+        _Process.session.link.say(StopWanted(line[:LONGEST_REASON]))
 
 
 @uncompiled

@@ -19,9 +19,25 @@ from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch, pairs
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
+from paceline.ipc import messages
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import keep_freed_memory
-from paceline.ipc.messages.worker import Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics, StepFinished
+from paceline.ipc.messages.worker import (
+    Arrives,
+    Compute,
+    Decided,
+    Declined,
+    GivenBack,
+    Handed,
+    HandOver,
+    Keep,
+    Kept,
+    LookedAt,
+    MakeStep,
+    PlateauMetrics,
+    StepFinished,
+    Stepped,
+)
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
@@ -33,6 +49,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.link import Link, ResumedWorker, Started, TakenUp
 from paceline.training.loop import EpochLoop
 from paceline.training.non_optimized import NonOptimized
+from paceline.training.orders import BLOCK
 from paceline.training.other_training import OtherTraining
 from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
@@ -163,6 +180,8 @@ class Session:
         self.followed.watch()
         self.began_with = self.followed.structure
         self._told_values: list[tuple[int, int]] = []
+        self._times_told = 0
+        """How often it has told its own values."""
         self._told_after = -1
         """How many steps it had made as it told its own values last."""
         self.shapes = [Shape(self.model)] if self.evaluates else []
@@ -277,7 +296,8 @@ class Session:
         values, marks = self._values_now()
         if marks and marks != self._told_values and self.here and self.go is not None:
             self._told_values, self._told_after = marks, self.steps
-            self.link.own_values(packed(values, "the model"))
+            self._times_told += 1
+            self.link.say(messages.worker.OwnValues(self._times_told), packed(values, "the model"))
 
     def _values_now(self) -> tuple[OwnValues, list[tuple[int, int]]]:
         """Return these values, and what tells them from others."""
@@ -326,7 +346,7 @@ class Session:
             self._look_for_schedulers()
         pushed = time.monotonic()
         to_device, from_device = self.holder.copied() or (None, None)
-        self.link.pushed(
+        self.link.say(
             StepFinished(
                 step=step,
                 version=self.go.version,
@@ -392,7 +412,7 @@ class Session:
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
         """See `schedules.Run`."""
-        self.link.decided(self.plateaus.index(scheduler), metric)
+        self.link.say(Decided(self.plateaus.index(scheduler), metric))
 
     def progress(self) -> tuple[int, int] | None:
         """See `schedules.Run`."""
@@ -419,14 +439,16 @@ class Session:
     def hand_over(self, order: HandOver) -> None:
         """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""
         state = self._joined.optimizer_kept() if self.holder.keeps_state else None
-        self.link.handed(order, self.kept.packing(state, self.followed.buffers()))
+        packing, why = self.kept.packing(state, self.followed.buffers())
+        self.link.say(Handed(order.worker, order.joining, why), packing)
 
     def send_kept(self, epoch: int | None = None) -> None:
         """Pack what is to be kept, and send it. `epoch`: only what is to be kept within that epoch."""
         due = [(order, state) for order, state in self._keeps if epoch is None or order.epoch <= epoch]
         for order, state in due:
             self._keeps.remove((order, state))
-            self.link.kept(order, self._last, self.epoch, self.kept.packing(state))
+            packing, why = self.kept.packing(state)
+            self.link.say(Kept(order.snapshot, self._last, self.epoch, why), packing)
 
     def come_by(self, epoch: int | None = None) -> None:
         """The script begins something new in its own thread: what it has to keep is as it is after the last step.
@@ -523,7 +545,7 @@ class Session:
         if last.handed_out and self.only_looked(last):
             return True
         if last.handed_out and self.batches.ends_with(last.handed_out[-1:]):
-            self.link.give_back(self.batches.take_back(1))
+            self.link.say(GivenBack(pairs(self.batches.take_back(1))))
         return False
 
     def only_looked(self, loop: EpochLoop) -> bool:
@@ -533,7 +555,9 @@ class Session:
         self.batches.take_back(len(loop.handed_out))
         if not self.batches.pending:
             self.batches_in_step, self._fetching = 0, 0.0  # draws and times are now as without the look
-        self.link.looked_at(loop.epoch, loop.batches, loop.ran_out)
+        for start in reversed(range(0, max(1, len(loop.batches)), BLOCK)):  # the batches leased last go back first
+            some = pairs(loop.batches[start : start + BLOCK])
+            self.link.say(LookedAt(loop.epoch, some, loop.ran_out and not start))
         return True
 
     @undisturbed
@@ -559,7 +583,7 @@ class Session:
                 self.link.remark(lost(number, "left over at the end"))
             self.go, self.joins, self._declined = None, False, self.go
             self.holder.settle()  # the version that the script has may be written over from now on
-            self.link.done_computing(self.epoch)
+            self.link.say(Declined(self.epoch))
 
     def agree(self, how: How, value: Value) -> Value:
         """Return what the values of all workers come to. Other workers' steps don't wait for this one meanwhile."""
@@ -661,7 +685,7 @@ class Session:
                 case Arrives(slot=slot, ranges=ranges):
                     self.holder.bring(slot, ranges)
                 case MakeStep() as order:
-                    self.link.stepped(order.step, self.holder.step_replica(order))
+                    self.link.say(Stepped(order.step, self.holder.step_replica(order)))
                 case Keep() as order:
                     self.keep([order])
                 case HandOver() as order:

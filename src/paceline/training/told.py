@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.store.chunks import TELLS
 from paceline.training.buckets import Filling, buckets_of
 from paceline.training.layout import Layout
@@ -55,14 +56,14 @@ class ToldPush(AreaPush):
             return
         self._told.add(number)
         if (bucket := self._filling.came(number)) is not None:
-            self._link.accumulated(bucket.begin, bucket.end)
+            self._link.say(Accumulated(self._link.step, bucket.begin, bucket.end))
 
     def fill(self) -> None:
         """See `GradientPush`. What was told and has changed is written anew."""
         if self._told and not all(map(self._holds, self._told)):
             self._tells = False
             self._told.clear()
-            self._link.withdraw()
+            self._link.say(Withdrawn(self._link.step))
             if self._link.worker == 0:  # the others would say the same
                 self._link.remark(CHANGED)
         self.holding = self._told

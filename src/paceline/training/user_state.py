@@ -47,8 +47,8 @@ class UserState:
         for name, kept in self._objects.items():
             check(kept.state_dict(), f'the kept object "{name}"')  # rather than fail at the first snapshot
 
-    def packing(self, steps: OfWorker | None, buffers: Mapping[str, torch.Tensor] = EMPTY) -> bytes | ConfigError:
-        """All of it as it is now, with what the optimizer had; a ConfigError, which names it, for what can't be packed.
+    def packing(self, steps: OfWorker | None, buffers: Mapping[str, torch.Tensor] = EMPTY) -> tuple[bytes, str | None]:
+        """Return all of it as it is now, with what the optimizer had; or nothing, and why it can't be packed.
 
         `steps`: the optimizer's own, where the worker steps it. `buffers`: the model's, if they are to go with it.
         """
@@ -56,11 +56,12 @@ class UserState:
         groups = [packable(group) for group in self._optimizer.param_groups]
         try:
             kept = {name: kept.state_dict() for name, kept in self._objects.items()}
-            return pack(OfWorker(kept=kept, groups=groups, state=state, attributes=attributes, buffers=dict(buffers)))
+            all_of_it = OfWorker(kept=kept, groups=groups, state=state, attributes=attributes, buffers=dict(buffers))
+            return pack(all_of_it), None
         except ConfigError as error:
-            return error
+            return b"", str(error)
         except Exception as error:  # the script's own code
-            return ConfigError(f"what the script keeps can't be had: {type(error).__name__}: {error}")
+            return b"", f"what the script keeps can't be had: {type(error).__name__}: {error}"
 
     def load(self, there: OfWorker) -> None:
         """Give the objects the states that they had. Raises ConfigError, which names it, for one that can't be loaded.

@@ -20,7 +20,7 @@ import torch
 
 import paceline
 from paceline.core.agreements import Call, How, Value, result_of
-from paceline.core.leases import Batch, pairs
+from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.host import devices
 from paceline.host.averaging_thread import start_averager
@@ -28,7 +28,18 @@ from paceline.host.evaluator import fork_evaluator
 from paceline.ipc import messages
 from paceline.ipc.channel import LONGEST, Channel, attached, attachment, path_of
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import Agreed, Arrives, Compute, HandOver, Keep, MakeStep, PlateauMetrics
+from paceline.ipc.messages.worker import (
+    Agreed,
+    Arrives,
+    Compute,
+    HandOver,
+    Keep,
+    Kept,
+    MakeStep,
+    PlateauMetrics,
+    StepFinished,
+    Stepped,
+)
 from paceline.ipc.processes import (
     NoProcess,
     forks_die_with_me,
@@ -52,7 +63,7 @@ from paceline.training.link import (
     Started,
     TakenUp,
 )
-from paceline.training.orders import BLOCK, Orders
+from paceline.training.orders import Orders
 from paceline.training.replaced import replace
 from paceline.training.seeding import plain_ids, seed_script
 from paceline.training.structure import Structure
@@ -66,6 +77,16 @@ RELEASES: Kinds = (Compute, MakeStep, messages.worker.Behind)
 LEASES: Kinds = (messages.worker.Leased, messages.worker.EpochOver)
 ASKED: Kinds = (Keep, HandOver, Arrives, PlateauMetrics)
 """What may come at any time."""
+UNSAID_BY_FORKED = (
+    messages.worker.Accumulated,
+    messages.worker.Decided,
+    messages.worker.EpochsOver,
+    messages.worker.Handles,
+    messages.worker.ParserEnded,
+    messages.worker.ScriptRefused,
+    messages.worker.Withdrawn,
+)
+"""What a process that the script has forked leaves unsaid. All else that it says is an error."""
 NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
     "the CPU"
@@ -98,7 +119,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         patches.one_writer(WorkerFiles.of(worker, settings.folder, folders, link.remark))
     replace(own_clipping.CLIPPING)
     try:
-        signals.watch(link.handles)
+        signals.watch(lambda handled: link.say(messages.worker.Handles(handled)))
         begins = settings.start == "together" or link.begins()
         seed_script(settings.seed)
         code = run_script(settings.script, settings.source, settings.arguments) if begins else 0
@@ -158,8 +179,7 @@ class WorkerLink:
         """Whether the script has yet to learn that the run was interrupted."""
         self._evaluate: Evaluate | None = None
         self._began = 0.0
-        self._step = 0
-        """The step that it was told to compute last."""
+        self.step = 0
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
         """The descriptors that came with the last answer to the thread that called `prepare`."""
@@ -175,8 +195,6 @@ class WorkerLink:
         """The channel once the script's part in the run has ended. Its end would be taken for this process's."""
         self._keeps = 0
         """What the script has yet to keep. It is not left before."""
-        self._values = 0
-        """How often it has told its own values."""
         self._leasing = threading.Lock()
         self.forked = False
         """Whether the script has forked this process: it takes no part in the run, and may not speak for it."""
@@ -191,11 +209,6 @@ class WorkerLink:
             self._channel.close()
         self._channel = _NoChannel(FORKED)
         self._turn, self._leasing = threading.Condition(), threading.Lock()  # a thread left behind may hold the others
-
-    def handles(self, signals: list[int]) -> None:
-        """Tell which signals the script has handlers of its own for."""
-        if not self.forked:
-            self._channel.send(messages.worker.Handles(signals))
 
     def begins(self) -> bool:
         """Wait until the script is to begin. Return False if the run ends before that."""
@@ -280,15 +293,21 @@ class WorkerLink:
                 self._hear(TOLD_WITHIN)
             return self._stopped
 
+    def say(self, message: messages.Message, packing: bytes = b"") -> None:
+        """See `training.link.Link`."""
+        if self.forked and isinstance(message, UNSAID_BY_FORKED):
+            return
+        if isinstance(message, StepFinished | Stepped):
+            self._expect(RELEASES)
+        self._keeps -= isinstance(message, Kept)
+        descriptors = (attachment(packing),) if packing else ()
+        self._channel.send(message, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
-        if not self.forked:
-            self._channel.send(messages.worker.ScriptRefused(message))
-
-    def ended_by_parser(self, code: int) -> None:
-        """See `training.link.Link`."""
-        if not self.forked:
-            self._channel.send(messages.worker.ParserEnded(code))
+        self.say(messages.worker.ScriptRefused(message))
 
     def stretched(self, step: int, measured: float) -> float:
         """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
@@ -305,21 +324,6 @@ class WorkerLink:
                 self._hear(left, leaves=True)
             self._leave_if_told()
 
-    def accumulated(self, begin: int, end: int) -> None:
-        """See `training.link.Link`."""
-        if not self.forked:
-            self._channel.send(messages.worker.Accumulated(self._step, begin, end))
-
-    def withdraw(self) -> None:
-        """See `training.link.Link`."""
-        if not self.forked:
-            self._channel.send(messages.worker.Withdrawn(self._step))
-
-    def pushed(self, finished: messages.worker.StepFinished) -> None:
-        """See `training.link.Link`."""
-        self._expect(RELEASES)
-        self._channel.send(finished)
-
     def take_up(self, announce: bool) -> TakenUp | None:
         """See `training.link.Link`."""
         if announce:
@@ -332,14 +336,6 @@ class WorkerLink:
             return TakenUp(area=message.area, file=self._descriptors.pop(), kept=None)
         kept = unpack(attached(self._descriptors.pop())) if self._descriptors else None
         return TakenUp(area=message.area, file=None, kept=kept)
-
-    def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
-        """See `training.link.Link`."""
-        error = str(packing) if isinstance(packing, ConfigError) else None
-        descriptors = () if isinstance(packing, ConfigError) else (attachment(packing),)
-        self._channel.send(messages.worker.Handed(order.worker, order.joining, error), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
 
     def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
         """See `training.link.Link`."""
@@ -382,18 +378,8 @@ class WorkerLink:
             case Keep():
                 self._keeps += 1
             case Compute(step=step):
-                self._step = step
+                self.step = step
         return message
-
-    def decided(self, scheduler: int, metric: float) -> None:
-        """See `training.link.Link`."""
-        if not self.forked:
-            self._channel.send(messages.worker.Decided(scheduler, metric))
-
-    def stepped(self, step: int, not_finite: str | None) -> None:
-        """See `training.link.Link`."""
-        self._expect(RELEASES)
-        self._channel.send(messages.worker.Stepped(step, not_finite))
 
     def heard_to_keep(self) -> list[Keep]:
         """See `training.link.Link`."""
@@ -403,16 +389,6 @@ class WorkerLink:
             self._answers = [one for one in self._answers if not isinstance(one[0], Keep)]
         self._keeps += len(heard)
         return heard
-
-    def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
-        """See `training.link.Link`."""
-        self._keeps -= 1
-        if isinstance(packing, ConfigError):
-            self._channel.send(messages.worker.Kept(order.snapshot, step, epoch, str(packing)))
-            return
-        descriptor = attachment(packing)
-        self._channel.send(messages.worker.Kept(order.snapshot, step, epoch, None), (descriptor,))
-        os.close(descriptor)
 
     def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """See `training.link.Link`."""
@@ -453,30 +429,6 @@ class WorkerLink:
             )
         return Lease()
 
-    def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
-        """See `training.link.Link`."""
-        for start in reversed(range(0, max(1, len(batches)), BLOCK)):  # the batches leased last go back first
-            self._channel.send(
-                messages.worker.LookedAt(epoch, pairs(batches[start : start + BLOCK]), ran_out and not start)
-            )
-
-    def give_back(self, batches: tuple[Batch, ...]) -> None:
-        """See `training.link.Link`."""
-        self._channel.send(messages.worker.GivenBack(pairs(batches)))
-
-    def stop(self, reason: str) -> None:
-        """See `training.link.Link`."""
-        self._channel.send(messages.worker.StopWanted(reason))
-
-    def done_computing(self, epoch: int) -> None:
-        """See `training.link.Link`."""
-        self._channel.send(messages.worker.Declined(epoch))
-
-    def epochs_are_over(self) -> None:
-        """See `training.link.Link`."""
-        if not self.forked:
-            self._channel.send(messages.worker.EpochsOver())
-
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
         message = self._ask(
@@ -484,33 +436,16 @@ class WorkerLink:
         )
         return message.slot if isinstance(message, messages.worker.AdoptInto) else None
 
-    def adopted(self, state: bytes) -> None:
-        """See `training.link.Link`."""
-        descriptors = (attachment(state),) if state else ()
-        self._channel.send(messages.worker.AdoptionWritten(), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
     def edit(self, structure: Structure, ties: bool, packing: Callable[[], bytes]) -> bytes | None:
         """See `training.link.Link`."""
         wanted = messages.worker.EditWanted(structure.number, structure.names, structure.added, ties)
         answer = self._ask(wanted, messages.worker.TellEdit, messages.worker.TakeEdit)
         match answer:
             case messages.worker.TellEdit(number=number):
-                self._attach(messages.worker.Edited(number), packing())
+                self.say(messages.worker.Edited(number), packing())
             case messages.worker.TakeEdit():
                 return attached(self._descriptors.pop())
         return None
-
-    def own_values(self, packing: bytes) -> None:
-        """See `training.link.Link`."""
-        self._values += 1
-        self._attach(messages.worker.OwnValues(self._values), packing)
-
-    def _attach(self, message: messages.Message, packing: bytes) -> None:
-        descriptor = attachment(packing)
-        self._channel.send(message, (descriptor,))
-        os.close(descriptor)
 
     def hold(self) -> int:
         """See `training.link.Link`."""
@@ -533,10 +468,6 @@ class WorkerLink:
         ).slot
         return slot
 
-    def snapshot_taken(self) -> None:
-        """See `training.link.Link`."""
-        self._channel.send(messages.worker.SnapshotTaken())
-
     def finish(self) -> int | None:
         """See `training.link.Link`."""
         self._expect((messages.worker.FinalRecorded,))
@@ -545,13 +476,9 @@ class WorkerLink:
         self.run_used = final.used
         return files[0] if files else None
 
-    def log(self, step: int, version: int, scalars: dict[str, float]) -> None:
-        """See `training.link.Link`."""
-        self._channel.send(messages.worker.ScalarsLogged(step, version, scalars))
-
     def remark(self, line: str) -> None:
-        """Have the user told what this worker does."""
-        self._channel.send(messages.worker.Remarked(line))
+        """See `training.link.Link`."""
+        self.say(messages.worker.Remarked(line))
 
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from paceline.ipc.messages.worker import SnapshotTaken
 from paceline.training.holders.holder import Holder
 from paceline.training.push import Push
 from paceline.training.training_context import TrainingContext
@@ -40,7 +41,7 @@ class StoredHolder(Holder):
             with self.showing(slot):
                 yield
         finally:
-            link.snapshot_taken()
+            link.say(SnapshotTaken())
 
     @abstractmethod
     def showing(self, slot: int) -> AbstractContextManager[None]:
