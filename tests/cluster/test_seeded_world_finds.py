@@ -17,7 +17,6 @@ from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
-from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.cluster import Cluster
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
@@ -356,13 +355,13 @@ def training_begins_without_a_host_that_is_to_make_ranges(patch: Patch) -> None:
 
 
 def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
-    fork = BranchArithmetic.fork
+    begin = Branch.begin
 
-    def at_once(self: BranchArithmetic, worker: int, region: Any, order: Any, ready: Callable[[], None]) -> None:
-        fork(self, worker, region, order, lambda: None)
-        ready()
+    def at_once(self: Branch, *given: Any, **rest: Any) -> None:
+        begin(self, *given, **rest)
+        self._begin_once()
 
-    patch.setattr(BranchArithmetic, "fork", at_once)
+    patch.setattr(Branch, "begin", at_once)
 
 
 def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
@@ -404,13 +403,13 @@ def a_sum_that_was_not_ordered_yet_is_gone(patch: Patch) -> None:
 
 
 def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
-    sum_up = BranchArithmetic.sum_up
+    about_sum = Branch.about_sum
 
-    def summed(self: BranchArithmetic, order: host_messages.SumUp) -> None:
-        sum_up(self, order)
-        self.summer.drop(Sum(order.number))
+    def summed(self: Branch, order: host_messages.OfSums) -> None:
+        about_sum(self, order)
+        self._summer.drop(Sum(order.number))
 
-    patch.setattr(BranchArithmetic, "sum_up", summed)
+    patch.setattr(Branch, "about_sum", summed)
 
 
 def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:

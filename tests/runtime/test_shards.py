@@ -93,13 +93,13 @@ def test_with_the_store_on_the_head_one_sum_of_each_other_host_crosses_its_link(
 
 LOSES_THE_PROCESS = """
 import os, signal
-from paceline.host.branch_arithmetic import BranchArithmetic
-sum_up = BranchArithmetic.sum_up
+from paceline.host.branch import Branch
+about_sum = Branch.about_sum
 def dies(self, order):
     if order.number == 6:
-        os.kill(self.process.process, signal.SIGKILL)
-    sum_up(self, order)
-BranchArithmetic.sum_up = dies
+        os.kill(self._store.process, signal.SIGKILL)
+    about_sum(self, order)
+Branch.about_sum = dies
 """
 
 

@@ -18,7 +18,6 @@ from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
 from paceline.host.attachments import bring, empty_file, file_bytes, long_message
 from paceline.host.bootstrap_process import BootstrapProcess
-from paceline.host.branch_arithmetic import BranchArithmetic
 from paceline.host.contract import STORE, SUMS
 from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
 from paceline.host.host_memory import HostMemory
@@ -29,7 +28,9 @@ from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, look_of, step_of
 from paceline.host.overlap import Computing
 from paceline.host.replicas.here import ReplicasHere
+from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
+from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
@@ -111,9 +112,10 @@ class Branch:
         """What makes that. None: nothing is made here."""
         self._adds_up = False
         """Whether the updates of workers here are added up before they leave."""
-        self._arithmetic = BranchArithmetic(
-            self.shelf, plan, workers if stand_in is None else stand_in.workers, carrier, report, loop
-        )
+        self._store = StoreProcess(self.shelf, loop, workers if stand_in is None else stand_in.workers, self)
+        self._summer = HostReducer(self.shelf, plan, self._store, there=carrier.made, not_finite=self._not_finite)
+        self._begins: Callable[[], None] | None = None
+        """Lets training begin, once the process is there that computes for this host, or can't be."""
         self._prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self._whole: set[Version] = set()
@@ -149,7 +151,7 @@ class Branch:
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         fetcher = RemoteFetcher(carrier, now, report, away=self._away, lost=self._lacks)
-        self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._arithmetic.summer.dropped)
+        self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._summer.dropped)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
 
@@ -186,13 +188,13 @@ class Branch:
         self._later = []
         self.versions.newest = version
         self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
-        self._adds_up, self._arithmetic.process.name = sums, SUMS if own is None else STORE
+        self._adds_up, self._store.name = sums, SUMS if own is None else STORE
         if own is not None:
-            self._ranges = self._arithmetic.ranges = ShardServer(
+            self._ranges = ShardServer(
                 own,
                 self.shelf,
                 self._plan,
-                self._arithmetic.process,
+                self._store,
                 self._carrier,
                 self._of_range,
                 self._attach,
@@ -205,7 +207,7 @@ class Branch:
             return
         steps, (_, begin, end) = own is not None and self._spec.optimizer == "store", own or Shard(self._name, 0, 0)
 
-        def forked() -> None:
+        def begins() -> None:
             if self._stand_in is not None:
                 self._stand_in.end()
             self._fetch_beginning(workers, version, begun, state)
@@ -216,7 +218,8 @@ class Branch:
             return self._prepared & workers.keys() if workers else self._prepared
 
         # what the worker begins with is the region's first version only until the head's is fetched
-        self._arithmetic.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end), forked)
+        self._begins = begins
+        self._store.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end))
 
     def _fetch_beginning(
         self,
@@ -311,10 +314,11 @@ class Branch:
     def about_sum(self, order: host_messages.OfSums) -> None:
         """Carry out an order about a sum of updates that are here."""
         match order:
-            case host_messages.SumUp():
-                self._arithmetic.sum_up(order)
+            case host_messages.SumUp(number=number, terms=fields, look=look):
+                terms = [(Update(worker, step), weight) for worker, step, weight in fields]
+                self._summer.sum_up(Sum(number), terms, look=look)
             case host_messages.DropSum(number=number):
-                self._arithmetic.summer.drop(Sum(number))
+                self._summer.drop(Sum(number))
 
     def about_replicas(self, order: host_messages.OfReplicas) -> None:
         """Carry out an order about replicas, of workers here or elsewhere."""
@@ -469,11 +473,11 @@ class Branch:
 
     def wake(self) -> None:
         """See `contract.Host`."""
-        self._arithmetic.process.wake()
+        self._store.wake()
 
     def close(self) -> None:
         """All workers have been told to end: the memory of all items here is free."""
-        self._arithmetic.close()
+        self._store.close()
         self.memory.free()
 
     def _of_range(self, event: host_messages.OfShard) -> None:
@@ -550,7 +554,7 @@ class Branch:
     def settled(self, number: int) -> None:
         """See `Items`. What has waited for a place goes on."""
         if self.shelf.settled(number):
-            self._arithmetic.summer.go_on()
+            self._summer.go_on()
             if self._ranges is not None:
                 self._ranges.go_on()
 
@@ -569,7 +573,7 @@ class Branch:
                 return "here" if self._ranges.has(item.version, begin, end) else "coming"
             return "here" if self.shelf.has(item) else "gone"
         if isinstance(item, Sum):
-            return self._arithmetic.summer.look(item, begin, end)
+            return self._summer.look(item, begin, end)
         if isinstance(item, Partial | Mean | Replica):
             return "gone" if self._replicas is None else self._replicas.look(item, begin, end)
         if isinstance(item, Update) and item.worker in self._seats:  # else a range of it that was made here moves
@@ -691,6 +695,40 @@ class Branch:
         for call in later:
             call()
 
+    # --- what the process that computes for this host says --------------------------------------------
+
+    def store_ready(self, beginning: str) -> None:
+        """See `StoreOwner`."""
+        self._begin_once()
+
+    def store_not_forked(self) -> None:
+        """See `StoreOwner`."""
+        self._store.lose(f"no process of its script is left there to start {self._store.name}")
+
+    def store_said(self, message: messages.Message, descriptors: list[int]) -> bool:
+        """See `StoreOwner`."""
+        if isinstance(message, messages.store.Summing | messages.store.Summed):
+            return self._summer.heard(message)
+        return self._ranges is not None and self._ranges.hear(message, descriptors)
+
+    def store_lost(self, why: str) -> None:
+        """See `StoreOwner`. Without sums the run goes on. Without a range it fails, and its workers are ended then."""
+        self._summer.lost()
+        if self._ranges is None:
+            self._report(host_messages.SumsLost(why))
+        else:
+            self._ranges.lost(why)
+        self._begin_once()
+
+    def _begin_once(self) -> None:
+        begins, self._begins = self._begins, None
+        if begins is not None:
+            begins()
+
+    def _not_finite(self, parameter: str, worker: int | None) -> None:
+        if worker is not None:
+            self._report(host_messages.SumNotFinite(parameter, worker))
+
     # --- what workers say ---------------------------------------------------------------------------
 
     def _train(self, worker: int, goes_on: GoesOn | None, kept: int | None) -> None:
@@ -736,8 +774,9 @@ class Branch:
                 self.memory.offered(message)
                 seat.accelerator = bool(message.device)
                 self._prepared.add(worker)
-            case messages.worker.StoreNotForked(error=error) if self._arithmetic.could_not(worker, error):
-                return  # the head's host has a store
+            case messages.worker.StoreNotForked(error=error) if worker == self._store.forker and self._ranges is None:
+                self._store.lose(f"{SUMS} can't be started: {error}")
+                return  # nothing but sums is lost
             case messages.worker.SnapshotTaken():
                 self.releases.looked(worker)
         said = cast(messages.worker.FromWorker, message)

@@ -160,8 +160,6 @@ class Cluster:
         """Brings replicas of workers of other hosts here."""
         self._offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
-        self._forker: int | None = None
-        """The worker that was asked last to fork the arithmetic process."""
         self._shaped = ShapedFetcher(
             SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
         )
@@ -176,15 +174,7 @@ class Cluster:
                 lost=lambda worker, why: self.others.never_comes(worker, why),
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
-        self.arithmetic = StoreProcess(
-            self.shelf,
-            loop,
-            name=called(spec),
-            ready=self._ready,
-            not_forked=self._not_forked,
-            hear=self._hear_arithmetic,
-            lost=self._lost,
-        )
+        self.arithmetic = StoreProcess(self.shelf, loop, workers, self, called(spec))
         self.summer = HostReducer(
             self.shelf, plan, self.arithmetic, there=self._there_is_more, not_finite=self.not_finite
         )
@@ -326,11 +316,9 @@ class Cluster:
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
         self.shards = shards if any(one.host != self.name for one in shards) else []
         own = self._own_range(offer)
-        self._forker, ends = worker, [self.arithmetic.open()]
-        if self._evaluator is not None and offer.evaluates:
-            ends.append(self._evaluator.connect())
-        message = self.plan.fork(self._spec.optimizer == "store", *own)
-        self._send_with(worker, message, ends)
+        ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
+        order = self.plan.fork(self._spec.optimizer == "store", *own)
+        self.arithmetic.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
         """Why training can't begin with these workers, once all is prepared. Empty: it can."""
@@ -557,8 +545,7 @@ class Cluster:
     def gone(self, worker: int) -> None:
         """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
         self._seats[worker].here = False
-        if self._forker == worker and self.arithmetic.process is None:
-            self.arithmetic.abandon()
+        self.arithmetic.gone(worker)
         self.pushes.gone(worker)
         self.averaging.gone(worker)
         self.averages.gone(worker)
@@ -890,8 +877,8 @@ class Cluster:
 
     # --- what the store process says --------------------------------------------------------------
 
-    def _hear_arithmetic(self, message: Any, descriptors: list[int]) -> bool:
-        """Pass on what the process has done. Return whether it was asked to."""
+    def store_said(self, message: Any, descriptors: list[int]) -> bool:
+        """See `StoreOwner`."""
         match message:
             case messages.store.Making(version=version):
                 asked = self.commits.maker.made(message)
@@ -969,14 +956,14 @@ class Cluster:
         self._report(VersionWritten(version, sha256, distance))
         return True
 
-    def _ready(self, beginning: str) -> None:
-        """The arithmetic process is there. If the run goes on, that process first reads what it goes on from."""
+    def store_ready(self, beginning: str) -> None:
+        """See `StoreOwner`. If the run goes on, that process first reads what it goes on from."""
         if self.snapshots.resumption is None:
             self._prepared(beginning)
             return
         workers = [worker for worker in self._offers if self._seats[worker].here]
-        assert self._forker is not None
-        buffers = self._offers[self._forker].buffers or "mean"
+        assert self.arithmetic.forker is not None
+        buffers = self._offers[self.arithmetic.forker].buffers or "mean"
         self.snapshots.restore(workers, self._spec.holder == "replica", buffers)
 
     def _prepared(self, beginning: str) -> None:
@@ -987,11 +974,11 @@ class Cluster:
         self._beginning = beginning
         self.arithmetic.send(messages.store.SendWhole())
 
-    def _not_forked(self) -> None:
-        assert self._forker is not None
-        self._workers.end(self._forker)
+    def store_not_forked(self) -> None:
+        """See `StoreOwner`. The coordinator asks another worker by `prepare`, once it knows that this one has ended."""
 
-    def _lost(self, why: str) -> None:
+    def store_lost(self, why: str) -> None:
+        """See `StoreOwner`."""
         self.commits.lost()
         self.snapshots.lost()
         self._report(ProcessLost(why, self._lacks_host))

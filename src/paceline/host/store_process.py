@@ -1,53 +1,65 @@
-"""The process that computes for a host: it makes the store's versions, and means of replicas, and writes them."""
+"""The process that computes for a host: it adds up updates, makes versions or a range of each, and means of replicas.
+
+A worker forks it, as that has the script's model and optimizer. A host with one worker has nothing to add up, and one
+without a shard makes no range. With neither, a host besides the head's has no such process.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from paceline.core.items import Item
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.contract import STORE, SUMS
 from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Region
 from paceline.ipc.processes import end_in_time
 from paceline.ipc.send_queue import SendQueue
 
-Hear = Callable[[messages.Message, list[int]], bool]
-"""Told what the process says of its orders, and the descriptors that came along. Returns whether it was asked."""
+
+class StoreOwner(Protocol):
+    """The host that has the process."""
+
+    def store_ready(self, beginning: str) -> None:
+        """The process is there. The checksum is that of what training begins with."""
+
+    def store_not_forked(self) -> None:
+        """None of the workers that might have forked the process is left."""
+
+    def store_said(self, message: messages.Message, descriptors: list[int]) -> bool:
+        """The process says this of its orders, and these descriptors came along. Return whether it was asked."""
+
+    def store_lost(self, why: str) -> None:
+        """The process has gone, or could not be forked. This is told once."""
 
 
 class StoreProcess:
     """The host's end of the channel to it. The process is lost at most once, and nothing is sent to it after that."""
 
-    def __init__(
-        self,
-        shelf: Shelf,
-        loop: Loop,
-        *,
-        name: str = STORE,
-        ready: Callable[[str], None],
-        not_forked: Callable[[], None],
-        hear: Hear,
-        lost: Callable[[str], None],
-    ) -> None:
-        """`ready(beginning)`: it is there. `not_forked()`: its worker can't fork it. `lost(why)`: it has gone."""
+    def __init__(self, shelf: Shelf, loop: Loop, workers: Workers, owner: StoreOwner, name: str = STORE) -> None:
+        """`workers`: those that can fork it."""
         self.name = name
         """What it is called where its end is told. See `STORE`."""
+        self.forker: int | None = None
+        """The worker that was asked last to fork it."""
         self.process: int | None = None
         """Its number, once it says that it is there."""
         self.lost = False
         """Whether the process has gone, or was told to end."""
         self._shelf = shelf
         self._loop = loop
-        self._ready = ready
-        self._not_forked = not_forked
-        self._hear = hear
-        self._on_loss = lost
+        self._workers = workers
+        self._owner = owner
+        self._fork: Callable[[], None] | None = None
+        """Asks the next worker to fork it."""
         self._channel: Channel | None = None
         self._outbox: SendQueue | None = None
         self._writing: dict[int, Owner] = {}
@@ -58,7 +70,41 @@ class StoreProcess:
         """Whether a version is being written to disk."""
         return bool(self._writing)
 
-    def open(self) -> End:
+    def fork(
+        self,
+        forkers: Callable[[], Iterable[int]],
+        region: Region,
+        order: messages.worker.ForkStore,
+        ends: Sequence[End] = (),
+    ) -> None:
+        """Have the lowest of these workers fork the process. If it dies before it has, the next one does.
+
+        `forkers()` are those that have come to `prepare` and are there. `ends` come along, and are closed here.
+        """
+        asked: set[int] = set()
+
+        def fork() -> None:
+            if not (there := sorted(set(forkers()) - asked)):
+                self._owner.store_not_forked()
+                return
+            self.forker = there[0]
+            asked.add(there[0])
+            own = self._open()
+            descriptors = (region.descriptor, own.fileno(), *(end.fileno() for end in ends))
+            self._workers.send(there[0], order, descriptors)
+            own.close()
+
+        self._fork = fork
+        fork()
+        for end in ends:
+            end.close()
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended. It may have been about to fork this one."""
+        if worker == self.forker and self.process is None:
+            self.abandon()
+
+    def _open(self) -> End:
         """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
         self.abandon()
         channel, theirs = self._loop.connect(messages.store.FromStore, "the store")
@@ -112,7 +158,7 @@ class StoreProcess:
         self._unwatch()  # what else it may say comes too late
         for version in list(self._writing):
             self.written(version)
-        self._on_loss(why)
+        self._owner.store_lost(why)
 
     def wake(self) -> None:
         """The run is to end, for which this process has work to do: have it go on if it is stopped."""
@@ -133,8 +179,10 @@ class StoreProcess:
             message, descriptors = self._channel.receive()
         except PeerLost:
             self._unwatch()
-            if self.process is None:
-                self._not_forked()
+            if self.process is None and self._fork is not None and self.forker is not None:
+                if self.name != SUMS:  # else a worker that can't fork goes on, as only sums are lost
+                    self._workers.end(self.forker)  # most likely it has died
+                self._fork()
             return  # else its end is about to show
         except MessageUnreadable as why:
             self.lose(f"{self.name} sent a message that can't be read ({why})")
@@ -152,12 +200,12 @@ class StoreProcess:
                     return False
                 self.process = process
                 self._loop.await_end(process, self._ended)
-                self._ready(beginning)
+                self._owner.store_ready(beginning)
                 return True
             case messages.store.StoreFailed(error=error):
                 self.lose(f"{self.name} failed: {error.strip()}")
                 return True
-        return self._hear(message, descriptors)
+        return self._owner.store_said(message, descriptors)
 
     def _ended(self) -> None:
         process = f"{self.name}'s process" if self.name == STORE else self.name
