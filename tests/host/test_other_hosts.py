@@ -519,7 +519,7 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
 def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
     several = Several()
     several.head.shards = HALVES
-    with patch("paceline.host.other_hosts.empty_file", side_effect=OSError(28, "No space left on device")):
+    with patch("paceline.host.attachments.empty_file", side_effect=OSError(28, "No space left on device")):
         several.say(host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40)))
     lacking = "host node-1's part of it has no room here: No space left on device"
     several.head.shares.came.assert_called_once_with(3, lacking, None)

@@ -6,16 +6,21 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.core.items import Item
-from paceline.errors import RunFailed
+from paceline.core.items import Blob, Item
+from paceline.errors import MessageUnreadable, RunFailed
 from paceline.files import to_disk
+from paceline.host.events import Attached
+from paceline.host.item_table import ItemKind
 from paceline.ipc.channel import attachment
 from paceline.ipc.memory import OpenFile, Span, available_bytes
 
 if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 
 
@@ -72,16 +77,167 @@ def empty_file(size: int) -> tuple[int, Span]:
         raise
 
 
-def bring(
-    carrier: TransferManager,
-    items: Sequence[Item],
-    owner: str,
-    arrived: Callable[[], object],
-    lost: Callable[[str], object],
-) -> None:
-    """Fetch these items, one after the other. Call `arrived` when all are here, or `lost` with why one can't come."""
-    if not items:
-        arrived()
-        return
-    first, *rest = items
-    carrier.fetch(first, (owner, len(rest)), lambda: bring(carrier, rest, owner, arrived, lost), lost)
+@dataclass(slots=True)
+class _Offer:
+    """What other hosts may fetch."""
+
+    span: Span
+    host: str | None
+    """For which host it is. None: for all, as long as the run lasts."""
+    messages: int = 1
+    """Those with which it comes along, and that the host has not heard in full."""
+
+
+class Attachments(ItemKind[Blob]):
+    """What is fetched by a name of its own: what comes along with messages, and bytes that never change."""
+
+    def __init__(self, carrier: TransferManager | None) -> None:
+        """`carrier`: None if there are no other hosts."""
+        self._carrier = carrier
+        self._offers: dict[Blob, _Offer] = {}
+        self._coming: dict[Blob, tuple[str, Span]] = {}
+        """By what comes here, or is about to: the host that has it, and the bytes that it comes to."""
+        self._files: dict[Blob, int] = {}
+        """The files that such bytes are of, until they are taken."""
+        self._waiting: dict[Blob, list[tuple[Callable[[int], object], Callable[[str], object]]]] = {}
+        """By file that is on its way: whom to pass it on to, and whom to tell that it can't come."""
+        self._numbers = count()
+
+    # --- what this host offers ----------------------------------------------------------------------
+
+    def offer(self, name: str, span: Span, host: str | None) -> Attached:
+        """Have these bytes come along with a message to that host, by that name. None: all hosts may have them."""
+        self._offers[Blob(name)] = _Offer(span, host)
+        return Attached(name, span.nbytes)
+
+    def attach(self, span: Span, host: str, by: str = "") -> Attached:
+        """The same, by a name that no other has. `by`: what its name says besides."""
+        return self.offer(f"attached {by}{next(self._numbers)}", span, host)
+
+    def offer_again(self, name: str) -> Attached | None:
+        """Have what is offered by that name come along with one more message. None: nothing is offered by that name."""
+        if (one := self._offers.get(Blob(name))) is None:
+            return None
+        one.messages += 1
+        return Attached(name, one.span.nbytes)
+
+    def host_has(self, host: str, name: str) -> None:
+        """That host has what came along with one message."""
+        if (one := self._offers.get(Blob(name))) is not None and one.host == host:
+            one.messages -= 1
+            if one.messages == 0:
+                del self._offers[Blob(name)]
+
+    def host_lost(self, host: str) -> None:
+        """That host takes no part any more."""
+        self._offers = {item: one for item, one in self._offers.items() if one.host != host}
+
+    # --- what comes here ----------------------------------------------------------------------------
+
+    def require_new(self, attached: Attached) -> None:
+        """Raise MessageUnreadable for a name that something else has which comes along."""
+        if Blob(attached.name) in self._coming or Blob(attached.name) in self._offers:
+            raise MessageUnreadable(f"{attached.name} comes along already")
+
+    def comes(self, attached: Attached, host: str) -> Blob:
+        """Lay out a file for what comes along with a message of that host. Return what is to be fetched.
+
+        Raises OSError if there is no room for it.
+        """
+        item = Blob(attached.name)
+        self._files[item], span = empty_file(attached.size)
+        self._coming[item] = host, span
+        return item
+
+    def comes_to(self, item: Blob, host: str, span: Span) -> list[Item]:
+        """Have what that host has come to these bytes. Return what is to be fetched: nothing, if it is empty."""
+        if span.nbytes:
+            self._coming[item] = host, span
+        return [item] if span.nbytes else []
+
+    def take_file(self, attached: Attached) -> int:
+        """Return the descriptor of the file for what comes along. Whoever takes it closes it."""
+        return self._files.pop(Blob(attached.name))
+
+    @contextmanager
+    def file(self, attached: Attached) -> Iterator[int]:
+        """The descriptor of the file that came along."""
+        descriptor = self.take_file(attached)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def bring(
+        self, items: Sequence[Item], owner: str, arrived: Callable[[], object], lost: Callable[[str], object]
+    ) -> None:
+        """Fetch these, one after the other. Call `arrived` when all are here, or `lost` with why one can't come.
+
+        Those that come to files were laid out before. Files that nobody has taken are closed if one can't come.
+        """
+
+        carrier = self._carrier
+        assert carrier is not None  # else nothing comes along
+
+        def fetch(rest: Sequence[Item]) -> None:
+            if rest:
+                carrier.fetch(rest[0], (owner, len(rest) - 1), lambda: fetch(rest[1:]), never)
+            else:
+                arrived()
+
+        def never(why: str) -> None:
+            for item in items:
+                if isinstance(item, Blob):
+                    self._coming.pop(item, None)
+                    if (file := self._files.pop(item, None)) is not None:
+                        os.close(file)
+            lost(why)
+
+        fetch(items)
+
+    def bring_file(
+        self, attached: Attached, host: str, there: Callable[[int], object], lost: Callable[[str], object]
+    ) -> None:
+        """Bring what comes along with a message of that host, and pass its file on, which is closed after that.
+
+        It comes once, however many wait for it. Raises OSError if there is no room for it.
+        """
+        if (item := Blob(attached.name)) in self._waiting:
+            self._waiting[item].append((there, lost))
+            return
+
+        def arrived() -> None:
+            with self.file(attached) as file:
+                for call, _ in self._waiting.pop(item):
+                    call(file)
+
+        def never(why: str) -> None:
+            for _, call in self._waiting.pop(item):
+                call(why)
+
+        self.comes(attached, host)
+        self._waiting[item] = [(there, lost)]
+        self.bring([item], attached.name, arrived, never)
+
+    # --- items: see `ItemKind` ----------------------------------------------------------------------
+
+    def ranges(self, item: Blob) -> list[tuple[str, int, int]]:
+        """See `ItemKind`."""
+        host, span = self._coming[item]
+        return [(host, 0, span.nbytes)]
+
+    def lay(self, item: Blob, number: int) -> Span:
+        """See `ItemKind`."""
+        return self._coming[item][1]
+
+    def free(self, item: Blob, whole: bool) -> None:
+        """See `ItemKind`."""
+        self._coming.pop(item, None)
+
+    def look(self, item: Blob, begin: int, end: int) -> Where:
+        """See `ItemKind`."""
+        return "here" if item in self._offers else "gone"
+
+    def view(self, item: Blob) -> Span:
+        """See `ItemKind`."""
+        return self._offers[item].span

@@ -6,9 +6,9 @@ The head's store makes versions, or this host makes a range of each of them, as 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import cast
 
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
@@ -16,7 +16,7 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
-from paceline.host.attachments import bring, empty_file, file_bytes, long_message
+from paceline.host.attachments import Attachments, file_bytes, long_message
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.contract import STORE, SUMS
 from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
@@ -121,15 +121,7 @@ class Branch:
         self._whole: set[Version] = set()
         """Versions of which all ranges are here, if one of them is made here."""
         self.shelf.freed = self._freed
-        self._beside: dict[Item, Span] = {}
-        """What is brought to no place of the region's pool: where it goes."""
-        self._lie_at: dict[Item, str] = {}
-        """Of these, which lie at another host than the head's: that host."""
-        self._attached: dict[Item, Span] = {}
-        """What comes along with what workers have said, until the head has it."""
-        self._comes_along: dict[str, list[tuple[WorkerState, messages.Message]]] = {}
-        """What workers are to be told once that has come which comes along, by its name."""
-        self._numbers = count()
+        self.attachments = Attachments(carrier)
         self._coding = Coding(messages.worker.FromWorker)
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
@@ -185,6 +177,7 @@ class Branch:
         """
         self.memory.offered(self.offer)
         self.memory.lay_out()
+        self.attachments.offer(ADOPTED.name, self.memory.adopted, None)
         self._later = []
         self.versions.newest = version
         self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
@@ -197,7 +190,7 @@ class Branch:
                 self._store,
                 self._carrier,
                 self._of_range,
-                self._attach,
+                lambda name, span: self.attachments.offer(name, span, self._head),
                 own=self._seats,
                 idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
             )
@@ -228,47 +221,40 @@ class Branch:
         begun: Callable[[], None],
         state: Attached | None,
     ) -> None:
-        items = self._comes_to(FIXED, self.memory.fixed)
+        items = self.attachments.comes_to(FIXED, self._head, self.memory.fixed)
         begins_here = bool(workers) or self._stand_in is not None
         if self._replicas is not None and any(goes_on is not None for goes_on in workers.values()):
             begins_here = False  # each has a replica of its own
         if begins_here:  # else one comes while others train, and fetches the newest
             self.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
-        kept: dict[int, int] = {}
         for worker, goes_on in workers.items():
             if goes_on is not None and goes_on.place is not None:
                 assert self._replicas is not None
                 items.append(self._replicas.goes_on(worker, goes_on.place, self._head))
             if goes_on is not None and goes_on.buffers is not None:
-                items += self._comes_to(Blob(goes_on.buffers.name), self.memory.buffers(worker))
+                buffers = Blob(goes_on.buffers.name)
+                items += self.attachments.comes_to(buffers, self._head, self.memory.buffers(worker))
             if goes_on is not None and goes_on.kept is not None:
-                kept[worker] = self._file_for(goes_on.kept)
-                items.append(Blob(goes_on.kept.name))
-        state_file = None if state is None else self._file_for(state)
+                items.append(self.attachments.comes(goes_on.kept, self._head))
         if state is not None:
-            items.append(Blob(state.name))
-
-        def lost(why: str) -> None:
-            for file in (*kept.values(), *(() if state_file is None else (state_file,))):
-                os.close(file)
-            self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
+            items.append(self.attachments.comes(state, self._head))
 
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
             if self._ranges is not None:
                 self._whole.add(Version(version))
-                self._ranges.begins(version, state_file)
+                with self._came(state) as file:
+                    self._ranges.begins(version, file)
             if self._replicas is not None and begins_here:
                 self._replicas.begins_with(Version(version))
                 self.shelf.release(BEGINNING)
-            self._has(state, state_file)
             for worker, goes_on in workers.items():
-                self._train(worker, goes_on, kept.get(worker))
+                self._train(worker, goes_on)
             self._go_on()
             begun()
 
-        bring(self._carrier, items, "beginning", there, lost)
+        self.attachments.bring(items, "beginning", there, self._can_not_begin)
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
@@ -364,10 +350,22 @@ class Branch:
         if attached is None:
             self._workers.send(worker, message)
             return
-        waiting = self._comes_along.setdefault(attached.name, [])
-        waiting.append((self._seats[worker], message))
-        if len(waiting) == 1:  # else it is on its way, and comes for this worker, too
-            self._bring_attached(attached)
+        seat = self._seats[worker]
+
+        def waited() -> bool:
+            """Whether the process that has waited is there: one that has begun meanwhile was told nothing."""
+            self._report(host_messages.AttachmentFetched(attached.name))
+            return self._seats[worker] is seat
+
+        def there(file: int) -> None:
+            if waited():
+                self._workers.send(worker, message, (file,))
+
+        def lost(why: str) -> None:
+            if waited():  # also one that trains no more waits for that
+                self._workers.give_up(worker, f"what the head has for it can't come: {why}")
+
+        self.attachments.bring_file(attached, self._head, there, lost)
 
     def in_turn(self, call: Callable[[], None]) -> None:
         """Call that, once training's beginning is here if that is on its way, after all that was ordered before."""
@@ -424,7 +422,6 @@ class Branch:
         """
         if not self.memory.laid_out:  # no worker trains here
             return
-        state_file = None if state is None else self._file_for(state)
 
         def there() -> None:
             if self._replicas is not None and place is not None:
@@ -432,27 +429,25 @@ class Branch:
             else:
                 self.shelf.replace(Version(0), Beginning(worker))
             if self._ranges is not None:
-                self._ranges.adopted(state_file)
-            self._has(state, state_file)
+                with self._came(state) as file:
+                    self._ranges.adopted(file)
             self.shelf.release(_written_by(worker))
             self._go_on()
-
-        def lost(why: str) -> None:
-            if state_file is not None:
-                os.close(state_file)
-            self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
         self._later = []
         items: list[Item] = []
         if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
-            items = [*self._comes_to(ADOPTED, self.memory.adopted), Beginning(worker)]
+            items = [*self.attachments.comes_to(ADOPTED, self._head, self.memory.adopted), Beginning(worker)]
         if state is not None:
-            items.append(Blob(state.name))
-        bring(self._carrier, items, "adopted", there, lost)
+            items.append(self.attachments.comes(state, self._head))
+        self.attachments.bring(items, "adopted", there, self._can_not_begin)
 
     def drop(self, attached: str) -> None:
         """The head has what came along by that name."""
-        self._attached.pop(Blob(attached), None)
+        self.attachments.host_has(self._head, attached)
+
+    def _can_not_begin(self, why: str) -> None:
+        self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
@@ -490,7 +485,7 @@ class Branch:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`. The head's host has what training begins with, and what comes along with what it says."""
         if isinstance(item, Blob):
-            return [(self._lie_at.get(item, self._head), 0, self._beside[item].nbytes)]
+            return self.attachments.ranges(item)
         if isinstance(item, Update | Sum):  # this host's range of it, and which parameters have a gradient
             assert self._ranges is not None
             if (moving := self._ranges.parts_of(item)) is not None:
@@ -511,7 +506,7 @@ class Branch:
     def lay(self, item: Item, number: int) -> Span:
         """See `Items`. Nothing here writes where updates of other hosts come to."""
         if isinstance(item, Blob):
-            return self._beside[item]
+            return self.attachments.lay(item, number)
         place = self._place_for(item)
         if not isinstance(item, Update):
             self.shelf.comes(number, place)
@@ -548,8 +543,7 @@ class Branch:
             if self._ranges is not None:
                 self._ranges.comes_no_more(item, whole)
         elif isinstance(item, Blob):
-            del self._beside[item]
-            self._lie_at.pop(item, None)
+            self.attachments.free(item, whole)
 
     def settled(self, number: int) -> None:
         """See `Items`. What has waited for a place goes on."""
@@ -566,6 +560,8 @@ class Branch:
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`. An update is here before the head hears that it is ready, and what was told of it before."""
+        if isinstance(item, Blob):
+            return self.attachments.look(item, begin, end)
         if isinstance(item, Version):
             if self._ranges is None:
                 return "gone"
@@ -580,15 +576,12 @@ class Branch:
             return self._computing.look(item, begin, end, laid=self.shelf.has(item))
         if isinstance(item, Buffers):
             item = Update(item.worker, item.step)
-        there = self.shelf.has(item) if isinstance(item, Update | Beginning) else item in (ADOPTED, *self._attached)
-        return "here" if there else "gone"
+        return "here" if isinstance(item, Update | Beginning) and self.shelf.has(item) else "gone"
 
     def view(self, item: Item) -> Span:
         """See `Items`. Raises NotHere."""
-        if item in self._attached:
-            return self._attached[item]
-        if item == ADOPTED:
-            return self.memory.adopted
+        if isinstance(item, Blob):
+            return self.attachments.view(item)
         if isinstance(item, Buffers):
             return self.view(Update(item.worker, item.step)).part(*self.memory.offer.buffers_at)
         if isinstance(item, Partial | Mean | Replica):
@@ -608,10 +601,9 @@ class Branch:
     def _take(self, order: host_messages.TakeRange) -> None:
         """Take over another host's range of versions."""
         assert self._ranges is not None
-        file = self._file_for(order.state)
-        self._lie_at[Blob(order.state.name)] = order.host
         lacking = [Version(one) for one in order.versions if self._away(Version(one))]
-        self._ranges.take(order, [*lacking, Blob(order.state.name)], file)
+        state = self.attachments.comes(order.state, order.host)
+        self._ranges.take(order, [*lacking, state], self.attachments.take_file(order.state))
 
     def _freed(self, item: Item) -> None:
         """Nobody claims it any more, and its place is free."""
@@ -624,12 +616,6 @@ class Branch:
         """Whether other hosts are brought what there is of updates that workers here compute."""
         makes_all = [one.host for one in self._shards] == [self._name]
         return self._spec.brings_early and not makes_all and not self._adds_up
-
-    def _comes_to(self, item: Blob, there: Span) -> list[Item]:
-        """Have that item come to these bytes of the region. Return what is to be fetched: nothing, if it is empty."""
-        if there.nbytes:
-            self._beside[item] = there
-        return [item] if there.nbytes else []
 
     def _away(self, item: Update | Sum | Buffers | Version) -> bool:
         """Whether the item has to be brought here, or is on its way."""
@@ -650,41 +636,15 @@ class Branch:
         else:
             there()
 
-    def _bring_attached(self, attached: Attached) -> None:
-        """Bring what comes along with messages to workers, and tell them these."""
-        name = attached.name
-        file = self._file_for(attached)
-
-        def there() -> None:
-            for worker, message in self._waited(name):
-                self._workers.send(worker, message, (file,))
-            os.close(file)
-
-        def lost(why: str) -> None:
-            for worker, _ in self._waited(name):  # also one that trains no more waits for that
-                self._workers.give_up(worker, f"what the head has for it can't come: {why}")
-            os.close(file)
-
-        self._carrier.fetch(Blob(name), ("attached", name), there, lost)
-
-    def _file_for(self, attached: Attached) -> int:
-        """Lay out an anonymous file for what comes along with a message. Return its descriptor."""
-        file, self._beside[Blob(attached.name)] = empty_file(attached.size)
-        return file
-
-    def _has(self, attached: Attached | None, file: int | None) -> None:
-        """What came along with a message, if anything did, has been passed on from that file."""
-        if attached is not None and file is not None:
-            os.close(file)
-            self._report(host_messages.AttachmentFetched(attached.name))
-
-    def _waited(self, name: str) -> list[tuple[int, messages.Message]]:
-        """Return who has waited for what comes along by that name, and with which message. Nobody does any more."""
-        waited = self._comes_along.pop(name)
-        for _ in waited:
-            self._report(host_messages.AttachmentFetched(name))
-        # a process that has begun as one of them meanwhile was told nothing
-        return [(seat.worker, message) for seat, message in waited if self._seats[seat.worker] is seat]
+    @contextmanager
+    def _came(self, attached: Attached | None) -> Iterator[int | None]:
+        """The file of what came along with a message of the head's, if anything did. The head hears that it is here."""
+        if attached is None:
+            yield None
+            return
+        with self.attachments.file(attached) as file:
+            yield file
+        self._report(host_messages.AttachmentFetched(attached.name))
 
     def _lacks(self, worker: int, why: str) -> None:
         self._report(host_messages.Lacks(worker, why))
@@ -731,11 +691,14 @@ class Branch:
 
     # --- what workers say ---------------------------------------------------------------------------
 
-    def _train(self, worker: int, goes_on: GoesOn | None, kept: int | None) -> None:
-        """Let the worker train. `kept`: the descriptor of what its script kept, if that is loaded."""
-        seat = self._seats[worker]
-        files = () if kept is None else (kept,)
-        if seat.here:
+    def _train(self, worker: int, goes_on: GoesOn | None) -> None:
+        """Let the worker train."""
+        if goes_on is not None and goes_on.buffers is not None:
+            self._report(host_messages.AttachmentFetched(goes_on.buffers.name))
+        with self._came(None if goes_on is None else goes_on.kept) as kept:
+            seat = self._seats[worker]
+            if not seat.here:
+                return
             seat.trains = seat.trained = True
             begin = messages.worker.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
             begin.tells = self._tells
@@ -745,13 +708,7 @@ class Branch:
                     assert self._replicas is not None
                     begin.place = area = self._plan.area(self._replicas.local(goes_on.place))
                 begin.resumed = messages.worker.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
-            self._send_begin(worker, begin, files)
-        for file in files:
-            os.close(file)
-        if goes_on is not None:
-            for attached in (goes_on.buffers, goes_on.kept):
-                if attached is not None:
-                    self._report(host_messages.AttachmentFetched(attached.name))
+            self._send_begin(worker, begin, () if kept is None else (kept,))
 
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         seat = self._seats[worker]
@@ -797,12 +754,7 @@ class Branch:
             end.close()
 
     def _attached_by(self, worker: int, span: Span) -> Attached:
-        return self._attach(f"attached by worker {worker}: {next(self._numbers)}", span)
-
-    def _attach(self, name: str, span: Span) -> Attached:
-        """Have these bytes come along with a message, by that name."""
-        self._attached[Blob(name)] = span
-        return Attached(name, span.nbytes)
+        return self.attachments.attach(span, self._head, f"by worker {worker}: ")
 
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False

@@ -73,7 +73,6 @@ from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
-from paceline.transfer.item_names import ADOPTED, FIXED
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.overlap import Computing, Early
@@ -627,29 +626,23 @@ class Cluster:
         return resumed.epoch, self.memory.buffers(worker), kept
 
     def view(self, item: Item) -> Span:
-        """The bytes of what never moves, or of an item that has a place here. Raises NotHere."""
-        if item == FIXED:
-            return self.memory.fixed
-        if item == ADOPTED:
-            return self.memory.adopted
+        """The bytes of an item that has a place here. Raises NotHere."""
         if isinstance(item, Buffers):
             return self.view(Update(item.worker, item.step)).part(*self.memory.offer.buffers_at)
         return self.memory.place(self.shelf.place(self.meant(item)))
 
     def look(self, item: Item, begin: int, end: int) -> Where:
-        """Where an item is that another host asks for: a version, an update for its range, or what never moves."""
+        """Where an item is that another host asks for: a version, or an update or a sum for its range."""
         if isinstance(item, Version) and item.version > self.commits.newest:
             made = self.commits.maker.has(item.version, begin, end)
             return "here" if made and self.shelf.has(item) else "coming"  # its place is free if it can't be made
         if isinstance(item, Sum):
             return self.summer.look(item, begin, end)
-        there = item in (FIXED, ADOPTED)
         if isinstance(item, Update):
             if self._computing is None or self._seats[item.worker].elsewhere:
                 return "gone"
             return self._computing.look(item, begin, end, laid=self.shelf.has(item))
-        if isinstance(item, Version | Beginning):
-            there = self.shelf.has(self.meant(item))
+        there = isinstance(item, Version | Beginning) and self.shelf.has(self.meant(item))
         return "here" if there and self.memory.laid_out else "gone"
 
     @property

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Protocol, cast
 
 from paceline.core.facts import Fact, ParametersTaken, WorkerResumed
@@ -18,7 +17,7 @@ from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import messages as host_messages
-from paceline.host.attachments import bring, empty_file, file_bytes, recorded_file
+from paceline.host.attachments import Attachments, file_bytes, recorded_file
 from paceline.host.events import (
     Attached,
     Averaged,
@@ -42,7 +41,7 @@ from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.ipc.memory import Span
 from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
-from paceline.transfer.item_names import ADOPTED, summand_of
+from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
@@ -95,16 +94,6 @@ class Other:
             self.tell(host_messages.VersionMade(version))
 
 
-@dataclass(slots=True)
-class _Attached:
-    """What comes along with messages to another host."""
-
-    host: str
-    span: Span
-    messages: int = 1
-    """Those with which the host does not have it so far."""
-
-
 class HostDirectory(Protocol):
     """Who knows which hosts take part, and where they are."""
 
@@ -152,10 +141,7 @@ class OtherHosts:
         self._report = report
         self._directory = directory
         self._now = now
-        self._attached: dict[Item, _Attached] = {}
-        """What comes along with messages to other hosts, until those have it."""
-        self._beside: dict[Item, tuple[str, Span]] = {}
-        """What is brought to no place of the region's pool: the host that has it, and where it goes."""
+        self.attachments = Attachments(carrier)
         self._behind: dict[int, bytearray] = {}
         """By worker whose message is being fetched: what its host has said of it since, as bytes."""
         self._awaited: dict[int, dict[str, Other]] = {}
@@ -172,7 +158,6 @@ class OtherHosts:
         """By version: when it was made. Those made last are remembered."""
         self._standing_in: dict[str, messages.worker.Offered | None] = {}
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
-        self._numbers = count()
         self._coding = Coding(messages.worker.FromWorker)
         self.moves = Moves(cluster, cluster.remote_shards, carrier, self.tell_host)
         """Moves ranges of versions between hosts, if several make some."""
@@ -219,6 +204,8 @@ class OtherHosts:
 
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, and the hosts make their ranges."""
+        self.attachments.offer(FIXED.name, self._cluster.memory.fixed, None)
+        self.attachments.offer(ADOPTED.name, self._cluster.memory.adopted, None)
         if self.replicas is not None:
             self.replicas.begins(workers)
         if self._cluster.shards:
@@ -327,12 +314,10 @@ class OtherHosts:
             return
         other = self._by_worker[worker]
         name = f"{os.path.basename(file)} for {other.name}"  # for all of its workers
-        if (one := self._attached.get(Blob(name))) is not None:
-            one.messages += 1
-        else:
+        if (attached := self.attachments.offer_again(name)) is None:
             with recorded_file(file) as descriptor:
-                one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
-        other.tell_of(worker, host_messages.TellWorker(worker, message, Attached(name, one.span.nbytes)))
+                attached = self.attachments.offer(name, file_bytes(descriptor), other.name)
+        other.tell_of(worker, host_messages.TellWorker(worker, message, attached))
 
     def ends(self, worker: int) -> None:
         """The worker's process is told to end. Its end is not put off for what it has said and is still on its way."""
@@ -418,7 +403,7 @@ class OtherHosts:
                 self._others[name].turns.pop(worker, None)
                 self._report(WorkerEnded(worker, status))
             case host_messages.AttachmentFetched(attached=attached):
-                self._has(name, Blob(attached))
+                self.attachments.host_has(name, attached)
             case host_messages.Lacks(worker=worker, why=why):
                 self.never_comes(worker, why)
             case host_messages.Taken(worker=worker, version=version):
@@ -455,11 +440,19 @@ class OtherHosts:
             case host_messages.StatePacked(number=number) if self.moves.awaits(name, number):
                 if self.moves.goes_on(message.error, message.attached):
                     assert message.attached is not None
-                    self._bring_file(name, number, message.attached, self.moves.takes, self._cluster.loses)
+                    self._bring_share(
+                        name, message.attached, lambda file: self.moves.takes(os.dup(file)), self._cluster.loses
+                    )
             case host_messages.StatePacked(number=number, error=error, attached=None):
                 self._cluster.shares.came(number, error, None)
             case host_messages.StatePacked(number=number, error=error, attached=Attached() as attached):
-                self._bring_share(name, number, error, attached)
+                shares = self._cluster.shares
+                self._bring_share(
+                    name,
+                    attached,
+                    lambda file: shares.came(number, error, file),
+                    lambda why: shares.came(number, why, None),
+                )
             case host_messages.ShardLost(why=why):
                 self._shard_lost(name, why)
             case host_messages.SumsLost(why=why):
@@ -486,7 +479,7 @@ class OtherHosts:
         self._begun.discard(name)
         if self.replicas is not None:
             self._lose_replicas(other, why)
-        self._attached = {item: one for item, one in self._attached.items() if one.host != name}
+        self.attachments.host_lost(name)
         self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
         other.away.update(other.workers)
         other.turns.clear()
@@ -535,9 +528,8 @@ class OtherHosts:
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`. What workers have made or said comes here, from their hosts."""
-        if item in self._beside:
-            host, span = self._beside[item]
-            return [(host, 0, span.nbytes)]
+        if isinstance(item, Blob):
+            return self.attachments.ranges(item)
         if isinstance(item, Update | Sum) and (moving := self.moves.ranges(item)) is not None:
             return moving
         if isinstance(item, Partial | Mean | Replica):
@@ -555,8 +547,8 @@ class OtherHosts:
 
     def lay(self, item: Item, number: int) -> Span:
         """See `Items`. It was laid out as the item's fetch was ordered. Nothing here writes where updates come to."""
-        if item in self._beside:
-            return self._beside[item][1]
+        if isinstance(item, Blob):
+            return self.attachments.lay(item, number)
         if isinstance(item, Partial | Mean | Replica):
             assert self.replicas is not None
             self._cluster.shelf.comes(number, self.replicas.place(item))
@@ -566,7 +558,8 @@ class OtherHosts:
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`."""
-        self._beside.pop(item, None)
+        if isinstance(item, Blob):
+            self.attachments.free(item, whole)
         if whole and isinstance(item, Version):
             self._cluster.is_whole(item)
 
@@ -587,14 +580,18 @@ class OtherHosts:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
             return "gone" if self.replicas is None else self.replicas.look(item, begin, end)
-        return "here" if item in self._attached else self._cluster.look(item, begin, end)
+        if isinstance(item, Blob):
+            return self.attachments.look(item, begin, end)
+        return self._cluster.look(item, begin, end)
 
     def view(self, item: Item) -> Span:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
             assert self.replicas is not None
             return self._cluster.memory.place(self.replicas.place(item))
-        return self._attached[item].span if item in self._attached else self._cluster.view(item)
+        if isinstance(item, Blob):
+            return self.attachments.view(item)
+        return self._cluster.view(item)
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. What is no version stays."""
@@ -660,23 +657,10 @@ class OtherHosts:
         if worker in self._gone:
             return
         host = self._by_worker[worker].name
-        attached = None if file is None else self._attach(host, file_bytes(file))
+        attached = None if file is None else self.attachments.attach(file_bytes(file), host)
         if self.replicas is not None:
             self.replicas.binds(host, worker, message)
         self._tell(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message), attached))
-
-    def _attach(self, host: str, span: Span) -> Attached:
-        """Have these bytes come along with a message to that host."""
-        name = f"attached {next(self._numbers)}"
-        self._attached[Blob(name)] = _Attached(host, span)
-        return Attached(name, span.nbytes)
-
-    def _has(self, name: str, item: Item) -> None:
-        """That host has what came along with one message."""
-        if (one := self._attached.get(item)) is not None and one.host == name:
-            one.messages -= 1
-            if one.messages == 0:
-                del self._attached[item]
 
     def _goes_on(self, worker: int) -> host_messages.GoesOn | None:
         """What that worker of another host goes on with. None: the run begins."""
@@ -686,12 +670,12 @@ class OtherHosts:
         kept, host = None, self._by_worker[worker].name
         if file is not None:
             with file:
-                kept = self._attach(host, file_bytes(file.fileno()))
+                kept = self.attachments.attach(file_bytes(file.fileno()), host)
         if isinstance(buffers, int):
             assert self.replicas is not None
             self.replicas.binds_place(host, buffers)
             return host_messages.GoesOn(epoch, None, kept, buffers)
-        return host_messages.GoesOn(epoch, self._attach(host, buffers), kept)
+        return host_messages.GoesOn(epoch, self.attachments.attach(buffers, host), kept)
 
     def _heard(self, name: str, worker: int, said: messages.worker.FromWorker, descriptors: list[int]) -> None:
         if strange := self._others[name].turns_of(worker).heard(said):
@@ -704,39 +688,34 @@ class OtherHosts:
 
     def _written_by(self, name: str, worker: int) -> list[Item]:
         """What that host's worker has written for all to begin with: items that are to come here."""
-        span = self._cluster.view(ADOPTED)
-        if not span.nbytes:
-            return [Beginning(worker)]
-        self._beside[ADOPTED] = name, span
-        return [Beginning(worker), ADOPTED]
+        return [Beginning(worker), *self.attachments.comes_to(ADOPTED, name, self._cluster.memory.adopted)]
 
     def _bring(self, name: str, heard: WorkerSaid, items: list[Item]) -> None:
         """Hear what the worker has said once these items are here, and what came along."""
-        worker, attached, files = heard.worker, heard.attached, list[int]()
+        worker, attached = heard.worker, heard.attached
         if attached is not None:
-            self._is_new(attached)
+            self.attachments.require_new(attached)
             try:
-                file, span = empty_file(attached.size)
+                items.append(self.attachments.comes(attached, name))
             except OSError as error:
                 self.never_comes(worker, f"what comes along with its message has no room here: {error.strerror}")
                 return
-            files.append(file)
-            items.append(Blob(attached.name))
-            self._beside[Blob(attached.name)] = name, span
         behind = self._behind[worker] = bytearray()
 
         def there() -> None:
+            files = [] if attached is None else [self.attachments.take_file(attached)]
             if self._behind.get(worker) is not behind:  # it was ended meanwhile
                 for file in files:
                     os.close(file)
                 return
             if heard.message is None:
                 try:
-                    said = self._coding.decode(span.memory, ())
+                    said = self._coding.decode(file_bytes(files[0]).memory, ())
                 except MessageUnreadable as error:
                     lost(f"what it has said can't be read: {error}")
                     return
-                os.close(files[0])
+                finally:
+                    os.close(files[0])
                 self._guarded(name, lambda: self._heard(name, worker, said, []))
             else:
                 message = heard.message
@@ -746,13 +725,11 @@ class OtherHosts:
             self._go_on(name, worker)
 
         def lost(why: str) -> None:
-            for file in files:
-                os.close(file)
             if self._behind.get(worker) is behind:
                 self.never_comes(worker, why)
                 self._go_on(name, worker)
 
-        bring(self._carries, items, f"of worker {worker}", there, lost)
+        self.attachments.bring(items, f"of worker {worker}", there, lost)
 
     def _go_on(self, name: str, worker: int) -> None:
         """Hear what the host has said of that worker since."""
@@ -784,7 +761,7 @@ class OtherHosts:
         for other in self._others.values():
             with_it = None
             if state is not None and other.name in self.makers:
-                with_it = self._attach(other.name, file_bytes(state))
+                with_it = self.attachments.attach(file_bytes(state), other.name)
             place = None
             if self.replicas is not None:
                 place = self._cluster.shelf.place(self._cluster.steps.replica(worker))
@@ -801,7 +778,7 @@ class OtherHosts:
         state = None
         if other.name in self.makers:
             assert self._cluster.state is not None
-            state = self._attach(other.name, file_bytes(self._cluster.state))
+            state = self.attachments.attach(file_bytes(self._cluster.state), other.name)
         shards = tuple(self._cluster.shards)
         other.knows = self._cluster.newest
         near = self._directed.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
@@ -816,45 +793,24 @@ class OtherHosts:
         if (fact := self._cluster.remote_shards.stored(host, item, self._now())) is not None:
             self._report(fact)
 
-    def _bring_share(self, host: str, number: int, error: str | None, attached: Attached) -> None:
-        def there(file: int) -> None:
-            self._cluster.shares.came(number, error, file)
-            os.close(file)
-
-        self._bring_file(host, number, attached, there, lambda why: self._cluster.shares.came(number, why, None))
-
-    def _bring_file(
-        self,
-        host: str,
-        number: int,
-        attached: Attached,
-        there: Callable[[int], object],
-        lacks: Callable[[str], object],
+    def _bring_share(
+        self, host: str, attached: Attached, there: Callable[[int], object], lacks: Callable[[str], object]
     ) -> None:
         """Bring that host's share of the optimizer's state, and pass its file on."""
-        self._is_new(attached)
+        fetched = host_messages.AttachmentFetched(attached.name)
+
+        def here(file: int) -> None:
+            there(file)
+            self.tell_host(host, fetched)
+
+        self.attachments.require_new(attached)
         try:
-            file, span = empty_file(attached.size)
+            self.attachments.bring_file(
+                attached, host, here, lambda why: lacks(f"host {host}'s part of it can't come: {why}")
+            )
         except OSError as full:
             lacks(f"host {host}'s part of it has no room here: {full.strerror}")
-            self.tell_host(host, host_messages.AttachmentFetched(attached.name))
-            return
-        self._beside[Blob(attached.name)] = host, span
-
-        def here() -> None:
-            there(file)
-            self.tell_host(host, host_messages.AttachmentFetched(attached.name))
-
-        def lost(why: str) -> None:
-            os.close(file)
-            lacks(f"host {host}'s part of it can't come: {why}")
-
-        self._carries.fetch(Blob(attached.name), ("share", number, host), here, lost)
-
-    def _is_new(self, attached: Attached) -> None:
-        """Raise MessageUnreadable for a name that something else has which comes along."""
-        if Blob(attached.name) in self._beside or Blob(attached.name) in self._attached:
-            raise MessageUnreadable(f"{attached.name} comes along already")
+            self.tell_host(host, fetched)
 
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make versions from now on, and that host has left. What it sends is asked for anew."""
