@@ -37,8 +37,8 @@ MAY_IMPORT = {
         *("worker_process", "display", "files"),
     },
     "runs": {
-        *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "host", "job", "launch"),
-        *("worker_process", "coordinator", "files"),
+        *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host", "job"),
+        *("launch", "worker_process", "coordinator", "files"),
     },
     "cli": {
         *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.hosts import add_trusted_network
-from paceline.cli.values import whole
 from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.runs import doctor
@@ -18,7 +17,7 @@ from paceline.scenario.quantities import count
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.runs.link import Link
+    from paceline.runs.link import MeasuredLink
 
 FAILED = 3
 """Exit code if something must be changed."""
@@ -35,21 +34,14 @@ def add_to(commands: Any) -> None:
     )
     add = command.add_argument
     add("--json", action="store_true", help="print the findings, and only those, as JSON")
-    link = "; with --join, where the other machine tries to reach this one (default: any port)"
-    add("--listen", metavar="ADDR:PORT", help=f"wait there for another machine, and measure the link{link}")
+    add("--listen", metavar="ADDR:PORT", help="wait there for another machine, and measure the link")
     add("--join", metavar="HEAD:PORT", help="measure the link with the machine that listens there")
     add(
         "--parameters",
         action="append",
         metavar="N",
-        help="say what the link means for a model of so many, such as 25M; may be repeated (default: 1M, 25M, 100M)",
-    )
-    add(
-        "--hosts",
-        type=whole("--hosts", 2),
-        action="append",
-        metavar="H",
-        help="say it for runs on so many hosts; may be repeated (default: 2, 4)",
+        help="say how long an update of a model with so many takes, such as 25M; may be repeated (default: 1M, "
+        "25M, 100M)",
     )
     add_trusted_network(command)
     command.set_defaults(call=call)
@@ -61,7 +53,6 @@ def call(options: argparse.Namespace) -> int:
         return _measured(options)
     for flag, value in (
         ("--parameters", options.parameters),
-        ("--hosts", options.hosts),
         ("--trusted-network", options.trusted_network),
     ):
         if value:
@@ -82,34 +73,32 @@ def _measured(options: argparse.Namespace) -> int:
     from paceline.runs import link
 
     parameters = [count(text, "--parameters") for text in options.parameters or ()] or link.PARAMETERS
-    hosts = options.hosts or link.HOSTS
     measured = _measure(options)
-    findings = link.findings(measured)
+    findings = link.findings(measured, parameters)
     if options.json:
-        told = {"link": link.plain(measured), "models": link.models(measured, parameters, hosts)}
+        told = {"link": link.plain(measured), "models": link.models(measured, parameters)}
         print(json.dumps(_as_json(findings) | told, indent=2))
     else:
         for name, finding in findings.items():
             print(printable(_line(name, finding, findings)))
-        for sentence in link.meaning(measured, parameters, hosts):
-            print(printable(sentence))
     return 0 if all(finding.ok for finding in findings.values()) else FAILED
 
 
-def _measure(options: argparse.Namespace) -> Link:
-    from paceline.runs import measure
+def _measure(options: argparse.Namespace) -> MeasuredLink:
+    from paceline.runs import link
     from paceline.runs.addresses import everywhere, parsed, resolved
     from paceline.runs.keys import keys_of
 
-    listen = None if options.listen is None else resolved(parsed(options.listen, "--listen", least=0), "--listen")
-    head = None if options.join is None else resolved(parsed(options.join, "--join"), "--join")
+    if options.listen is not None and options.join is not None:
+        raise ConfigError("one of two machines listens and the other joins it; give --listen or --join")
+    if options.join is not None:
+        head = resolved(parsed(options.join, "--join"), "--join")
+        return link.join(head, keys_of(options.trusted_network), _say)
+    address = resolved(parsed(options.listen, "--listen", least=0), "--listen")
     keys = keys_of(options.trusted_network)
-    if head is not None:
-        return measure.join(head, listen, keys, _say)
-    assert listen is not None, "one of the two flags is given"
-    if note := everywhere(listen):
+    if note := everywhere(address):
         _say(note)
-    return measure.listen(listen, keys, _say)
+    return link.listen(address, keys, _say)
 
 
 def _line(name: str, finding: doctor.Finding, names: Mapping[str, object]) -> str:

@@ -1,201 +1,140 @@
-"""What was measured of the link between two machines, and what that means for a model. Pure: no socket, no clock."""
+"""The link between two machines: one listens, the head, and another joins it, over connections like those of runs.
+
+    joiner                               head
+                              ◄───       Welcome
+    Joined                    ───►
+    serves, over connections  ◄───►      fetches, as in a run
+    for data
+                              ◄───       MeasuredLink
+
+Each wait but the first has a deadline, as the other machine may stop at any time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from paceline.host.machine import Machine, difference
+from paceline.coordinator.rendezvous import listener_at
+from paceline.core.items import Blob, Item
+from paceline.errors import ConfigError, PeerLost
+from paceline.host.machine import Machine, difference, machine
+from paceline.ipc.endpoint import Word
+from paceline.ipc.loop import Loop
+from paceline.ipc.memory import Region, Span
+from paceline.net import tcp
+from paceline.net.control import Hello, one_line
+from paceline.net.handshake import Keys
+from paceline.net.listener import HostListener
+from paceline.net.tcp import Address, shown
+from paceline.records.times import Fetch
 from paceline.runs.doctor import Finding
+from paceline.runs.join import dialled
 from paceline.scenario.quantities import as_count
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.manager import TransferManager
+from paceline.transfer.movers import InLoop
 
+PURPOSE = "measure"
 PARAMETERS = (1_000_000, 25_000_000, 100_000_000)
-HOSTS = (2, 4)
 """What is told unless a user asks for something else."""
 BYTES = 4
 """Of one parameter in float32."""
-MARKED = 0.005
-"""Seconds from one mark of `Arrivals` to the next."""
+WITHIN = 15.0
+"""Seconds that an answer, a connection or one fetch may take."""
+MEASURING = 60.0
+"""Seconds that the head may take for all its fetches."""
+LONG_ENOUGH = 1.0
+"""Seconds of a fetch that counts. A shorter one looks too fast, as buffers on the way take its bytes at once."""
+ITEMS: dict[Item, int] = {Blob(f"{1 << power} bytes"): 1 << power for power in range(16, 28)}
+"""What is fetched, with its bytes, until a fetch is long enough. So slow links are measured with fewer bytes."""
+BLOCK = 1 << 20
+LONGEST = 64 << 10
+"""Bytes of the longest line."""
+
+T = TypeVar("T")
 
 
 class Side(msgspec.Struct, frozen=True):
     """One of the two machines."""
 
-    name: str
+    name: Word
     machine: Machine
-    cipher: float
-    """Bytes that one core of it encrypts in a second."""
 
 
-class RoundTrip(msgspec.Struct, frozen=True):
-    """How long a small message takes there and back, in seconds."""
+class Welcome(msgspec.Struct, frozen=True):
+    """What the head says."""
 
-    median: float
-    p99: float
-    count: int
-    """Messages that were sent."""
-
-
-class Clock(msgspec.Struct, frozen=True):
-    """How far the joiner's clock is ahead of the head's, in seconds, and by how much that may be wrong."""
-
-    ahead: float
-    error: float
+    head: Side
+    nonce: bytes
+    """The head takes connections for data that say it, and no others."""
+    busy: bool = False
+    """Whether the head is measuring another link."""
 
 
-class Way(msgspec.Struct, frozen=True):
-    """One way over the link."""
+class Joined(msgspec.Struct, frozen=True):
+    """What the joiner answers at once."""
 
-    rate: Annotated[float, msgspec.Meta(gt=0)]
-    """Bytes a second."""
-    sending: float
-    """Seconds that the sender's processor works for a GB."""
-    receiving: float
-    """The same of the receiver's."""
+    joiner: Side
+    clock: float
+    """What time it is."""
 
 
-class Link(msgspec.Struct, frozen=True):
-    """The link between the machine that listens, the head, and the one that joins it."""
+class MeasuredLink(msgspec.Struct, frozen=True):
+    """What was found of a link."""
 
     head: Side
     joiner: Side
     encrypted: bool
-    round_trip: RoundTrip
-    clock: Clock
-    to_head: Way
-    to_joiner: Way
-    back: str
-    """Where the head has dialled the joiner."""
-    undialled: str
-    """Why that failed; empty if it did not."""
+    clock_ahead: float
+    """Seconds by which the joiner's clock is ahead of the head's."""
+    clock_error: float
+    """Seconds by which that may be wrong."""
+    bandwidth: Annotated[float, msgspec.Meta(gt=0)]
+    """Bytes a second from the joiner to the head."""
 
 
-class Arrivals:
-    """How fast bytes come. The first half of the time does not count, as a connection is slow at first."""
-
-    def __init__(self, began: float) -> None:
-        self.bytes = 0
-        self._marks = [(began, 0)]
-
-    def came(self, count: int, now: float) -> None:
-        """So many more are there."""
-        self.bytes += count
-        if now >= self._marks[-1][0] + MARKED:
-            self._marks.append((now, self.bytes))
-
-    def rate(self, now: float) -> float:
-        """Return the bytes a second of the second half. 0: nothing has come in it."""
-        half = (self._marks[0][0] + now) / 2
-        at, already = max(mark for mark in self._marks if mark[0] <= half)
-        return (self.bytes - already) / (now - at) if now > at else 0.0
+WELCOME, JOINED, LINK = msgspec.json.Decoder(Welcome), msgspec.json.Decoder(Joined), msgspec.json.Decoder(MeasuredLink)
+"""Made before anything is timed, as that takes longer than a message over most links."""
 
 
-def round_trip(seconds: Sequence[float]) -> RoundTrip:
-    """Return what these round trips say, of which there is one at least."""
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    return RoundTrip(ordered[last // 2], ordered[round(0.99 * last)], len(ordered))
+# --- what is said of a link
 
 
-def clock(echoes: Sequence[tuple[float, float, float]]) -> Clock:
-    """Return how far the joiner's clock is ahead.
-
-    An echo is when the joiner has sent it, when the head has heard it, and when it was back. The fastest one is used,
-    as NTP does: the head has heard it at some time between, so half of its time is what the result may be wrong by.
-    """
-    sent, heard, back = min(echoes, key=lambda echo: echo[2] - echo[0])
-    return Clock((sent + back) / 2 - heard, (back - sent) / 2)
-
-
-def sharded(link: Link, size: int, hosts: int) -> float:
-    """Return the least seconds of a BSP step over so many hosts, each of which has a share of the store.
-
-    Each sends and receives all shares but its own, twice: of the sum, and of the version. Both ways are used at once.
-    """
-    return 2 * (hosts - 1) / hosts * size / min(link.to_head.rate, link.to_joiner.rate)
-
-
-def one_store(link: Link, size: int, hosts: int) -> float:
-    """Return the same with the whole store at the head, and one worker on each host.
-
-    All other hosts' updates come over the head's link, and then the version goes to each of them.
-    """
-    return (hosts - 1) * (size / link.to_head.rate + size / link.to_joiner.rate)
-
-
-def findings(link: Link) -> dict[str, Finding]:
-    """Return what was found, in the words and the form of `doctor.CHECKS`."""
-    head, joiner = link.head.name, link.joiner.name
+def findings(link: MeasuredLink, parameters: Sequence[int]) -> dict[str, Finding]:
+    """Return what was found, and what it means for models of so many parameters, in the form of `doctor.CHECKS`."""
+    updates = [
+        f"{as_count(one['parameters'])} ({_digits(one['bytes'] / 1e6)} MB) {seconds(one['update_seconds'])}"
+        for one in models(link, parameters)
+    ]
+    megabytes = link.bandwidth / 1e6
+    way = f"from {link.joiner.name} to {link.head.name}"
     return {
+        "connection": Finding(f"{'TLS' if link.encrypted else 'not encrypted'}, and both have the same token"),
         "versions": _versions(link),
-        "processors": _processors(link),
-        "round trip": Finding(
-            f"{seconds(link.round_trip.median)} at the median, {seconds(link.round_trip.p99)} at the 99th percentile, "
-            f"of {link.round_trip.count} messages"
-        ),
-        "bandwidth": Finding(
-            f"{_bandwidth(link.to_head)} from {joiner} to {head}, {_bandwidth(link.to_joiner)} from {head} to {joiner}"
-        ),
-        "work": Finding(
-            f"{'encrypted' if link.encrypted else 'not encrypted'}, a GB takes {head} {_work(link.to_joiner.sending)} "
-            f"to send and {_work(link.to_head.receiving)} to receive, {joiner} {_work(link.to_head.sending)} and "
-            f"{_work(link.to_joiner.receiving)}"
-        ),
-        "cipher": Finding(
-            f"a core of {head} encrypts {rate(link.head.cipher)}, one of {joiner} {rate(link.joiner.cipher)}"
-        ),
         "clocks": Finding(_clocks(link)),
-        "dialling": Finding(_dialling(link)),
+        "bandwidth": Finding(f"{_digits(megabytes)} MB/s ({_digits(8 * megabytes)} Mbit/s) {way}"),
+        "update": Finding(f"{way}, by the model's parameters in float32: {', '.join(updates)}"),
     }
 
 
-def meaning(link: Link, parameters: Sequence[int], hosts: Sequence[int]) -> list[str]:
-    """Return, in sentences, what the link means for models of so many parameters, and for runs on so many hosts."""
-    head, joiner = link.head.name, link.joiner.name
-    lines = ["What that means for models in float32, with one worker on each host and such links between hosts:"]
-    for count in parameters:
-        size = count * BYTES
-        there, back = seconds(size / link.to_head.rate), seconds(size / link.to_joiner.rate)
-        here = " and ".join(f"{seconds(one_store(link, size, number))} on {number} hosts" for number in hosts)
-        shares = " and ".join(seconds(sharded(link, size, number)) for number in hosts)
-        lines += [
-            f"{as_count(count)} parameters ({_digits(size / 1e6)} MB) take at least {there} from {joiner} to {head}, "
-            f"and {back} from {head} to {joiner}.",
-            f"A BSP step takes at least {here}, as the head has the store. With shares of the store on all hosts it "
-            f"would be {shares}.",
-        ]
-    return lines
+def models(link: MeasuredLink, parameters: Sequence[int]) -> list[dict[str, Any]]:
+    """Return how long an update takes that is as large as a model, for models of so many parameters."""
+    sizes = [(count, count * BYTES) for count in parameters]
+    return [{"parameters": count, "bytes": size, "update_seconds": size / link.bandwidth} for count, size in sizes]
 
 
-def models(link: Link, parameters: Sequence[int], hosts: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the same as plain data."""
-    return [
-        {
-            "parameters": count,
-            "bytes": count * BYTES,
-            "to_head_seconds": count * BYTES / link.to_head.rate,
-            "to_joiner_seconds": count * BYTES / link.to_joiner.rate,
-            "bsp_step_seconds": [
-                {
-                    "hosts": number,
-                    "store_at_the_head": one_store(link, count * BYTES, number),
-                    "store_on_all_hosts": sharded(link, count * BYTES, number),
-                }
-                for number in hosts
-            ],
-        }
-        for count in parameters
-    ]
-
-
-def plain(link: Link) -> dict[str, Any]:
-    """Return the link as plain data."""
+def plain(link: MeasuredLink) -> dict[str, Any]:
+    """Return the link as plain data, with the names of the two machines."""
     told: dict[str, Any] = msgspec.to_builtins(link)
-    for name, side in (("head", link.head), ("joiner", link.joiner)):
-        told[name]["machine"] = msgspec.structs.asdict(side.machine)
-    return told
+    return told | {"head": link.head.name, "joiner": link.joiner.name}
 
 
 def seconds(time: float) -> str:
@@ -204,72 +143,243 @@ def seconds(time: float) -> str:
     >>> seconds(0.000021), seconds(0.0305), seconds(1.7), seconds(172.0)
     ('21 µs', '30.5 ms', '1.7 s', '172 s')
     """
-    return _in(time, (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    scale, unit = next((one for one in ((1.0, "s"), (1e-3, "ms")) if time >= one[0]), (1e-6, "µs"))
+    return f"{_digits(time / scale)} {unit}"
 
 
-def rate(bytes_a_second: float) -> str:
-    """Write bytes a second.
+def _versions(link: MeasuredLink) -> Finding:
+    head, joiner = link.head.machine, link.joiner.machine
+    if differ := difference(head, joiner):
+        found, _, advice = differ.partition("; ")
+        return Finding(f"on {link.joiner.name} {found}", advice)
+    first, second = (
+        f"Paceline {one.paceline}, Python {one.python}, torch {one.torch}, numpy {one.numpy}" for one in (head, joiner)
+    )
+    if first == second:
+        return Finding(f"{first} on both")
+    return Finding(f"{first} on {link.head.name}, and {second} on {link.joiner.name}")
 
-    >>> rate(117e6), rate(9300.0), rate(2.5e9)
-    ('117 MB/s', '9.3 kB/s', '2.5 GB/s')
-    """
-    return _in(bytes_a_second, (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 
-
-def _in(value: float, *units: tuple[float, str]) -> str:
-    """Write it in the first unit that it fills, else in the last."""
-    unit, name = next((one for one in units if value >= one[0]), units[-1])
-    return f"{_digits(value / unit)} {name}"
+def _clocks(link: MeasuredLink) -> str:
+    ahead, error = link.clock_ahead, seconds(link.clock_error)
+    if abs(ahead) <= link.clock_error:
+        return f"they agree, to within {error}"
+    first, second = (link.joiner, link.head) if ahead > 0 else (link.head, link.joiner)
+    return f"{first.name}'s is {seconds(abs(ahead))} ahead of {second.name}'s, to within {error}"
 
 
 def _digits(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _bandwidth(way: Way) -> str:
-    return f"{rate(way.rate)} ({_in(way.rate * 8, (1e9, 'Gbit/s'), (1e6, 'Mbit/s'), (1e3, 'kbit/s'))})"
+# --- how it is measured
 
 
-def _work(seconds_a_gb: float) -> str:
-    return f"{seconds_a_gb:.2f} s"
+def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> MeasuredLink:
+    """Wait for a joiner, as long as it takes, and measure the link with it. `show`: one line for a user.
+
+    A joiner that does not go on to the end is shown, and another one may come. Raises ConfigError if that address
+    isn't to be had.
+    """
+    head = _this_side()
+    with closing(Loop()) as loop, closing(HostListener(listener_at(address), loop, keys, show)) as door:
+        guests: list[Any] = []
+        """The connection with the joiner, if there is one."""
+
+        def came(end: Any) -> None:
+            if guests:
+                _say(end, Welcome(head, b"", busy=True))
+                tcp.leave(end)
+            else:
+                guests.append(end)
+
+        door.serves(PURPOSE, came)
+        show(f"waiting at {shown(door.address)} for paceline doctor --join on another machine")
+        while True:
+            while not guests:
+                loop.wait()
+            try:
+                with closing(guests[0]):
+                    return _with_joiner(guests[0], head, door, loop, keys, show)
+            except PeerLost as error:
+                show(f"{error}; waiting for the next one")
+            guests.clear()
 
 
-def _versions(link: Link) -> Finding:
-    head, joiner = link.head.machine, link.joiner.machine
-    if differ := difference(head, joiner):
-        found, _, advice = differ.partition("; ")
-        return Finding(f"on {link.joiner.name} {found}", advice)
-    of_both = [
-        f"Paceline {one.paceline}, Python {one.python}, torch {one.torch}, numpy {one.numpy}" for one in (head, joiner)
-    ]
-    return Finding(_each(link, *of_both))
+def _with_joiner(
+    end: Any, head: Side, door: HostListener, loop: Loop, keys: Keys, show: Callable[[str], object]
+) -> MeasuredLink:
+    nonce = secrets.token_bytes(16)
+    sent = time.time()
+    _say(end, Welcome(head, nonce))
+    joined = _heard(end, JOINED, tcp.peer_of(end))
+    back = time.time()
+    joiner = _told_apart(head, joined.joiner)
+    ahead, error = joined.clock - (sent + back) / 2, (back - sent) / 2
+    show(f"measuring the link with {joiner.name}, which takes some seconds")
+    with closing(_LinkEnd(head.name, joiner.name, nonce, loop, keys, show)) as plane:
+        plane.mover.listen(door, plane.hello, WITHIN)
+        plane.mover.expect(plane.pipe)
+        bandwidth = plane.speed()
+    link = MeasuredLink(head, joiner, keys.certificates is not None, ahead, error, bandwidth)
+    _say(end, link)
+    return link
 
 
-def _processors(link: Link) -> Finding:
-    head, joiner = link.head.machine, link.joiner.machine
-    found = _each(link, *(f"{one.model} with {one.cpu_capability}" for one in (head, joiner)))
-    alike = (head.vendor, head.cpu_capability) == (joiner.vendor, joiner.cpu_capability)
-    return Finding(found if alike else f"{found}; they may round differently, which --isa common is for")
+def join(address: Address, keys: Keys, show: Callable[[str], object]) -> MeasuredLink:
+    """Have the machine that listens there, the head, measure the link with this one.
+
+    Raises ConfigError if the head can't be joined, and PeerLost if it does not go on.
+    """
+    joiner = _this_side()
+    with closing(Loop()) as loop:
+        where = shown(address)
+        end, why, answered = dialled(address, keys, PURPOSE, loop)
+        if end is None:
+            first = "" if answered else f"; begin with paceline doctor --listen {where} there"
+            raise ConfigError(f"no connection with {where}: {why}{first}")
+        with closing(end):
+            welcome = _heard(end, WELCOME, where)
+            _say(end, Joined(joiner, time.time()))
+            head = welcome.head
+            if welcome.busy:
+                raise ConfigError(f"{head.name} is measuring its link with another machine; try again after that")
+            joiner = _told_apart(head, joiner)
+            show(f"measuring the link with {head.name}, which takes some seconds")
+            with closing(_LinkEnd(joiner.name, head.name, welcome.nonce, loop, keys, show)) as plane:
+                plane.mover.dial(plane.pipe, address, plane.hello, WITHIN)
+                said: list[bool] = []
+                loop.watch(end, lambda: said.append(True))
+                plane.wait_for(lambda: said, "told what it has measured", MEASURING)
+                loop.unwatch(end)
+            return _heard(end, LINK, head.name)
 
 
-def _each(link: Link, of_head: str, of_joiner: str) -> str:
-    """Say what each of the two has."""
-    if of_head == of_joiner:
-        return f"{of_head} on both"
-    return f"{of_head} on {link.head.name}, and {of_joiner} on {link.joiner.name}"
+class _LinkEnd:
+    """This machine's end of the data plane, whose items are random bytes. See `Items`."""
+
+    def __init__(
+        self, here: str, there: str, nonce: bytes, loop: Loop, keys: Keys, show: Callable[[str], object]
+    ) -> None:
+        self.hello = Hello(here, nonce, 1, 0)
+        self._there = there
+        self._loop = loop
+        self._fetched = 0.0
+        """Seconds that the last fetch took."""
+        self._memory = Region.create(max(ITEMS.values()))
+        block = os.urandom(BLOCK)  # nothing on the way makes these bytes fewer
+        for start in range(0, self._memory.size, BLOCK):
+            self._memory.memory[start : start + BLOCK] = block[: self._memory.size - start]
+        self.mover = InLoop(loop, keys, show)
+        self._carrier = TransferManager(here, loop.now, self.mover.pipe)
+        self._carrier.begins(0, self)
+        self.pipe = self._carrier.meet(there, 1)
+
+    def close(self) -> None:
+        """Exchange nothing any more."""
+        self._carrier.close()
+        self.mover.close()
+
+    def speed(self) -> float:
+        """Fetch more and more from the other machine, and return the bytes a second of the last fetch.
+
+        Raises PeerLost if one takes too long, or the connection breaks: a run would go on over another one.
+        """
+        self.wait_for(self._reaches, "opened a connection for data", WITHIN)
+        for item, size in ITEMS.items():
+            self._fetch(item, size)
+            if self._fetched >= LONG_ENOUGH:
+                break
+        return size / self._fetched
+
+    def _fetch(self, item: Item, size: int) -> None:
+        ended: list[str] = []
+        self._carrier.fetch(item, ("measure", size), lambda: ended.append(""), ended.append)
+        self.wait_for(lambda: ended or not self._reaches(), f"sent {size:,} bytes", WITHIN)
+        if why := ended[0] if ended else "the connection for data broke":
+            raise PeerLost(_incomplete(self._there, why))
+
+    def wait_for(self, there: Callable[[], object], what: str, within: float) -> None:
+        """Wait until the other machine has done that. Raises PeerLost."""
+        until = self._loop.now() + within
+        while not there():
+            if (left := until - self._loop.now()) <= 0:
+                raise PeerLost(_incomplete(self._there, f"it has not {what} within {within:.0f} s"))
+            self._loop.wait(left)
+
+    def _reaches(self) -> bool:
+        return self._carrier.reaches(self._there)
+
+    # --- see `Items`: the head lays out what comes, and the joiner has it
+
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        """See `Items`."""
+        return [(self._there, 0, ITEMS[item])]
+
+    def lay(self, item: Item, number: int) -> Span:
+        """See `Items`."""
+        return self.view(item)
+
+    def free(self, item: Item, whole: bool) -> None:
+        """See `Items`."""
+
+    def settled(self, number: int) -> None:
+        """See `Items`."""
+
+    def fetched(self, fetch: Fetch) -> None:
+        """See `Items`."""
+        self._fetched = fetch.ended - fetch.began
+
+    def look(self, item: Item, begin: int, end: int) -> Where:
+        """See `Items`."""
+        return "here" if item in ITEMS else "gone"
+
+    def claim(self, item: Item, owner: tuple[str | int, ...]) -> None:
+        """See `Items`."""
+
+    def release(self, item: Item, owner: tuple[str | int, ...]) -> None:
+        """See `Items`."""
+
+    def view(self, item: Item) -> Span:
+        """See `Items`."""
+        return self._memory.span(0, ITEMS[item])
 
 
-def _clocks(link: Link) -> str:
-    ahead, error = link.clock.ahead, seconds(link.clock.error)
-    if abs(ahead) <= link.clock.error:
-        return f"they agree, to within {error}"
-    first, second = (link.joiner, link.head) if ahead > 0 else (link.head, link.joiner)
-    return f"{first.name}'s is {seconds(abs(ahead))} ahead of {second.name}'s, to within {error}"
+# --- what the two say to each other
 
 
-def _dialling(link: Link) -> str:
-    head, joiner = link.head.name, link.joiner.name
-    if link.undialled:
-        failed = f"{head} does not reach {joiner} at {link.back} ({link.undialled}), which runs do without"
-        return f"{joiner} reaches {head}; {failed}"
-    return f"{joiner} reaches {head}, and {head} reaches {joiner} at {link.back}"
+def _this_side() -> Side:
+    """Imports torch."""
+    return Side(socket.gethostname(), machine())
+
+
+def _told_apart(head: Side, joiner: Side) -> Side:
+    """Return the joiner, by another name than the head's."""
+    return joiner if joiner.name != head.name else msgspec.structs.replace(joiner, name=f"{joiner.name} (joiner)")
+
+
+def _say(end: Any, said: object) -> None:
+    """Send one line. That the other side has gone shows as it is heard."""
+    with suppress(OSError):
+        end.settimeout(WITHIN)
+        end.sendall(msgspec.json.encode(said) + b"\n")
+
+
+def _heard(end: Any, kind: msgspec.json.Decoder[T], there: str) -> T:
+    """Return the one line that the other side says next. Raises PeerLost."""
+    try:
+        end.settimeout(WITHIN)
+        with end.makefile("rb") as lines:
+            line = lines.readline(LONGEST)
+        return kind.decode(line)
+    except TimeoutError:
+        why = f"it has said nothing for {WITHIN:.0f} s"
+    except OSError as error:
+        why = tcp.told(error)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        why = f"it says what can't be read: {one_line(str(error))}" if line else tcp.ENDED
+    raise PeerLost(_incomplete(there, why))
+
+
+def _incomplete(there: str, why: str) -> str:
+    return f"the link with {there} could not be measured to the end: {why}"
