@@ -21,6 +21,7 @@ from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.planes import plane_of
 from support.reports import Reports
 from support.run_state import OFFER
 
@@ -51,7 +52,7 @@ class Host:
             now=lambda: 0.0,
         )
         self.carrier.begins(0, self.branch)
-        self.carrier.connected(HEAD)
+        plane_of(self.carrier).connected(HEAD)
         self.branch.open()
         self._hear = workers.open.call_args.args[0]
         self.says(2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes))
@@ -64,11 +65,11 @@ class Host:
 
     def comes(self, request: int, count: int | None = None) -> None:
         """So many bytes of the request come, or the rest."""
-        there = self.carrier.memory(HEAD, request)
+        there = plane_of(self.carrier).memory(HEAD, request)
         assert there is not None
         count = there.nbytes if count is None else count
         there.memory[:count] = bytes([request]) * count
-        self.carrier.came(HEAD, request, count)
+        plane_of(self.carrier).came(HEAD, request, count)
 
     def lacking(self) -> list[tuple[int, str]]:
         """Which workers lack what will never come, and why."""
@@ -150,7 +151,7 @@ def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(h
 
 def test_who_lacks_a_version_that_will_never_come_is_told(host: Host) -> None:
     host.branch.carry_out(pulls(2))
-    host.carrier.refused(HEAD, 3, "it is not here any more")
+    plane_of(host.carrier).refused(HEAD, 3, "it is not here any more")
     assert host.lacking() == [(2, f"{Version(1)} can't come: it is not here any more")]
     assert host.taken() == []
 
@@ -179,7 +180,7 @@ def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_
     host.branch.say(2, messages.worker.FinalRecorded(), Attached("attached 0", 7))
     if begins_anew:
         host.branch.returns(2)
-    host.carrier.refused(HEAD, 3, "why")
+    plane_of(host.carrier).refused(HEAD, 3, "why")
     ended = [call.args for call in host.workers.give_up.call_args_list]
     assert ended == ([] if begins_anew else [(2, "what the head has for it can't come: why")])
 
@@ -190,7 +191,7 @@ def test_a_host_takes_no_part_if_what_training_begins_with_will_never_come(reque
     host = Host()
     if request_ == 2:
         host.comes(1)
-    host.carrier.refused(HEAD, request_, "why")
+    plane_of(host.carrier).refused(HEAD, request_, "why")
     assert host.reports.told(host_messages.Leaves) == [("what training begins with can't come: why",)]
     host.begun.assert_not_called()
 

@@ -26,6 +26,7 @@ from paceline.transfer.manager import TransferManager
 from support.carriers import Got, Side, Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended
+from support.planes import meet, plane_of
 
 LARGE = 5 * PART + 12_345
 
@@ -208,7 +209,7 @@ def test_who_is_told_may_end_the_fetches_of_those_that_are_not_told_yet(two: Two
 
 def test_an_item_comes_in_ranges_from_several_hosts_and_is_told_of_each_once(two: Two) -> None:
     third = Side("a", 1)
-    two.port.expect(two.a.carrier.meet("c", 7))
+    two.port.expect(meet(two.a.carrier, "c", 7))
     two.dial(hello("c", 7), bulk=third.bulk)
     whole = contents(LARGE)
     two.b.has[Version(1)] = third.has[Version(1)] = whole
@@ -351,7 +352,7 @@ def test_a_host_that_is_ahead_by_a_segment_waits_for_the_other(two: Two) -> None
 
 def test_what_is_asked_before_a_host_takes_part_waits_for_that(two: Two) -> None:
     early = TransferManager("a", two.loop.now)
-    two.port.expect(early.meet("c", 7))
+    two.port.expect(meet(early, "c", 7))
     third = Side("a", 1)
     two.dial(hello("c", 7), bulk=third.bulk)
     got = third.fetch(Version(1), 10)
@@ -445,7 +446,7 @@ def test_every_byte_may_be_the_last_before_the_connection_breaks(two: Two, monke
         two.until(lambda: two.a.held)
         stream = two.a.bulk._connection.stream  # type: ignore[union-attr]
         all_of_it = b"".join(
-            (framed(msgspec.msgpack.encode(BytesFrame(two.b.carrier._fetches._asked, 1000))), contents(1000))
+            (framed(msgspec.msgpack.encode(BytesFrame(plane_of(two.b.carrier)._fetches._asked, 1000))), contents(1000))
         )
         stream._drained = None  # the item isn't sent in the usual way
         stream.write(all_of_it[:cut_after])
@@ -624,7 +625,7 @@ def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two) -> 
         "connection refused: incarnation 2 of host b is not expected here",
         "no data connection to host a: incarnation 2 of host b is not expected here",
     }
-    apart.port.expect(apart.a.carrier.meet("b", 2))
+    apart.port.expect(meet(apart.a.carrier, "b", 2))
     apart.until(lambda: apart.b.connected)
 
 
@@ -648,7 +649,7 @@ def test_a_host_that_is_over_is_refused_without_a_line_as_that_was_said_before(a
 
 
 def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> None:
-    apart.dial(bulk=apart.b.carrier.meet("a", 2))
+    apart.dial(bulk=meet(apart.b.carrier, "a", 2))
     apart.until(lambda: apart.lines)
     assert apart.lines == ["no data connection to host a: incarnation 1 of host a answers for 2 of a"]
     assert not apart.b.connected
@@ -670,7 +671,7 @@ def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: p
 def test_a_peer_that_does_not_read_holds_up_neither_the_loop_nor_others(apart: Two) -> None:
     apart.a.has = {Version(number): contents(LARGE) for number in range(5)}
     apart.dial()
-    deaf = apart.a.carrier.meet("deaf", 9)
+    deaf = meet(apart.a.carrier, "deaf", 9)
     apart.port.expect(deaf)
     asks = [written(Fetch(number, 0, 1, (number, "version"), 0, LARGE)) for number in range(5)]
     end = raw(apart, written(hello("deaf", 9)) + b"".join(asks), buffer=4096)

@@ -23,6 +23,7 @@ from paceline.transfer.fetch_table import Where
 from paceline.transfer.manager import TransferManager
 from support.carriers import hello
 from support.clusters import KEYS
+from support.planes import meet
 from support.seeds import each_seed
 
 ITEMS = [Version(number) for number in range(8)]
@@ -66,7 +67,7 @@ class Side:
         """What is claimed for the other."""
         self.carrier = TransferManager(name, time.monotonic)
         self.carrier.begins(0, self)
-        self.bulk = self.carrier.meet(other, 1)
+        self.bulk = meet(self.carrier, other, 1)
 
     # --- its items
 

@@ -90,7 +90,7 @@ class Other(BulkNews):
         self.told: dict[int, list[tuple[float, int]]] = {}
         self.places: dict[int, memoryview] = {}
         self.clock = clock
-        self.exchange = link.pipe(Peer(host, 1), self)
+        self.exchange = link.exchange(Peer(host, 1), self)
         self.connection: Any = Connection(clock)
         self.connection.drained = self.exchange.drained
         self.exchange.attach(self.connection, 1)

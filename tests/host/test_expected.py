@@ -11,6 +11,7 @@ from paceline.core.items import Update
 from paceline.ipc.memory import Span
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.planes import plane_of
 
 OTHER, ITEM, OWNER = Peer("b", 1), Update(1, 0), ("for the store", 1)
 
@@ -25,14 +26,14 @@ class Case:
         self.carrier = TransferManager("a", lambda: self.at)
         self.carrier.meet(*OTHER)
         self.carrier.begins(0, self.items)
-        self.carrier.connected(OTHER)
+        plane_of(self.carrier).connected(OTHER)
         self.arrived, self.lost = Mock(), Mock()
 
     def comes(self, request: int, at: float) -> None:
         self.at = at
-        there = self.carrier.memory(OTHER, request)
+        there = plane_of(self.carrier).memory(OTHER, request)
         assert there is not None, "nobody wants it"
-        self.carrier.came(OTHER, request, there.nbytes)
+        plane_of(self.carrier).came(OTHER, request, there.nbytes)
 
     def fetches(self) -> None:
         self.carrier.fetch(ITEM, OWNER, self.arrived, self.lost)
@@ -145,4 +146,4 @@ def test_a_carrier_closes_though_an_error_has_left_orders_undone() -> None:
     with pytest.raises(OSError, match="no space"):
         case.comes(2, 3.0)
     case.carrier.close()
-    case.carrier.disconnected(OTHER)
+    plane_of(case.carrier).disconnected(OTHER)

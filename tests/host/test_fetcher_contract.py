@@ -25,13 +25,15 @@ from paceline.records.times import Fetch, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network, Scenario
-from paceline.transfer.data_connection import BulkNews, PeerExchange, Pipe, Port
+from paceline.transfer.data_connection import Port
+from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
 from paceline.transfer.fetch_table import Peer, Where
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
 from support.carriers import hello
 from support.clusters import PATIENCE, tls_keys
+from support.planes import meet, plane_of
 
 NETWORK = Network(bandwidth=100.0, message=100)
 """A second for what is alone on its link."""
@@ -105,13 +107,12 @@ OTHER = Peer("node-1", 1)
 class Elsewhere:
     """All updates and versions are on another host, whose bytes the test brings."""
 
-    def __init__(self, fetching: Fetching, pipe: Callable[[Peer, BulkNews], Pipe] = PeerExchange) -> None:
+    def __init__(self, fetching: Fetching, plane: Callable[[PlaneEvents], Plane] = DataPlane) -> None:
         self.places: dict[Item, memoryview] = {}
         self.lost: list[tuple[int, str]] = []
-        self.carrier = TransferManager("node-0", lambda: fetching.at, pipe)
-        self.bulk = self.carrier.meet(*OTHER)
+        self.carrier = TransferManager("node-0", lambda: fetching.at, plane)
+        self.carrier.meet(*OTHER)
         self.carrier.begins(0, self)
-        self.carrier.connected(OTHER)
         self.wire = RemoteFetcher(
             self.carrier,
             lambda: fetching.at,
@@ -122,17 +123,17 @@ class Elsewhere:
 
     def comes(self, request: int, most: int = SIZE) -> bool:
         """So many bytes of the request come. Return whether somebody wants them."""
-        there = self.carrier.memory(OTHER, request)
+        there = plane_of(self.carrier).memory(OTHER, request)
         if there is None:
             return False
         count = min(most, there.nbytes)
         there.memory[:count] = b"x" * count
-        self.carrier.came(OTHER, request, count)
+        plane_of(self.carrier).came(OTHER, request, count)
         return True
 
     def brings(self) -> None:
         request = 1
-        while request <= self.carrier._fetches._asked:
+        while request <= plane_of(self.carrier)._fetches._asked:
             self.comes(request)
             request += 1
 
@@ -170,6 +171,7 @@ class Elsewhere:
 
 def wire(fetching: Fetching) -> Fetcher:
     elsewhere = Elsewhere(fetching)
+    plane_of(elsewhere.carrier).connected(OTHER)
     fetching.brings = elsewhere.brings
     return elsewhere.wire
 
@@ -197,15 +199,14 @@ class Encrypted(Elsewhere):
         self.loop = Loop()
         self.lines: list[str] = []
         self.mover = makes(self.loop, self.lines)
-        super().__init__(fetching, self.mover.pipe)
-        self.carrier.disconnected(OTHER)
+        super().__init__(fetching, self.mover.plane)
         there: Any = There()
         self.other = TransferManager(OTHER.host, lambda: fetching.at)
         self.other.begins(0, there)
         self.door = HostListener(listen(), self.loop, tls_keys(), self.lines.append)
         self.port = Port(self.door, self.loop, hello(*OTHER), self.lines.append)
-        self.port.expect(self.other.meet("node-0", 1))
-        self.mover.dial(self.bulk, self.door.address, hello("node-0", 1), 15.0)
+        self.port.expect(meet(self.other, "node-0", 1))
+        self.mover.dial(OTHER, self.door.address, hello("node-0", 1), 15.0)
 
     def brings(self) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -327,6 +328,7 @@ class Faulty(Fetching):
     def __init__(self) -> None:
         super().__init__(local)
         self.there = Elsewhere(self)
+        plane_of(self.there.carrier).connected(OTHER)
         self.fetcher = self.there.wire
         for worker, version in ((0, 7), (1, 7), (2, 8)):
             self.pull(worker, version)
@@ -341,9 +343,9 @@ def test_a_connection_that_breaks_after_any_byte_and_comes_back_ends_each_fetch_
     faulty = Faulty()
     if came:
         faulty.there.comes(1, came)
-    faulty.there.carrier.disconnected(OTHER)
+    plane_of(faulty.there.carrier).disconnected(OTHER)
     assert not faulty.there.comes(1), "it came over the connection that is lost"
-    faulty.there.carrier.connected(OTHER)
+    plane_of(faulty.there.carrier).connected(OTHER)
     faulty.there.brings()
     assert faulty.taken() == [0, 1, 2]
     assert (faulty.there.lost, faulty.there.places) == ([], {})
@@ -351,7 +353,7 @@ def test_a_connection_that_breaks_after_any_byte_and_comes_back_ends_each_fetch_
 
 def test_what_another_host_does_not_have_is_told_to_each_that_waits_and_to_nobody_else() -> None:
     faulty = Faulty()
-    faulty.there.carrier.refused(OTHER, 1, "it is not here any more")
+    plane_of(faulty.there.carrier).refused(OTHER, 1, "it is not here any more")
     faulty.there.brings()
     assert faulty.there.lost == [(worker, f"{Version(7)} can't come: it is not here any more") for worker in (0, 1)]
     assert faulty.taken() == [2]
@@ -371,9 +373,9 @@ def test_the_last_worker_to_leave_cancels_and_nothing_is_written_then() -> None:
     faulty = Faulty()
     faulty.there.comes(1, 4)
     faulty.fetcher.cancel(0)
-    assert faulty.there.carrier.memory(OTHER, 1) is not None
+    assert plane_of(faulty.there.carrier).memory(OTHER, 1) is not None
     faulty.fetcher.cancel(1)
-    assert faulty.there.carrier.memory(OTHER, 1) is None
+    assert plane_of(faulty.there.carrier).memory(OTHER, 1) is None
     assert list(faulty.there.places) == [Version(8)]
     faulty.pull(1, 7)
     faulty.there.brings()

@@ -11,13 +11,11 @@ from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
 from paceline.transfer import fetch_table as module
 from paceline.transfer.fetch_table import (
-    Arrived,
     Ask,
     Brought,
     Cancel,
     Claim,
     FetchTable,
-    FreePlace,
     Lost,
     Missing,
     Named,
@@ -28,7 +26,6 @@ from paceline.transfer.fetch_table import (
     Send,
     Serves,
     Stop,
-    TakePlace,
 )
 
 B, B2, C = Peer("b", 1), Peer("b", 2), Peer("c", 1)
@@ -48,22 +45,19 @@ def fetches(*connected: Peer) -> FetchTable:
     return found
 
 
-def test_what_is_wanted_arrives_once_all_of_it_has_come_and_stays_until_it_is_dropped() -> None:
+def test_what_is_wanted_arrives_once_all_of_it_has_come_and_is_not_lost_then() -> None:
     found = fetches()
-    assert found.want(1, ONE, of(B)) == [TakePlace(1), Ask(B, 1, ONE, 0, 100)]
+    assert found.want(1, ONE, of(B)) == [Ask(B, 1, ONE, 0, 100)]
     assert found.arrived(B, 1, 0, 60) == []
-    assert found.arrived(B, 1, 60, 100) == [Brought(1, B, 100), Arrived(1)]
-    assert found.ended(B, "gone") == found.segment_began(2) == []
-    assert found.wants(1)
-    assert found.drop(1) == [FreePlace(1, whole=True)]
-    assert not found.wants(1)
+    assert found.arrived(B, 1, 60, 100) == [Brought(1, B, 100, whole=True)]
+    assert found.ended(B, "gone") == found.segment_began(2) == found.drop(1) == []
 
 
 def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
     found = fetches()
-    assert found.want(1, ONE, of(B, C)) == [TakePlace(1), Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
-    assert found.arrived(C, 2, 100, 200) == [Brought(1, C, 100)]
-    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100), Arrived(1)]
+    assert found.want(1, ONE, of(B, C)) == [Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
+    assert found.arrived(C, 2, 100, 200) == [Brought(1, C, 100, whole=False)]
+    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100, whole=True)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([(B, 1, 0, 100), (C, 2, 100, 200), (B, 3, 200, 300)])))
@@ -75,29 +69,29 @@ def test_a_host_has_brought_an_item_once_the_last_of_its_ranges_is_here(
     told = [found.arrived(*range) for range in order]
     last = {peer: at for at, (peer, *_) in enumerate(order)}
     for at, (peer, *_) in enumerate(order):
-        brought = [Brought(1, peer, 200 if peer == B else 100)] if at == last[peer] else []
-        assert told[at] == brought + [Arrived(1)] * (at == 2)
+        brought = [Brought(1, peer, 200 if peer == B else 100, whole=at == 2)] if at == last[peer] else []
+        assert told[at] == brought
 
 
 def test_what_a_host_has_brought_is_told_again_only_if_the_item_is_asked_for_again() -> None:
     found = fetches()
     found.want(1, ONE, of(B, C))
-    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100)]
+    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100, whole=False)]
     found.disconnected(B)
     assert found.connected(B) == []
     found.drop(1)
-    assert found.want(1, ONE, of(B, C))[1:] == [Ask(B, 3, ONE, 0, 100), Ask(C, 4, ONE, 100, 200)]
-    assert found.arrived(B, 3, 0, 100) == [Brought(1, B, 100)]
+    assert found.want(1, ONE, of(B, C)) == [Ask(B, 3, ONE, 0, 100), Ask(C, 4, ONE, 100, 200)]
+    assert found.arrived(B, 3, 0, 100) == [Brought(1, B, 100, whole=False)]
 
 
 def test_what_is_dropped_is_cancelled_and_what_comes_of_it_then_counts_for_nothing() -> None:
     found = fetches()
     found.want(1, ONE, of(B))
-    assert found.drop(1) == [Cancel(B, 1, 1), FreePlace(1, whole=False)]
+    assert found.drop(1) == [Cancel(B, 1)]
     assert found.drop(1) == []
     assert found.arrived(B, 1, 0, 100) == []
     assert found.refused(B, 1, "late") == []
-    assert found.want(2, ONE, of(B)) == [TakePlace(2), Ask(B, 2, ONE, 0, 100)]
+    assert found.want(2, ONE, of(B)) == [Ask(B, 2, ONE, 0, 100)]
 
 
 def test_after_a_reconnect_only_the_rest_is_asked_for() -> None:
@@ -110,7 +104,7 @@ def test_after_a_reconnect_only_the_rest_is_asked_for() -> None:
     assert found.connected(B) == [Ask(B, 2, ONE, 60, 100)]
     assert found.connected(B) == [], "it is asked for already"
     assert list(found.pending()) == [(1, "bytes of host b")]
-    assert found.arrived(B, 2, 60, 100) == [Brought(1, B, 100), Arrived(1)]
+    assert found.arrived(B, 2, 60, 100) == [Brought(1, B, 100, whole=True)]
 
 
 ENDS = {
@@ -122,15 +116,15 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_cannot_come_any_more_is_lost_and_frees_its_place(end: str) -> None:
+def test_what_cannot_come_any_more_is_lost(end: str) -> None:
     happen, why = ENDS[end]
     found = fetches()
     found.want(1, ONE, of(B))
     found.want(2, Named(2, Version(1)), of(C))
     orders: list[Any] = happen(found)
-    assert [one for one in orders if not isinstance(one, Cancel)] == [FreePlace(1, whole=False), Lost(1, why)]
+    assert [one for one in orders if not isinstance(one, Cancel)] == [Lost(1, why)]
     assert found.drop(1) == [], "it is not wanted any more"
-    assert found.wants(2)
+    assert [number for number, _ in found.pending()] == [2]
     if end != "the owner says so":
         (lost,) = found.want(3, ONE, of(B))
         assert isinstance(lost, Lost), "it does not come later either"
@@ -140,9 +134,8 @@ def test_one_range_that_is_lost_cancels_the_others() -> None:
     found = fetches()
     found.want(1, ONE, of(B, C))
     assert found.ended(B, "gone") == [
-        Cancel(B, 1, 1),
-        Cancel(C, 2, 1),
-        FreePlace(1, whole=False),
+        Cancel(B, 1),
+        Cancel(C, 2),
         Lost(1, "gone"),
     ]
 
@@ -152,10 +145,10 @@ def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:
     found.ended(B, "gone")
     assert found.connected(B) == []
     assert found.want(1, ONE, of(B)) == [Lost(1, "incarnation 1 of host b has ended")]
-    assert found.want(2, TWO, of(B2)) == [TakePlace(2)]
+    assert found.want(2, TWO, of(B2)) == []
     assert found.connected(B2) == [Ask(B2, 1, TWO, 0, 100)]
     assert found.connected(B) == []
-    assert found.want(3, THREE, of(B2)) == [TakePlace(3), Ask(B2, 2, THREE, 0, 100)]
+    assert found.want(3, THREE, of(B2)) == [Ask(B2, 2, THREE, 0, 100)]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 10), (20, 30), (10, 101), (10, 10), (10, 5)])

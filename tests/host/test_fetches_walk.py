@@ -170,23 +170,7 @@ def a_cancelled_request_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_want_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = FetchTable.drop
-
-    def leaky(self: FetchTable, number: int) -> list[fetch_table.Order]:
-        record = self._records.get(number)
-        return [] if record is not None and not record.here else drop(self, number)
-
-    monkeypatch.setattr(FetchTable, "drop", leaky)
-
-
-def a_place_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = FetchTable._drop
-
-    def leaky(self: FetchTable, record: Any) -> list[fetch_table.Order]:
-        orders = drop(self, record)
-        return [one for one in orders if not isinstance(one, fetch_table.FreePlace)] if not record.here else orders
-
-    monkeypatch.setattr(FetchTable, "_drop", leaky)
+    monkeypatch.setattr(FetchTable, "drop", lambda self, number: [])
 
 
 def bytes_that_come_twice_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +210,7 @@ def what_is_on_its_way_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> No
 def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     def early(self: Any, peer: Peer) -> list[fetch_table.Order]:
         size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
-        return [fetch_table.Brought(self.number, peer, size)]
+        return [fetch_table.Brought(self.number, peer, size, whole=self.here)]
 
     monkeypatch.setattr(fetch_table._Record, "brought", early)
 
@@ -235,7 +219,6 @@ OURS = [
     a_claim_for_others_leaks,
     a_cancelled_request_is_sent_on,
     a_want_leaks,
-    a_place_leaks,
     bytes_that_come_twice_count_twice,
     a_loss_is_not_told,
     nothing_is_asked_again,

@@ -21,8 +21,8 @@ from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.listener import HostListener
 from paceline.net.numbered import written
 from paceline.records.times import Fetch as Fetched
-from paceline.transfer import fetch_table, movers
-from paceline.transfer.data_connection import PART, PURPOSE, Fetch
+from paceline.transfer import data_connection, fetch_table
+from paceline.transfer.data_connection import PART, PURPOSE, Fetch, PeerExchange
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.io_process import BeatHeard, Break
 from paceline.transfer.manager import TransferManager
@@ -49,9 +49,18 @@ class Side:
         self.lost: list[str] = []
         self.coming: dict[int, Item] = {}
         """By number: items to whose places something may still be written."""
-        self.carrier = TransferManager("here", loop.now, mover.pipe)
+        self.carrier = TransferManager("here", loop.now, mover.plane)
         self.carrier.begins(0, self)
-        self.pipe = self.carrier.meet(other, 1)
+        self.peer = self.carrier.meet(other, 1)
+
+    @property
+    def connected(self) -> bool:
+        return self.carrier.reaches(self.other)
+
+    def breaks(self, why: str) -> None:
+        """Have the process close its connection."""
+        plane: Any = self.carrier._plane
+        self.mover.say(Break(plane._connections[self.peer], why))
 
     def has(self, item: Item, data: bytes | bytearray) -> None:
         self.sizes[item] = len(data)
@@ -117,11 +126,11 @@ class Two:
         self.a, self.b = Side("b", self.movers[0], self.loop), Side("a", self.movers[1], self.loop)
         self.door = HostListener(tcp.listen(), self.loop, keys, self.lines.append)
         self.a.mover.listen(self.door, hello("a", 1), 15.0)
-        self.a.mover.expect(self.a.pipe)
+        self.a.mover.expect(self.a.peer)
 
     def connect(self) -> None:
-        self.b.mover.dial(self.b.pipe, self.door.address, hello("b", 1), 15.0)
-        self.until(lambda: self.a.pipe.connected and self.b.pipe.connected)
+        self.b.mover.dial(self.b.peer, self.door.address, hello("b", 1), 15.0)
+        self.until(lambda: self.a.connected and self.b.connected)
 
     def until(self, there: Callable[[], object]) -> None:
         end = time.monotonic() + PATIENCE
@@ -169,6 +178,23 @@ def plain() -> Iterator[Two]:
         two.close()
 
 
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    """Processes that take a while to send an item, so that something may happen meanwhile."""
+    drained = PeerExchange.drained
+
+    def later(self: PeerExchange) -> bool:
+        time.sleep(0.003)
+        return drained(self)
+
+    monkeypatch.setattr(PeerExchange, "drained", later)
+    monkeypatch.setattr(data_connection, "PART", 50_000)
+    with forked_mover(KEYS, lambda: None) as a, forked_mover(KEYS, lambda: None) as b:
+        two = Two(KEYS, a, b)
+        yield two
+        two.close()
+
+
 def test_items_go_both_ways_into_the_memory_that_is_there_for_them(two: Two) -> None:
     two.connect()
     for number in range(3):
@@ -198,44 +224,43 @@ def test_an_item_may_lie_in_a_file_of_its_own(plain: Two) -> None:
     assert plain.b.bytes_of(Version(1)) == b"abc"
 
 
-def test_nothing_is_written_to_a_place_once_its_fetch_is_cancelled(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_to_a_place_once_its_fetch_is_cancelled(slow: Two) -> None:
     """The bytes go on coming while the host gives the place to another item."""
-    monkeypatch.setattr(movers, "AT_ONCE", 1)  # else all may have come in one turn of the loop
-    plain.connect()
+    slow.connect()
     for number in range(4):
         item = Version(number)
-        plain.a.places[item], plain.b.places[item] = 0, number % 2
-        plain.a.has(item, contents(LARGE))
-        plain.b.fetch(item, LARGE)
-        place = plain.b.view(item).memory
-        plain.until(lambda: any(place[:1000]))  # noqa: B023 - it is called here
-        plain.b.cancel(item)
-        plain.until(lambda: item not in plain.b.coming.values())  # noqa: B023
+        slow.a.places[item], slow.b.places[item] = 0, number % 2
+        slow.a.has(item, contents(LARGE))
+        slow.b.fetch(item, LARGE)
+        place = slow.b.view(item).memory
+        slow.until(lambda: any(place[:1000]))  # noqa: B023 - it is called here
+        slow.b.cancel(item)
+        slow.until(lambda: item not in slow.b.coming.values())  # noqa: B023
         place[:] = bytes(LARGE)
         again = Version(100 + number)
-        plain.a.places[again], plain.b.places[again] = 0, 2
-        plain.a.has(again, contents(LARGE))
-        plain.b.fetch(again, LARGE)
-        plain.until(lambda: again in plain.b.done)  # noqa: B023
+        slow.a.places[again], slow.b.places[again] = 0, 2
+        slow.a.has(again, contents(LARGE))
+        slow.b.fetch(again, LARGE)
+        slow.until(lambda: again in slow.b.done)  # noqa: B023
         assert not any(place)
-    assert set(plain.b.done).isdisjoint(Version(number) for number in range(4))
+    assert set(slow.b.done).isdisjoint(Version(number) for number in range(4))
 
 
-def test_the_loop_goes_on_while_the_process_is_late_to_cancel_and_the_place_is_kept_until_it_has(plain: Two) -> None:
-    plain.connect()
-    plain.a.has(Version(1), contents(LARGE))
-    plain.b.fetch(Version(1), LARGE)
-    place = plain.b.view(Version(1)).memory
-    plain.until(lambda: any(place[:1000]))
-    os.kill(plain.processes["b"], signal.SIGSTOP)
+def test_the_loop_goes_on_while_the_process_is_late_to_cancel_and_the_place_is_kept_until_it_has(slow: Two) -> None:
+    slow.connect()
+    slow.a.has(Version(1), contents(LARGE))
+    slow.b.fetch(Version(1), LARGE)
+    place = slow.b.view(Version(1)).memory
+    slow.until(lambda: any(place[:1000]))
+    os.kill(slow.processes["b"], signal.SIGSTOP)
     with in_time(1.0):
-        plain.b.cancel(Version(1))
+        slow.b.cancel(Version(1))
     for _ in range(10):
-        plain.loop.wait(0.01)
-    assert list(plain.b.coming.values()) == [Version(1)]
-    os.kill(plain.processes["b"], signal.SIGCONT)
-    plain.until(lambda: not plain.b.coming)
-    assert plain.b.done == []
+        slow.loop.wait(0.01)
+    assert list(slow.b.coming.values()) == [Version(1)]
+    os.kill(slow.processes["b"], signal.SIGCONT)
+    slow.until(lambda: not slow.b.coming)
+    assert slow.b.done == []
 
 
 def test_the_place_of_what_was_cancelled_is_kept_until_its_connection_has_gone(plain: Two) -> None:
@@ -244,12 +269,12 @@ def test_the_place_of_what_was_cancelled_is_kept_until_its_connection_has_gone(p
     plain.b.fetch(Version(1), LARGE)
     plain.until(lambda: plain.a.held)
     os.kill(plain.processes["b"], signal.SIGSTOP)
-    plain.b.mover.say(Break(plain.b.pipe._connection, "the test"))
+    plain.b.breaks("the test")
     plain.b.cancel(Version(1))
     assert list(plain.b.coming.values()) == [Version(1)]
     os.kill(plain.processes["b"], signal.SIGCONT)
     plain.until(lambda: not plain.b.coming)
-    plain.until(lambda: plain.a.pipe.connected and plain.b.pipe.connected)
+    plain.until(lambda: plain.a.connected and plain.b.connected)
 
 
 def test_what_is_under_way_goes_on_after_a_reconnect(two: Two) -> None:
@@ -258,7 +283,7 @@ def test_what_is_under_way_goes_on_after_a_reconnect(two: Two) -> None:
     two.b.fetch(Version(1), LARGE)
     two.b.fetch(Version(2), 10)
     two.until(lambda: two.a.held)
-    two.a.mover.say(Break(two.a.pipe._connection, "the test"))
+    two.a.breaks("the test")
     two.until(lambda: Version(1) in two.b.done)
     two.a.has(Version(2), contents(10))
     two.until(lambda: Version(2) in two.b.done)
@@ -267,20 +292,21 @@ def test_what_is_under_way_goes_on_after_a_reconnect(two: Two) -> None:
     assert two.lines == ["data connection to host b closed: the test"]
 
 
-def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(plain: Two) -> None:
-    plain.connect()
-    plain.a.has(Version(1), contents(LARGE))
-    plain.b.fetch(Version(1), LARGE)
-    plain.until(lambda: any(plain.b.view(Version(1)).memory[:1000]))
-    plain.b.carrier.ended("a", "silent for 15.0 s")
-    assert plain.b.lost == ["silent for 15.0 s"]
-    assert not plain.b.pipe.connected
-    plain.until(lambda: not plain.b.coming)
-    place = plain.b.view(Version(1)).memory
+def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(slow: Two) -> None:
+    slow.connect()
+    slow.a.has(Version(1), contents(LARGE))
+    slow.b.fetch(Version(1), LARGE)
+    place = slow.b.view(Version(1)).memory
+    slow.until(lambda: any(place[:1000]))
+    slow.b.carrier.ended("a", "silent for 15.0 s")
+    assert not slow.b.connected
+    slow.until(lambda: slow.b.lost)
+    assert slow.b.lost == ["silent for 15.0 s"]
+    assert not slow.b.coming
     place[:] = bytes(LARGE)
-    plain.until(lambda: not plain.a.pipe.connected)
+    slow.until(lambda: not slow.a.connected)
     assert not any(place)
-    plain.until(lambda: not plain.a.held)
+    slow.until(lambda: not slow.a.held)
 
 
 def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +320,7 @@ def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(plain: Two, mo
         (line,) = plain.lines
         assert line.startswith("data connection to host b closed: ")
         end.close()
-        plain.until(lambda: not plain.a.pipe.connected)
+        plain.until(lambda: not plain.a.connected)
 
 
 def test_a_host_that_does_not_read_is_sent_no_more_than_its_connection_takes(plain: Two) -> None:
@@ -402,7 +428,7 @@ def test_the_process_serves_the_next_incarnation_of_its_host_and_forgets_the_one
     before.region.free()
     plain.until(lambda: mapped() == at_first)
     plain.b = Side("a", before.mover, plain.loop)
-    plain.until(lambda: not plain.a.pipe.connected)
+    plain.until(lambda: not plain.a.connected)
     plain.connect()
     plain.b.fetch(Version(1), 1000)
     plain.until(lambda: plain.b.done)

@@ -30,6 +30,7 @@ from paceline.transfer import data_connection
 from paceline.transfer.data_connection import BytesFrame, Cancel, Dialler, Fetch, Never
 from support.carriers import Side, Two, contents, hello
 from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
+from support.planes import meet
 from support.seeds import each_seed
 
 MOST_MORE = 48 << 20
@@ -236,7 +237,7 @@ class AtThePort(Fuzz):
         self.loop = self.two.loop
         self.two.connect()
         self.two.a.has[Version(1)] = contents(10)
-        self.two.port.expect(self.two.a.carrier.meet("fuzz", 1))
+        self.two.port.expect(meet(self.two.a.carrier, "fuzz", 1))
         self.number = 1
         self.two.a.hosts = {Version(n): [("fuzz", 0, 10)] for n in range(100, 103)}
         for item in self.two.a.hosts:

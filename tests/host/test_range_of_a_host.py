@@ -23,6 +23,7 @@ from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.planes import plane_of
 from support.reports import Reports
 from support.run_state import OFFER, Clockwork
 
@@ -57,7 +58,7 @@ class Host:
             now=lambda: 0.0,
         )
         self.carrier.begins(0, self.branch)
-        self.carrier.connected(HEAD)
+        plane_of(self.carrier).connected(HEAD)
         self.branch.open()
         hear = self.workers.open.call_args.args[0]
         hear(1, msgspec.structs.replace(offer, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]), [])
@@ -71,9 +72,9 @@ class Host:
     def comes(self, *requests: int) -> None:
         """All that was asked for comes."""
         for request in requests:
-            there = self.carrier.memory(HEAD, request)
+            there = plane_of(self.carrier).memory(HEAD, request)
             assert there is not None
-            self.carrier.came(HEAD, request, there.nbytes)
+            plane_of(self.carrier).came(HEAD, request, there.nbytes)
 
     def makes(self, version: int, *contributions: tuple[int, int, float]) -> None:
         """This host is to make its range of the version, and has made it."""
@@ -150,18 +151,17 @@ def test_an_update_is_not_kept_that_was_dropped_before_training_began_here() -> 
 
 def test_an_update_that_can_t_come_is_not_kept(host: Host) -> None:
     host.branch.about_range(host_messages.Bring((0, 0, "update"), None))
-    host.carrier.refused(HEAD, 3, "why")
+    plane_of(host.carrier).refused(HEAD, 3, "why")
     assert not host.claimed(Update(0, 0))
     assert not host.reports.of(host_messages.Stored)
 
 
 def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_dropped(host: Host) -> None:
     """It was dropped there before, as a rule, and the head is about to say so. If not, one of the two hosts is lost."""
-    host.carrier._pipes[HEAD] = Mock(connected=True)
     reached = host.carrier.reached = Mock()
     for step in (0, 1):
         host.branch.about_range(host_messages.Bring((0, step, "update"), None))
-        host.carrier.refused(HEAD, 3 + 2 * step, "why")
+        plane_of(host.carrier).refused(HEAD, 3 + 2 * step, "why")
     assert not host.carrier.reaches("node-0")
     host.branch.about_range(host_messages.Drop((0, 0, "update")))
     assert reached.call_args_list == [call("node-0", False)] * 2
@@ -199,7 +199,7 @@ def test_the_process_that_makes_ranges_is_lost_once(host: Host) -> None:
 
 def asked(host: Host) -> list[tuple[str, int, int]]:
     """What is asked of other hosts, and has not come."""
-    coming = [one for record in host.carrier._fetches._records.values() for one in record.coming]
+    coming = [one for record in plane_of(host.carrier)._fetches._records.values() for one in record.coming]
     return [(one.peer.host, one.have, one.end) for one in coming if one.have < one.end]
 
 
@@ -207,7 +207,7 @@ def beside_another() -> Host:
     """One of two hosts that make ranges, both besides the head, at version 1."""
     host = Host(*BESIDE)
     host.carrier.meet(*OTHER)
-    host.carrier.connected(OTHER)
+    plane_of(host.carrier).connected(OTHER)
     host.begins()
     host.makes(1)
     host.branch.made(1)
@@ -231,9 +231,9 @@ def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() ->
     host.branch.about_range(host_messages.TakeRange("node-2", 32, 64, [1], [], state))
     assert asked(host) == [("node-2", 32, 64), ("node-2", 0, 8)]
     for request in (3, 4):
-        there = host.carrier.memory(OTHER, request)
+        there = plane_of(host.carrier).memory(OTHER, request)
         assert there is not None
-        host.carrier.came(OTHER, request, there.nbytes)
+        plane_of(host.carrier).came(OTHER, request, there.nbytes)
     assert len(host.reports.of(host_messages.RangeTaken)) == 1
     assert host.branch.look(Version(1), 32, 64) == "here"
     host.branch.recut([Shard("node-1", 0, 64)], "node-2")

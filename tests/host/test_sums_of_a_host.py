@@ -19,6 +19,7 @@ from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from support.planes import plane_of
 from support.reports import Reports
 from support.run_state import OFFER, Clockwork
 
@@ -51,7 +52,7 @@ class Host:
             now=lambda: 0.0,
         )
         self.carrier.begins(0, self.branch)
-        self.carrier.connected(HEAD)
+        plane_of(self.carrier).connected(HEAD)
         self.branch.open()
         hear, self._gone = self.workers.open.call_args.args
         self.says = lambda worker, message: hear(worker, message, [])
@@ -69,9 +70,9 @@ class Host:
     def comes(self, *requests: int) -> None:
         """All that was asked for comes."""
         for request in requests:
-            there = self.carrier.memory(HEAD, request)
+            there = plane_of(self.carrier).memory(HEAD, request)
             assert there is not None
-            self.carrier.came(HEAD, request, there.nbytes)
+            plane_of(self.carrier).came(HEAD, request, there.nbytes)
 
     def trains(self) -> None:
         """The process is there, so is what training begins with, and both workers have computed a step."""

@@ -20,6 +20,7 @@ from paceline.transfer.data_connection import Dialler, PeerExchange, Port
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
+from support.planes import meet
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""
@@ -76,7 +77,7 @@ class Side:
         """What has come."""
         self.carrier = TransferManager("here", time.monotonic)
         self.carrier.begins(0, self)
-        self.bulk = self.carrier.meet(other, incarnation)
+        self.bulk = meet(self.carrier, other, incarnation)
 
     @property
     def connected(self) -> bool:

@@ -30,9 +30,11 @@ from paceline.protocols import registry
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews
+from paceline.transfer.data_plane import DataPlane, PlaneEvents
 from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.manager import TransferManager
 from support.clusters import KEYS
+from support.planes import meet
 from support.reports import Reports
 from support.run_state import OFFER, SETTINGS, Clockwork, Crew, Line
 
@@ -261,6 +263,11 @@ class Between:
         self._busy = False
         self._held: deque[Callable[[], object]] = deque()
 
+    def plane(self, events: PlaneEvents) -> DataPlane:
+        """The data plane of one of the hosts."""
+        exchange: Any = lambda peer, news: Pipe(peer, news, self)  # noqa: E731 - it stands in for a class
+        return DataPlane(events, exchange)
+
     def carries(self, message: messages.Message, kinds: Any, to: Callable[[Any], object]) -> None:
         """Deliver that message there, which is one of these kinds."""
         coding = Coding(kinds)
@@ -363,11 +370,13 @@ class Pipes:
     def cpu_seconds(self) -> None:
         pass
 
-    def pipe(self, peer: Peer, news: BulkNews) -> Pipe:
-        return Pipe(peer, news, self._between)
+    def plane(self, events: PlaneEvents, link: None) -> DataPlane:
+        self._plane = self._between.plane(events)
+        return self._plane
 
-    def dial(self, pipe: Pipe, *_: object) -> None:
-        self._head.meet(OTHER, 1).connect(pipe)
+    def dial(self, peer: Peer, *_: object) -> None:
+        there: Any = meet(self._head, OTHER, 1)
+        there.connect(self._plane.exchanges[peer])
 
 
 ADDER = "the process that adds up"
@@ -389,7 +398,7 @@ def elsewhere(
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: head.others)
-    carrier = TransferManager("node-0", loop.now, lambda peer, news: Pipe(peer, news, between))
+    carrier = TransferManager("node-0", loop.now, between.plane)
     others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
     head = Cluster(
         places,

@@ -149,13 +149,14 @@ class Node:
         lives = [(one, self.life_of(Peer(one.host, one.incarnation))) for one in ranges]
         contents = [content(named, one.host, life)[one.begin : one.end] for one, life in lives]
         before = self.wanted.get(named, 0)
-        joins = self.fetches.wants(before)
+        joins = before in self.places
         if not all(life for _, life in lives) or joins:
             contents = []  # it was told late, and the item can only be lost; or whoever wants it looks at the bytes
         number = before if joins else next(self.numbers)
         self.claims[named, owner] = Waits(number, b"".join(contents), patient)
         if not joins:
             self.wanted[named], self.of_number[number] = number, named
+            self.places[number], self.brought[number] = bytearray(3 * SIZE), set()
             self.carry_out(self.fetches.want(number, named, ranges))
         elif any(waits.told for waits in self.claims.values() if waits.number == number):
             self.answered(named, owner, "arrived")
@@ -163,6 +164,7 @@ class Node:
     def release(self, key: tuple[Named, Owner]) -> None:
         if (waits := self.claims.pop(key, None)) is not None and not self.who_claims(waits.number):
             self.carry_out(self.fetches.drop(waits.number))
+            self.places.pop(waits.number, None)
 
     def who_claims(self, number: int) -> list[tuple[Named, Owner]]:
         """Who claims what is wanted by that number."""
@@ -195,33 +197,25 @@ class Node:
     def carry_out(self, orders: list[fetch_table.Order]) -> None:
         for order in orders:
             match order:
-                case fetch_table.TakePlace(number):
-                    if number in self.places:
-                        raise Wrong(f"{self.of_number[number]} has a place")
-                    self.places[number] = bytearray(3 * SIZE)
-                    self.brought[number] = set()
-                case fetch_table.FreePlace(number):
-                    del self.places[number], self.brought[number]
                 case fetch_table.Ask(peer, request, named, begin, end):
                     self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
                 case fetch_table.Cancel(peer, request):
                     self.say(peer, Cancel(request))
-                case fetch_table.Brought(number, peer, size):
+                case fetch_table.Brought(number, peer, size, whole):
                     named = self.of_number[number]
                     if peer.host in self.brought[number] or size != SIZE * owners(named, self.name).count(peer.host):
                         raise Wrong(f"{peer} has brought {size} bytes of {named}, or had before")
                     self.brought[number].add(peer.host)
-                case fetch_table.Arrived(number):
-                    named = self.of_number[number]
-                    if self.brought[number] != set(owners(named, self.name)):
-                        raise Wrong(f"{named} has arrived, and only {self.brought[number]} have brought theirs")
-                    for _, owner in self.who_claims(number):
+                    if whole != (self.brought[number] == set(owners(named, self.name))):
+                        raise Wrong(f"{named} is {'whole' if whole else 'not'}, as {self.brought[number]} have theirs")
+                    for _, owner in self.who_claims(number) if whole else ():
                         waits = self.answered(named, owner, "arrived")
                         if waits.expected and bytes(self.places[number][: len(waits.expected)]) != waits.expected:
                             raise Wrong(f"{named} arrived with other bytes than its owner has")
                 case fetch_table.Lost(number):
                     if number not in self.of_number:
                         raise Wrong(f"{number} is lost, and is nothing")
+                    del self.places[number]
                     for named, owner in self.who_claims(number):
                         self.answered(named, owner, "lost")
 

@@ -467,11 +467,9 @@ class _Agent:
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
         link = self._emulated = EmulatedLink.of(settings.scenario, self._name, self._loop)
-        pipes = self._mover.pipe if link is None else link.pipe
-        self._carrier = TransferManager(self._name, self._loop.now, pipes)
-        pipe = self._carrier.meet(head, HEAD)
+        self._carrier = TransferManager(self._name, self._loop.now, partial(self._mover.plane, link=link))
         self._hello = Hello(self._name, self.end.run, self._incarnation, 0)
-        self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)
+        self._mover.dial(self._carrier.meet(head, HEAD), self._address, self._hello, settings.host_timeout)
         script = Path(self._asked.script)
         own = replace(settings, script=script, directory=self._directory)
         self._workers = self._company(own, self._output)
@@ -517,11 +515,11 @@ class _Agent:
             if one.host == self._name:
                 dials = False
                 continue
-            pipe = self._carrier.meet(one.host, one.incarnation)
+            peer = self._carrier.meet(one.host, one.incarnation)
             if dials:
-                self._mover.dial(pipe, one.address, self._hello, timeout)
+                self._mover.dial(peer, one.address, self._hello, timeout)
             else:
-                self._mover.expect(pipe)
+                self._mover.expect(peer)
 
     def _not_let_in(self, tried: float) -> None:
         if not self._let_in:

@@ -221,7 +221,7 @@ class HostRegistry:
         _, *placed = settings.scenario.placed(settings.workers).items()
         self.others = [Other(host, there, self._teller(host)) for host, there in placed]
         link = self._emulated = EmulatedLink.of(settings.scenario, meeting.head, self._loop)
-        self.carrier = TransferManager(meeting.head, self._loop.now, self._mover.pipe if link is None else link.pipe)
+        self.carrier = TransferManager(meeting.head, self._loop.now, partial(self._mover.plane, link=link))
         self._hosts.begins(self._link.now())
         self._begun = True
         for other in self.others:

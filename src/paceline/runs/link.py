@@ -219,7 +219,7 @@ def _with_joiner(
     show(f"measuring the link with {joiner.name}, which takes some seconds")
     with closing(_LinkEnd(head.name, joiner.name, nonce, loop, keys, show)) as plane:
         plane.mover.listen(door, plane.hello, WITHIN)
-        plane.mover.expect(plane.pipe)
+        plane.mover.expect(plane.peer)
         bandwidth = plane.speed()
     link = MeasuredLink(head, joiner, keys.certificates is not None, ahead, error, bandwidth)
     _say(end, link)
@@ -247,7 +247,7 @@ def join(address: Address, keys: Keys, show: Callable[[str], object]) -> Measure
             joiner = _told_apart(head, joiner)
             show(f"measuring the link with {head.name}, which takes some seconds")
             with closing(_LinkEnd(joiner.name, head.name, welcome.nonce, loop, keys, show)) as plane:
-                plane.mover.dial(plane.pipe, address, plane.hello, WITHIN)
+                plane.mover.dial(plane.peer, address, plane.hello, WITHIN)
                 said: list[bool] = []
                 loop.watch(end, lambda: said.append(True))
                 plane.wait_for(lambda: said, "told what it has measured", MEASURING)
@@ -271,9 +271,9 @@ class _LinkEnd:
         for start in range(0, self._memory.size, BLOCK):
             self._memory.memory[start : start + BLOCK] = block[: self._memory.size - start]
         self.mover = InLoop(loop, keys, show)
-        self._carrier = TransferManager(here, loop.now, self.mover.pipe)
+        self._carrier = TransferManager(here, loop.now, self.mover.plane)
         self._carrier.begins(0, self)
-        self.pipe = self._carrier.meet(there, 1)
+        self.peer = self._carrier.meet(there, 1)
 
     def close(self) -> None:
         """Exchange nothing any more."""

@@ -7,7 +7,7 @@
 A `PeerExchange` is what one host exchanges with one incarnation of another, over whichever connection there is. A
 `Dialler` gives it one, and another after a loss. At the other side a `Port` does, behind the door. Both sides say
 `Hello` first, as in control. Which items are wanted, and what becomes of a request when its connection breaks, is not
-known here: see `transfer.manager`.
+known here: see `transfer.data_plane`.
 
 Bytes go from the owner's memory into the receiver's, a part at a time, and are copied by the kernel alone. A request
 names the segment and the incarnation that it is for.
@@ -119,41 +119,6 @@ class BulkNews(Protocol):
         """So many more bytes are there."""
 
 
-class PipeNews(BulkNews, Protocol):
-    """What a pipe tells."""
-
-    def settled(self, peer: Peer, request: int) -> None:
-        """Nothing is written any more for that request, which was cancelled. See `Pipe.cancel`."""
-
-
-class Pipe(Protocol):
-    """What this host exchanges with one incarnation of another host.
-
-    See `PeerExchange`, whose part a process may do.
-    """
-
-    ended: bool
-
-    @property
-    def connected(self) -> bool: ...
-
-    def end(self) -> None: ...
-
-    def ask(self, request: int, named: Named, begin: int, end: int) -> None: ...
-
-    def cancel(self, request: int) -> bool:
-        """Nobody wants the rest of the request. Return whether nothing is written for it any more.
-
-        Otherwise `settled` is told once that is so. Late bytes never come after those of what is asked for later.
-        """
-
-    def send(self, request: int, span: Span) -> None: ...
-
-    def stop(self, request: int) -> None: ...
-
-    def refuse(self, request: int, why: str) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Sending:
     """What is sent of one request."""
@@ -199,10 +164,9 @@ class PeerExchange:
         """Ask for these bytes. Requests are numbered, and no number is used again."""
         self._say(Fetch(request, named.segment, self.peer.incarnation, fields_of(named.item), begin, end))
 
-    def cancel(self, request: int) -> bool:
-        """See `Pipe`. What comes of it from now on goes nowhere."""
+    def cancel(self, request: int) -> None:
+        """Nobody wants the rest of the request. What comes of it from now on goes nowhere."""
         self._say(Cancel(request))
-        return True
 
     # --- what is served -----------------------------------------------------------------------------
 

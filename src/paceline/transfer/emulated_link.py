@@ -67,8 +67,8 @@ class EmulatedLink:
         if self._message is not None:
             self.weight = self._message / model
 
-    def pipe(self, peer: Peer, news: BulkNews) -> PeerExchange:
-        """Return this host's end of what it exchanges with that one. See `Mover`."""
+    def exchange(self, peer: Peer, news: BulkNews) -> PeerExchange:
+        """Return what this host exchanges with that one. See `DataPlane`."""
         return EmulatedExchange(peer, news, self, self._tables[peer.host])
 
 
@@ -150,10 +150,10 @@ class EmulatedExchange(PeerExchange):
             self._coming[request] = _Coming(end - begin)
         super().ask(request, named, begin, end)
 
-    def cancel(self, request: int) -> bool:
+    def cancel(self, request: int) -> None:
         """See `PeerExchange`."""
         self._coming.pop(request, None)
-        return super().cancel(request)
+        super().cancel(request)
 
     def memory(self, request: int) -> memoryview | None:
         """See `PeerExchange`. What is held back is in memory already."""

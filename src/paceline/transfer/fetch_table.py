@@ -1,7 +1,8 @@
 """Fetches between hosts: what is asked of other hosts, and what is served to them. Pure: names and numbers, no bytes.
 
-`FetchTable` is what a host wants. Each want has a number, and is told one thing, unless it is dropped before: `Arrived`
-or `Lost`. `Serves` is what others want of this host. It serves an item once that is made.
+`FetchTable` is what a host wants. Each want has a number, which ends in one order unless it is dropped before: the
+`Brought` that makes it whole, or `Lost`. `Serves` is what others want of this host. It serves an item once that is
+made.
 
     FetchTable                       Serves
     Ask      ───────────────────►    asked          claims the item, which may be on its way
@@ -61,22 +62,6 @@ class Missing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TakePlace:
-    """Lay out a place for the item."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class FreePlace:
-    """The item comes no more, or nobody wants it."""
-
-    number: int
-    whole: bool
-    """Whether all of the item is there."""
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """Ask that host for these bytes."""
 
@@ -89,27 +74,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell that host that the request has ended, which was for some of what is wanted by that number."""
+    """Tell that host that the request has ended."""
 
     peer: Peer
     request: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """All that this host has of the item is here. Other hosts may have more of it."""
+    """All that this host has of the item is here."""
 
     number: int
     peer: Peer
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """The item is here, whole."""
-
-    number: int
+    whole: bool
+    """Whether the other hosts' ranges are here, too. Then the number means nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +99,7 @@ class Lost:
     why: str
 
 
-Order = TakePlace | FreePlace | Ask | Cancel | Brought | Arrived | Lost
+Order = Ask | Cancel | Brought | Lost
 
 
 @dataclass(slots=True)
@@ -155,7 +134,7 @@ class _Record:
         if any(one.peer == peer and one.have < one.end for one in self.coming):
             return []
         size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
-        return [Brought(self.number, peer, size)]
+        return [Brought(self.number, peer, size, self.here)]
 
 
 class FetchTable:
@@ -182,7 +161,7 @@ class FetchTable:
             return [Lost(number, why)]
         coming = [_Coming(Peer(one.host, one.incarnation), one.end, one.begin) for one in ranges]
         record = self._records[number] = _Record(number, named, ranges, coming)
-        return [TakePlace(number), *self._ask(record)]
+        return self._ask(record)
 
     def drop(self, number: int) -> list[Order]:
         """That is not wanted any more. What is on its way is cancelled."""
@@ -235,7 +214,9 @@ class FetchTable:
             return []
         del self._requests[request]
         coming.request = None
-        return [*record.brought(peer), *([Arrived(record.number)] if record.here else [])]
+        if record.here:
+            del self._records[record.number]
+        return record.brought(peer)
 
     def refused(self, peer: Peer, request: int, why: str) -> list[Order]:
         """The host will never have it. Raises MessageUnreadable if there was no such request."""
@@ -259,10 +240,6 @@ class FetchTable:
         return self._lose_all(lambda record: self._why_lost(record.named, ()))
 
     # --- what there is ------------------------------------------------------------------------------
-
-    def wants(self, number: int) -> bool:
-        """Whether that is wanted: it is here, or may come."""
-        return number in self._records
 
     def pending(self) -> Iterator[tuple[int, str]]:
         """What is wanted and not here, and what it waits for."""
@@ -308,8 +285,7 @@ class FetchTable:
         return orders
 
     def _lose(self, record: _Record, why: str) -> list[Order]:
-        """It will not come. What is here already stays."""
-        return [] if record.here else [*self._drop(record), Lost(record.number, why)]
+        return [*self._drop(record), Lost(record.number, why)]
 
     def _drop(self, record: _Record) -> list[Order]:
         """Forget the record, and what was asked for it."""
@@ -318,8 +294,8 @@ class FetchTable:
         for one in record.coming:
             if one.request is not None:
                 del self._requests[one.request]
-                orders.append(Cancel(one.peer, one.request, record.number))
-        return [*orders, FreePlace(record.number, record.here)]
+                orders.append(Cancel(one.peer, one.request))
+        return orders
 
 
 # what is served

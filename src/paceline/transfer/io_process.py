@@ -1,11 +1,11 @@
 """The process that moves bytes of items for a host. It has the host's connections for data, and maps its memory.
 
     the host's TransferManager               this process
-    Ask, Send, with the bytes' span   ───►   PeerExchange, Dialler, Port    ◄───►  other hosts
-    Came, Asked, Sent                 ◄───
+    Want, Drop, with the bytes' span  ───►   DataPlane, Dialler, Port    ◄───►  other hosts
+    Came, Brought, Lost               ◄───
 
-What the bytes are, and who wants them, the host alone knows. So orders and beats go on while bytes are encrypted and
-copied. A connection has a number, which no other one gets. What is said about a connection that has gone means nothing.
+So orders and beats go on while bytes are encrypted and copied. A connection has a number, which no other one gets. What
+is said about a connection that has gone means nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import gc
 import mmap
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.errors import MessageUnreadable, PeerLost
+from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel
 from paceline.ipc.endpoint import Message
 from paceline.ipc.loop import Loop
@@ -28,8 +28,9 @@ from paceline.net.control import Hello
 from paceline.net.handshake import Answered, Keys
 from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
-from paceline.transfer.data_connection import Dialler, PeerExchange, Port
-from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.data_connection import Dialler, Port
+from paceline.transfer.data_plane import DataPlane
+from paceline.transfer.fetch_table import Named, Peer, Range
 from paceline.transfer.item_names import Fields, fields_of, item_of
 
 NAME = "paceline-data"
@@ -57,18 +58,23 @@ class Took(Message):
     ours: bytes
 
 
-class Expect(Message):
-    """That incarnation of a host may dial. Its pipe is known by this number."""
+class Meet(Message):
+    """That incarnation of a host takes part."""
 
-    pipe: int
+    host: str
+    incarnation: int
+
+
+class Expect(Message):
+    """It may dial."""
+
     host: str
     incarnation: int
 
 
 class Dial(Message):
-    """Stay connected with that incarnation of a host."""
+    """Stay connected with it."""
 
-    pipe: int
     host: str
     incarnation: int
     address: Address
@@ -77,9 +83,17 @@ class Dial(Message):
 
 
 class End(Message):
-    """That host has ended. `Disconnected` says that nothing is moved for it any more, if it was connected."""
+    """It takes no part any more, and why. `Disconnected` follows if it was connected."""
 
-    pipe: int
+    host: str
+    incarnation: int
+    why: str
+
+
+class Begin(Message):
+    """This segment of the run begins."""
+
+    segment: int
 
 
 class Break(Message):
@@ -99,24 +113,22 @@ class Place(Message, tag=False):
     size: int
 
 
-class Ask(Message):
-    """Ask for these bytes, which go there."""
+class Want(Message):
+    """This item is wanted there. See `Plane.want`."""
 
     descriptors: ClassVar[int] = 1
-    connection: int
-    request: int
+    number: int
     segment: int
     item: Fields
-    begin: int
-    end: int
+    ranges: tuple[Range, ...]
     place: Place
+    parts: bool
 
 
-class Cancel(Message):
-    """Nobody wants the rest of what was asked for. Answer with `Settled`."""
+class Drop(Message):
+    """It is not wanted any more. Answer with `Settled`."""
 
-    connection: int
-    request: int
+    number: int
 
 
 class Send(Message):
@@ -144,23 +156,26 @@ class Refuse(Message):
 
 
 class Forget(Message):
-    """This incarnation of the host is over, all its pipes have ended, and its memory is free."""
+    """This incarnation of the host is over, and its memory is free. Answer with `Forgotten`."""
 
 
 class Beat(Message):
     """Answer with `BeatHeard`."""
 
 
-ToProcess = Listen | Took | Expect | Dial | End | Break | Ask | Cancel | Send | Stop | Refuse | Forget | Beat
+ToProcess = (
+    Listen | Took | Meet | Expect | Dial | End | Begin | Break | Want | Drop | Send | Stop | Refuse | Forget | Beat
+)
 
 
-# --- what the process says: see `BulkNews` ------------------------------------------------------------
+# --- what the process says: see `PlaneEvents` ---------------------------------------------------------
 
 
 class Connected(Message):
-    """There is a connection for that pipe, and this is its number."""
+    """There is a connection with that host, and this is its number."""
 
-    pipe: int
+    host: str
+    incarnation: int
     connection: int
 
 
@@ -168,6 +183,44 @@ class Disconnected(Message):
     """It has gone. Nothing is written or read for it any more."""
 
     connection: int
+
+
+class Came(Message):
+    """These bytes are there."""
+
+    number: int
+    begin: int
+    end: int
+
+
+class Brought(Message):
+    """All that this host has of the item is there, and the item is whole, or not yet."""
+
+    number: int
+    host: str
+    incarnation: int
+    size: int
+    whole: bool
+
+
+class Refused(Message):
+    """That host will never have the item. `Lost` follows."""
+
+    number: int
+    host: str
+
+
+class Lost(Message):
+    """The item will not come."""
+
+    number: int
+    why: str
+
+
+class Settled(Message):
+    """No byte comes any more of what was dropped."""
+
+    number: int
 
 
 class Asked(Message):
@@ -195,43 +248,22 @@ class Sent(Message):
     request: int
 
 
-class Refused(Message):
-    """It has no more of what it was asked for."""
-
-    connection: int
-    request: int
-    why: str
-
-
-class Came(Message):
-    """So many more bytes are there."""
-
-    connection: int
-    request: int
-    count: int
-
-
 class Said(Message):
     """A line for the user."""
 
     line: str
 
 
-class Settled(Message):
-    """Nothing is written any more for that request, which was cancelled.
-
-    What asks over a connection that has gone is not answered: `Disconnected` has said it.
-    """
-
-    connection: int
-    request: int
+class Forgotten(Message):
+    """What is said from here on is about the next incarnation of the host."""
 
 
 class BeatHeard(Message):
     """This process does what it is told."""
 
 
-FromProcess = Connected | Disconnected | Asked | Cancelled | Sent | Refused | Came | Said | Settled | BeatHeard
+OfPlane = Connected | Disconnected | Came | Brought | Refused | Lost | Settled | Asked | Cancelled | Sent
+FromProcess = OfPlane | Said | Forgotten | BeatHeard
 
 
 def serve(end: socket.socket, keys: Keys) -> int:
@@ -246,71 +278,73 @@ def serve(end: socket.socket, keys: Keys) -> int:
         return 0
 
 
-@dataclass(slots=True)
-class _Coming:
-    """What is asked for: where its next bytes go, and how many have come that the host was not told of."""
+class _ToHost:
+    """See `PlaneEvents`. Says to the host what its plane tells."""
 
-    left: Span
-    untold: int = 0
-
-
-class _Pipe:
-    """What is exchanged with one incarnation of another host. It passes on what its `PeerExchange` tells."""
-
-    def __init__(self, number: int, peer: Peer, process: _Process) -> None:
-        self.bulk = PeerExchange(peer, self)
-        self.connection = -1
-        self.coming: dict[int, _Coming] = {}
-        self.dialler: Dialler | None = None
-        self._number = number
-        self._process = process
-        self._say = process.say
+    def __init__(self, say: Callable[[Message], None]) -> None:
+        self.peers: dict[int, Peer] = {}
+        """By number of a connection: whom it is with."""
+        self._say = say
+        self._connections: dict[Peer, int] = {}
+        self._numbers = count()
+        self._untold: dict[tuple[int, int], int] = {}
+        """By number of what is wanted, and end of what has come: where that begins. The host was not told of it."""
 
     def connected(self, peer: Peer) -> None:
-        """See `BulkNews`."""
-        self.connection = next(self._process.connections)
-        self._process.by_connection[self.connection] = self
-        self._say(Connected(self._number, self.connection))
+        """See `PlaneEvents`."""
+        connection = self._connections[peer] = next(self._numbers)
+        self.peers[connection] = peer
+        self._say(Connected(*peer, connection))
 
     def disconnected(self, peer: Peer) -> None:
-        """See `BulkNews`."""
-        self.coming.clear()
-        del self._process.by_connection[self.connection]
-        self._say(Disconnected(self.connection))
+        """See `PlaneEvents`."""
+        connection = self._connections.pop(peer)
+        del self.peers[connection]
+        self._say(Disconnected(connection))
+
+    def came(self, number: int, begin: int, end: int) -> None:
+        """See `PlaneEvents`. The host is told when they are many, or all."""
+        begin = self._untold.pop((number, begin), begin)
+        if end - begin < TOLD:
+            self._untold[number, end] = begin
+        else:
+            self._say(Came(number, begin, end))
+
+    def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
+        """See `PlaneEvents`."""
+        for begin, end in self._take_untold(number):
+            self._say(Came(number, begin, end))
+        self._say(Brought(number, *peer, size, whole))
+
+    def refused(self, number: int, host: str) -> None:
+        """See `PlaneEvents`."""
+        self._say(Refused(number, host))
+
+    def lost(self, number: int, why: str) -> None:
+        """See `PlaneEvents`."""
+        self._take_untold(number)
+        self._say(Lost(number, why))
+
+    def settled(self, number: int) -> None:
+        """See `PlaneEvents`."""
+        self._take_untold(number)
+        self._say(Settled(number))
 
     def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
-        """See `BulkNews`."""
-        self._say(Asked(self.connection, request, named.segment, fields_of(named.item), begin, end))
+        """See `PlaneEvents`."""
+        self._say(Asked(self._connections[peer], request, named.segment, fields_of(named.item), begin, end))
 
     def cancelled(self, peer: Peer, request: int) -> None:
-        """See `BulkNews`."""
-        self._say(Cancelled(self.connection, request))
+        """See `PlaneEvents`."""
+        self._say(Cancelled(self._connections[peer], request))
 
     def sent(self, peer: Peer, request: int) -> None:
-        """See `BulkNews`."""
-        self._say(Sent(self.connection, request))
+        """See `PlaneEvents`."""
+        self._say(Sent(self._connections[peer], request))
 
-    def refused(self, peer: Peer, request: int, why: str) -> None:
-        """See `BulkNews`."""
-        self.coming.pop(request, None)
-        self._say(Refused(self.connection, request, why))
-
-    def memory(self, peer: Peer, request: int) -> Span | None:
-        """See `BulkNews`."""
-        if request > self._process.asked:
-            raise MessageUnreadable(f"request {request:,} is answered, and there were {self._process.asked:,}")
-        return None if (one := self.coming.get(request)) is None else one.left
-
-    def came(self, peer: Peer, request: int, count: int) -> None:
-        """See `BulkNews`."""
-        one = self.coming[request]
-        one.left = one.left.part(count, one.left.nbytes)
-        one.untold += count
-        if not one.left.nbytes:
-            del self.coming[request]
-        if one.untold >= TOLD or not one.left.nbytes:
-            self._say(Came(self.connection, request, one.untold))
-            one.untold = 0
+    def _take_untold(self, number: int) -> list[tuple[int, int]]:
+        ends = [end for one, end in self._untold if one == number]
+        return [(self._untold.pop((number, end)), end) for end in ends]
 
 
 class _Process:
@@ -318,24 +352,25 @@ class _Process:
 
     def __init__(self, channel: Channel, keys: Keys) -> None:
         self.loop = Loop()
-        self.connections = count()
-        self.by_connection: dict[int, _Pipe] = {}
-        self.asked = 0
-        """The highest number of a request."""
         self._keys = keys
         self._channel = channel
         self._door = HostListener(None, self.loop, keys, self._show)
         self._port: Port | None = None
-        self._pipes: dict[int, _Pipe] = {}
+        self._diallers: dict[Peer, Dialler] = {}
         self._files: dict[int, memoryview] = {}
+        self._begin_anew()
         self.loop.watch(channel, self._heard)
 
-    def say(self, message: Message) -> None:
+    def _begin_anew(self) -> None:
+        self._events = _ToHost(self._say)
+        self._plane = DataPlane(self._events)
+
+    def _say(self, message: Message) -> None:
         """Tell the host. Where it is slow to read, no more bytes are moved meanwhile."""
         self._channel.send(message)
 
     def _show(self, line: str) -> None:
-        self.say(Said(line))
+        self._say(Said(line))
 
     def _heard(self) -> None:
         message, descriptors = self._channel.receive()
@@ -350,52 +385,51 @@ class _Process:
             case Took(purpose=purpose, theirs=theirs, ours=ours):
                 end = socket.socket(fileno=descriptors.pop())
                 self._door.takes(Answered(end, purpose, theirs, ours))
-            case Expect(pipe=number, host=host, incarnation=incarnation):
+            case Meet(host=host, incarnation=incarnation):
+                self._plane.meet(Peer(host, incarnation))
+            case Expect(host=host, incarnation=incarnation):
                 assert self._port is not None
-                self._port.expect(self._meets(number, host, incarnation).bulk)
-            case Dial(pipe=number, host=host, incarnation=incarnation):
-                new = self._meets(number, host, incarnation)
-                to = new.bulk, message.address, self._keys
-                new.dialler = Dialler(*to, self.loop, message.hello, self._show, message.timeout)
-            case End(pipe=number):
-                pipe = self._pipes.pop(number)
-                pipe.bulk.end()
-                if pipe.dialler is not None:
-                    pipe.dialler.close()
+                self._port.expect(self._plane.exchanges[Peer(host, incarnation)])
+            case Dial(host=host, incarnation=incarnation, address=address, hello=hello, timeout=timeout):
+                to = self._plane.exchanges[Peer(host, incarnation)], address, self._keys
+                self._diallers[Peer(host, incarnation)] = Dialler(*to, self.loop, hello, self._show, timeout)
+            case End(host=host, incarnation=incarnation, why=why):
+                self._plane.end(Peer(host, incarnation), why)
+                if (dialler := self._diallers.pop(Peer(host, incarnation), None)) is not None:
+                    dialler.close()
+            case Begin(segment=segment):
+                self._plane.begin(segment)
+            case Want(number=number, segment=segment, item=item, ranges=ranges, place=place, parts=parts):
+                there = self._mapped(place, descriptors, mmap.PROT_READ | mmap.PROT_WRITE)
+                self._plane.want(number, Named(segment, item_of(item)), ranges, there, parts=parts)
+            case Drop(number=number):
+                self._plane.drop(number)
+            case Send(connection=connection, request=request, place=place):
+                there = self._mapped(place, descriptors, mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0))
+                if (peer := self._events.peers.get(connection)) is not None:
+                    self._plane.send(peer, request, there)
+            case Stop(connection=connection, request=request):
+                if (peer := self._events.peers.get(connection)) is not None:
+                    self._plane.stop(peer, request)
+            case Refuse(connection=connection, request=request, why=why):
+                if (peer := self._events.peers.get(connection)) is not None:
+                    self._plane.refuse(peer, request, why)
+            case Break(connection=connection, why=why):
+                if (peer := self._events.peers.get(connection)) is not None:
+                    self._plane.exchanges[peer].break_off(why)
             case Forget():
-                self._files.clear()
-                self.asked = 0
+                self._forget()
             case Beat():
-                self.say(BeatHeard())
-            case Break() | Ask() | Cancel() | Send() | Stop() | Refuse():
-                if (one := self.by_connection.get(message.connection)) is not None:
-                    self._obey_about(one, message, descriptors)
-                elif descriptors and isinstance(message, Ask | Send) and message.place.stays:
-                    self._mapped(message.place, descriptors, mmap.PROT_READ | mmap.PROT_WRITE)
+                self._say(BeatHeard())
 
-    def _obey_about(self, pipe: _Pipe, message: Message, descriptors: list[int]) -> None:
-        match message:
-            case Break(why=why):
-                pipe.bulk.break_off(why)
-            case Ask(request=request, segment=segment, item=item, begin=begin, end=end, place=place):
-                self.asked = request
-                pipe.coming[request] = _Coming(self._mapped(place, descriptors, mmap.PROT_READ | mmap.PROT_WRITE))
-                pipe.bulk.ask(request, Named(segment, item_of(item)), begin, end)
-            case Cancel(connection=connection, request=request):
-                if pipe.coming.pop(request, None) is not None:
-                    pipe.bulk.cancel(request)
-                self.say(Settled(connection, request))
-            case Send(request=request, place=place):
-                protection = mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0)
-                pipe.bulk.send(request, self._mapped(place, descriptors, protection))
-            case Stop(request=request):
-                pipe.bulk.stop(request)
-            case Refuse(request=request, why=why):
-                pipe.bulk.refuse(request, why)
-
-    def _meets(self, number: int, host: str, incarnation: int) -> _Pipe:
-        pipe = self._pipes[number] = _Pipe(number, Peer(host, incarnation), self)
-        return pipe
+    def _forget(self) -> None:
+        self._plane.close()
+        for dialler in self._diallers.values():
+            dialler.close()
+        self._diallers.clear()
+        self._files.clear()
+        self._begin_anew()
+        self._say(Forgotten())
 
     def _mapped(self, place: Place, descriptors: list[int], protection: int) -> Span:
         """Map the file once, if it stays, and return those bytes of it."""

@@ -1,10 +1,6 @@
-"""Items between this host and all others: what is fetched and served. It carries out what `fetch_table` says.
+"""Items between this host and all others: who waits for what, and what is served. A `DataPlane` moves the bytes.
 
-    want, drop, ended, begins    ──►  FetchTable ── Ask, Cancel ────►  a connection with each other host,
-    made, never, begins ───────────►  Serves ── Send, Stop, Say ────►  whose frames and bytes come back here
-
-An item is wanted once, however many fetch it. `FetchTable` and `Serves` know names. The bytes go by here: out of the
-memory of an item that is here, and into the place of one that comes.
+An item is wanted once, however many fetch it. The host lays out its place, and its plane tells what becomes of it.
 """
 
 from __future__ import annotations
@@ -12,25 +8,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
-from paceline.transfer.data_connection import PeerExchange, Pipe, PipeNews
+from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
 from paceline.transfer.fetch_table import (
-    Arrived,
-    Ask,
-    Brought,
-    Cancel,
     Claim,
-    FetchTable,
-    FreePlace,
-    Lost,
     Named,
-    Order,
     Peer,
     Range,
     Release,
@@ -39,7 +28,6 @@ from paceline.transfer.fetch_table import (
     ServeOrder,
     Serves,
     Stop,
-    TakePlace,
     Where,
 )
 
@@ -90,23 +78,23 @@ class _Told:
     more: Callable[[int, int], object] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Want:
     """An item that somebody fetches, and its place."""
 
     number: int
     named: Named
     ranges: tuple[Range, ...]
-    span: Span | None = None
-    """None: it has no place."""
+    parts: bool
+    """Whether the plane tells of bytes as they come."""
     here: bool = False
     """Whether all has come."""
+    wanted: bool = True
+    """Whether anybody still wants it, and it may come, or has."""
     waiting: dict[Owner, _Waiting] = field(default_factory=dict)
-    late: set[tuple[Peer, int]] = field(default_factory=set)
-    """Requests that were cancelled, and of which bytes may still be written."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A fetch that is under way."""
 
@@ -125,40 +113,35 @@ class TransferManager:
     _items: Items
     """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
 
-    def __init__(
-        self, host: str, now: Callable[[], float], pipe: Callable[[Peer, PipeNews], Pipe] = PeerExchange
-    ) -> None:
-        """`host` is this one. `pipe`: see `Mover`."""
+    def __init__(self, host: str, now: Callable[[], float], plane: Callable[[PlaneEvents], Plane] = DataPlane) -> None:
+        """`host` is this one. `plane` makes what moves the bytes: see `Mover`."""
         self.reached: Callable[[str, bool], object] = lambda host, reached: None
         """Told whether data comes from that host: as a connection comes or goes, or is refused. See `fetch`."""
-        self._pipe = pipe
         self._host = host
         self._now = now
         self._segment = -1
-        self._fetches = FetchTable()
+        self._plane = plane(self)
         self._serves = Serves(lambda *asked: self._items.look(*asked), self._segment)
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
-        self._pipes: dict[Peer, Pipe] = {}
+        self._connected: set[Peer] = set()
         self._numbers = count()
         self._wants: dict[int, _Want] = {}
-        """By number: what is wanted, and what nobody wants any more until no byte of it comes."""
-        self._newest: dict[Named, _Want] = {}
-        """By item: how it was wanted last."""
-        self._late: dict[tuple[Peer, int], _Want] = {}
-        """By request that was cancelled, and of which bytes may still be written."""
+        """By number: what is wanted, and what was dropped until no byte of it comes."""
+        self._wanted: dict[Named, _Want] = {}
         self._waiting: dict[Owner, _Waiting] = {}
         self._refused: dict[Owner, str] = {}
         """Who waits on for what a host has refused, and for which host's end."""
-        self._orders: deque[Order | ServeOrder] = deque()
+        self._steps: deque[Callable[[], None]] = deque()
         """What is to be done, in order. Who is told something may ask for more, which comes after the rest."""
-        self._obeys = False
+        self._busy = False
 
-    def meet(self, host: str, incarnation: int) -> Any:
-        """That incarnation takes part. Return this end of what is exchanged with it: a pipe."""
+    def meet(self, host: str, incarnation: int) -> Peer:
+        """That incarnation takes part. See `Mover` for how there is a connection with it."""
         self._incarnations[host] = incarnation
-        pipe = self._pipes[Peer(host, incarnation)] = self._pipe(Peer(host, incarnation), self)
-        return pipe
+        peer = Peer(host, incarnation)
+        self._plane.meet(peer)
+        return peer
 
     def has_met(self, host: str) -> bool:
         """Whether that host takes part, or did."""
@@ -166,31 +149,26 @@ class TransferManager:
 
     def reaches(self, host: str) -> bool:
         """Whether there is a connection with that host now, and it gives what is waited for."""
-        connected = self._pipes[Peer(host, self._incarnations[host])].connected
-        return connected and host not in self._refused.values()
+        return Peer(host, self._incarnations[host]) in self._connected and host not in self._refused.values()
 
     def ended(self, host: str, why: str) -> None:
         """The host takes no part any more. Whoever waits for an item of it is told why."""
-        peer = Peer(host, self._incarnations[host])
-        orders = self._fetches.ended(peer, why)  # before its connection goes: they cancel what was asked over that
-        self._pipes[peer].end()
         self._refused = {owner: one for owner, one in self._refused.items() if one != host}
-        self._obey(orders)
+        self._plane.end(Peer(host, self._incarnations[host]), why)
 
     def begins(self, segment: int, items: Items) -> None:
         """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
         self._segment, self._items = segment, items
-        self._obey([*self._fetches.segment_began(segment), *self._serves.segment_began(segment)])
+        self._plane.begin(segment)
+        self._serve(self._serves.segment_began(segment))
 
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
         self._waiting.clear()
         self._wants.clear()
-        self._newest.clear()
-        self._late.clear()
-        self._orders.clear()  # something may have been raised in the midst of them
-        for pipe in self._pipes.values():
-            pipe.end()
+        self._wanted.clear()
+        self._steps.clear()  # something may have been raised in the midst of them
+        self._plane.close()
 
     # --- what is fetched ----------------------------------------------------------------------------
 
@@ -231,19 +209,18 @@ class TransferManager:
 
     def _fetch(self, item: Item, owner: Owner, told: _Told | None) -> None:
         ranges = tuple(Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item))
-        named = Named(self._segment, item)
-        want = self._newest.get(named)
-        joins = want is not None and self._fetches.wants(want.number)
-        if want is None or not joins:
-            number = next(self._numbers)
-            want = self._newest[named] = self._wants[number] = _Want(number, named, ranges)
+        named, parts = Named(self._segment, item), told is None or told.more is not None
+        want, joins = self._wanted.get(named), True
+        if want is None:
+            number, joins = next(self._numbers), False
+            want = self._wanted[named] = self._wants[number] = _Want(number, named, ranges, parts)
         assert want.here or want.ranges == ranges, f"{named} is asked of {want.ranges} and of {ranges}"
         one = self._waiting[owner] = _Waiting(want, told, None if told is None else self._now())
         want.waiting[owner] = one
         if not joins:
-            self._obey(self._fetches.want(want.number, named, ranges))
+            self._do(partial(self._begin, want))
         elif want.here:
-            self._obey([Arrived(want.number)])
+            self._do(partial(self._arrived, want))
 
     def cancel(self, owner: Owner) -> None:
         """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
@@ -266,130 +243,107 @@ class TransferManager:
             elif one.told is not None:
                 one.told.arrived()
 
+    def pending(self) -> list[str]:
+        """What does not come to an end: what is waited for here, and what is kept for others."""
+        wants = [want for want in self._wants.values() if want.wanted and not want.here]
+        fetched = [f"{tuple(want.waiting)} wait for {want.named}" for want in wants]
+        return fetched + [f"{owner} claims {named}" for named, owner in self._serves.claims()]
+
     # --- what is served -----------------------------------------------------------------------------
 
     def made(self, item: Item) -> None:
         """The item is here from now on, or more of it."""
-        self._obey(self._serves.made(Named(self._segment, item)))
+        self._serve(self._serves.made(Named(self._segment, item)))
 
     def never(self, item: Item, why: str) -> None:
         """The item will not be made."""
-        self._obey(self._serves.never(Named(self._segment, item), why))
+        self._serve(self._serves.never(Named(self._segment, item), why))
 
-    # --- what is claimed ----------------------------------------------------------------------------
-
-    def pending(self) -> list[str]:
-        """What does not come to an end, and why: what is waited for here, and what is kept for others."""
-        wants = [(self._wants[number], why) for number, why in self._fetches.pending()]
-        fetched = [f"{tuple(want.waiting)} wait for {why}: {want.named}" for want, why in wants]
-        return fetched + [f"{owner} claims {named}" for named, owner in self._serves.claims()]
-
-    # --- what pipes tell: see `BulkNews` ------------------------------------------------------------
+    # --- what the plane tells: see `PlaneEvents` ----------------------------------------------------
 
     def connected(self, peer: Peer) -> None:
-        """See `BulkNews`."""
+        """See `PlaneEvents`."""
+        self._connected.add(peer)
         self.reached(peer.host, peer.host not in self._refused.values())
-        self._obey(self._fetches.connected(peer))
 
     def disconnected(self, peer: Peer) -> None:
-        """See `BulkNews`."""
+        """See `PlaneEvents`."""
+        self._connected.discard(peer)
         self.reached(peer.host, False)
-        self._fetches.disconnected(peer)
-        self._obey(self._serves.disconnected(peer))
+        self._serve(self._serves.disconnected(peer))
 
-    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
-        """See `BulkNews`."""
-        self._obey(self._serves.asked(peer, request, named, begin, end))
-
-    def cancelled(self, peer: Peer, request: int) -> None:
-        """See `BulkNews`."""
-        self._obey(self._serves.cancelled(peer, request))
-
-    def sent(self, peer: Peer, request: int) -> None:
-        """See `BulkNews`."""
-        self._obey(self._serves.sent(peer, request))
-
-    def refused(self, peer: Peer, request: int, why: str) -> None:
-        """See `BulkNews`."""
-        missing = self._fetches.missing(peer, request)
-        waiting = {} if missing is None else self._wants[missing.number].waiting
-        wait_on = [owner for owner, one in waiting.items() if one.told is not None and one.told.lost is None]
-        if wait_on:
-            self._refused |= dict.fromkeys(wait_on, peer.host)
-            self.reached(peer.host, False)
-        self._obey(self._fetches.refused(peer, request, why))
-
-    def memory(self, peer: Peer, request: int) -> Span | None:
-        """See `BulkNews`."""
-        missing = self._fetches.missing(peer, request)
-        span = None if missing is None else self._wants[missing.number].span
-        return None if missing is None or span is None else span.part(missing.begin, missing.end)
-
-    def came(self, peer: Peer, request: int, count: int) -> None:
-        """See `BulkNews`."""
-        if (missing := self._fetches.missing(peer, request)) is None:
+    def came(self, number: int, begin: int, end: int) -> None:
+        """See `PlaneEvents`."""
+        if (want := self._wants.get(number)) is None:
             return
-        waiting = list(self._wants[missing.number].waiting.values())
+        waiting = list(want.waiting.values())
         for one in waiting:
             one.since = self._now() if one.since is None else one.since
         for one in waiting:
             if one.told is not None and one.told.more is not None:
-                one.told.more(missing.begin, missing.begin + count)
-        self._obey(self._fetches.arrived(peer, request, missing.begin, missing.begin + count))
+                one.told.more(begin, end)
 
-    def settled(self, peer: Peer, request: int) -> None:
-        """See `PipeNews`."""
-        if (want := self._late.pop((peer, request), None)) is not None:
-            want.late.remove((peer, request))
-            if not want.late:
-                self._settle(want)
+    def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
+        """See `PlaneEvents`."""
+        self._do(partial(self._brought, number, peer.host, size, whole))
 
-    # --- inside -------------------------------------------------------------------------------------
+    def refused(self, number: int, host: str) -> None:
+        """See `PlaneEvents`."""
+        waiting = {} if (want := self._wants.get(number)) is None else want.waiting
+        wait_on = [owner for owner, one in waiting.items() if one.told is not None and one.told.lost is None]
+        if wait_on:
+            self._refused |= dict.fromkeys(wait_on, host)
+            self.reached(host, False)
 
-    def _obey(self, orders: Sequence[Order | ServeOrder]) -> None:
-        self._orders.extend(orders)
-        if self._obeys:
+    def lost(self, number: int, why: str) -> None:
+        """See `PlaneEvents`."""
+        self._do(partial(self._lose, number, why))
+
+    def settled(self, number: int) -> None:
+        """See `PlaneEvents`."""
+        self._do(partial(self._settle, number))
+
+    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+        """See `PlaneEvents`."""
+        self._serve(self._serves.asked(peer, request, named, begin, end))
+
+    def cancelled(self, peer: Peer, request: int) -> None:
+        """See `PlaneEvents`."""
+        self._serve(self._serves.cancelled(peer, request))
+
+    def sent(self, peer: Peer, request: int) -> None:
+        """See `PlaneEvents`."""
+        self._serve(self._serves.sent(peer, request))
+
+    # --- inside: what is fetched --------------------------------------------------------------------
+
+    def _do(self, *steps: Callable[[], None]) -> None:
+        self._steps.extend(steps)
+        if self._busy:
             return
-        self._obeys = True
+        self._busy = True
         try:
-            while self._orders:
-                self._carry_out(self._orders.popleft())
+            while self._steps:
+                self._steps.popleft()()
         finally:
-            self._obeys = False
+            self._busy = False
 
-    def _carry_out(self, order: Order | ServeOrder) -> None:
-        match order:
-            case TakePlace(number):
-                want = self._wants[number]
-                want.span = self._items.lay(want.named.item, number)
-            case FreePlace(number, whole):
-                want = self._wants[number]
-                self._items.free(want.named.item, whole)
-                if not want.late:
-                    self._settle(want)
-            case Ask(peer, request, named, begin, end):
-                self._pipes[peer].ask(request, named, begin, end)
-            case Cancel(peer, request, number):
-                if not self._pipes[peer].cancel(request):
-                    want = self._late[peer, request] = self._wants[number]
-                    want.late.add((peer, request))
-            case Brought(number, peer, size):
-                self._tell(self._wants[number], peer.host, size)
-            case Arrived(number):
-                self._arrived(self._wants[number])
-            case Lost(number, why):
-                if number in self._wants:  # else all who waited have left, as they heard of another loss
-                    self._lose(self._wants[number], why)
-            case Claim(named, owner):
-                self._items.claim(named.item, owner)
-            case Release(named, owner):
-                self._items.release(named.item, owner)
-            case Send():
-                self._send(order)
-            case Stop(peer, request):
-                self._pipes[peer].stop(request)
-            case Say(peer, request, why):
-                self._pipes[peer].refuse(request, why)
+    def _begin(self, want: _Want) -> None:
+        there = self._items.lay(want.named.item, want.number)
+        self._plane.want(want.number, want.named, want.ranges, there, parts=want.parts)
+
+    def _brought(self, number: int, source: str, size: int, whole: bool) -> None:
+        if (want := self._wants.get(number)) is None or not want.wanted:
+            return
+        waiting, now = list(want.waiting.values()), self._now()
+        began = min((one.since for one in waiting if one.since is not None), default=now)
+        fetch = Fetch.of(want.named.item, host=self._host, source=source, size=size, began=began, ended=now)
+        if any(one.told is not None for one in waiting):
+            self._items.fetched(fetch)
+        else:
+            waiting[0].brought.append(fetch)
+        if whole:
+            self._arrived(want)
 
     def _arrived(self, want: _Want) -> None:
         """Tell all that wait for it. What is only expected stays until it counts."""
@@ -400,48 +354,66 @@ class TransferManager:
                 one.told.arrived()
                 self._let_go(owner, one)
 
-    def _lose(self, want: _Want, why: str) -> None:
-        """Tell all that wait for it."""
+    def _lose(self, number: int, why: str) -> None:
+        """Tell all that wait for it, unless all have left meanwhile."""
+        if (want := self._wants.get(number)) is None or not want.wanted:
+            return
+        self._want_no_more(want)
+        self._items.free(want.named.item, False)
+        self._settle(number)
         for owner, one in list(want.waiting.items()):
             if self._waiting.get(owner) is one:
                 del self._waiting[owner]
                 if one.told is not None and one.told.lost is not None:
                     one.told.lost(why)
-        want.waiting.clear()
-        self._forget(want)
 
     def _let_go(self, owner: Owner, one: _Waiting) -> None:
         """That one waits no more. The last one drops what it has waited for."""
         if one.want.waiting.get(owner) is one:
             del one.want.waiting[owner]
-            if not one.want.waiting:
-                self._obey(self._fetches.drop(one.want.number))
+            if not one.want.waiting and one.want.wanted:
+                self._want_no_more(one.want)
+                self._do(partial(self._drop, one.want))
 
-    def _settle(self, want: _Want) -> None:
+    def _want_no_more(self, want: _Want) -> None:
+        want.wanted = False
+        del self._wanted[want.named]
+
+    def _drop(self, want: _Want) -> None:
+        if not want.here:
+            self._plane.drop(want.number)
+        self._items.free(want.named.item, want.here)
+        if want.here:
+            self._settle(want.number)
+
+    def _settle(self, number: int) -> None:
         """No byte of it comes any more."""
-        self._items.settled(want.number)
-        self._forget(want)
+        if self._wants.pop(number, None) is not None:
+            self._items.settled(number)
 
-    def _forget(self, want: _Want) -> None:
-        if not (want.waiting or want.late):
-            self._wants.pop(want.number, None)
-            if self._newest.get(want.named) is want:
-                del self._newest[want.named]
+    # --- inside: what is served ---------------------------------------------------------------------
 
-    def _tell(self, want: _Want, source: str, size: int) -> None:
-        waiting = list(want.waiting.values())
-        began = min(one.since for one in waiting if one.since is not None)
-        fetch = Fetch.of(want.named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
-        if any(one.told is not None for one in waiting):
-            self._items.fetched(fetch)
-        else:
-            waiting[0].brought.append(fetch)
+    def _serve(self, orders: Sequence[ServeOrder]) -> None:
+        self._do(*(partial(self._carry_out, order) for order in orders))
+
+    def _carry_out(self, order: ServeOrder) -> None:
+        match order:
+            case Claim(named, owner):
+                self._items.claim(named.item, owner)
+            case Release(named, owner):
+                self._items.release(named.item, owner)
+            case Send():
+                self._send(order)
+            case Stop(peer, request):
+                self._plane.stop(peer, request)
+            case Say(peer, request, why):
+                self._plane.refuse(peer, request, why)
 
     def _send(self, order: Send) -> None:
         peer, request, item = order.peer, order.request, order.named.item
         there = self._items.view(item)
         if order.end <= there.nbytes:
-            self._pipes[peer].send(request, there.part(order.begin, order.end))
+            self._plane.send(peer, request, there.part(order.begin, order.end))
             return
-        self._obey(self._serves.sent(peer, request))
-        self._pipes[peer].refuse(request, f"{item} has {there.nbytes:,} bytes here, and {order.end:,} were asked for")
+        self._serve(self._serves.sent(peer, request))
+        self._plane.refuse(peer, request, f"{item} has {there.nbytes:,} bytes here, and {order.end:,} were asked for")

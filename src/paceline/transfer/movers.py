@@ -11,8 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.ipc.channel import Channel, End, pair
@@ -26,8 +25,10 @@ from paceline.net.handshake import Answered, Keys
 from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.transfer import io_process as told
-from paceline.transfer.data_connection import PURPOSE, Dialler, PeerExchange, Pipe, PipeNews, Port
-from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.data_connection import PURPOSE, Dialler, PeerExchange, Port
+from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
+from paceline.transfer.emulated_link import EmulatedLink
+from paceline.transfer.fetch_table import Named, Peer, Range
 from paceline.transfer.item_names import fields_of, item_of
 
 BEATS = 6
@@ -45,17 +46,20 @@ class Mover(Protocol):
     def at_end(self, call: Callable[[str], object]) -> None:
         """Call with why no bytes are moved any more, if that happens, or has happened. An earlier call is forgotten."""
 
-    def pipe(self, peer: Peer, news: PipeNews) -> Pipe:
-        """Return this host's end of what it exchanges with that one. `dial` or `expect` gives it connections."""
+    def plane(self, events: PlaneEvents, link: EmulatedLink | None = None) -> Plane:
+        """Return the data plane of this incarnation of the host. `dial` or `expect` gives it connections.
+
+        `link` holds back what it moves. Hosts with such a link have their loops move it.
+        """
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
-        """Have hosts that dial there for data connected with the pipes that `expect` names. `hello`: this host's."""
+        """Let hosts that `expect` names dial there for data. `hello`: this host's."""
 
-    def expect(self, pipe: Any) -> None:
-        """That host may dial."""
+    def expect(self, peer: Peer) -> None:
+        """That host, which the plane has met, may dial."""
 
-    def dial(self, pipe: Any, address: Address, hello: Hello, timeout: float) -> None:
-        """Stay connected with that host, which listens there. `hello`: this host's."""
+    def dial(self, peer: Peer, address: Address, hello: Hello, timeout: float) -> None:
+        """Stay connected with that host, which the plane has met, and which listens there. `hello`: this host's."""
 
     def wake(self) -> None:
         """The run is to end, for which bytes may still have to move: have a process go on that is stopped."""
@@ -64,7 +68,7 @@ class Mover(Protocol):
         """Return the time of processors that moving took. None: nobody knows, as the loop does other things, too."""
 
     def close(self) -> None:
-        """This incarnation of the host is over. All pipes have ended."""
+        """This incarnation of the host is over. Its plane is closed."""
 
 
 class InLoop:
@@ -72,28 +76,33 @@ class InLoop:
 
     def __init__(self, loop: Loop, keys: Keys, show: Callable[[str], object]) -> None:
         self._loop, self._keys, self._show = loop, keys, show
+        self._plane: DataPlane | None = None
         self._port: Port | None = None
         self._diallers: list[Dialler] = []
 
     def at_end(self, call: Callable[[str], object]) -> None:
         """See `Mover`. A loop does not end before its host."""
 
-    def pipe(self, peer: Peer, news: PipeNews) -> PeerExchange:
+    def plane(self, events: PlaneEvents, link: EmulatedLink | None = None) -> DataPlane:
         """See `Mover`."""
-        return PeerExchange(peer, news)
+        self._plane = DataPlane(events, PeerExchange if link is None else link.exchange)
+        return self._plane
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self._port = Port(door, self._loop, hello, self._show, timeout)
 
-    def expect(self, pipe: PeerExchange) -> None:
+    def expect(self, peer: Peer) -> None:
         """See `Mover`."""
         assert self._port is not None
-        self._port.expect(pipe)
+        assert self._plane is not None
+        self._port.expect(self._plane.exchanges[peer])
 
-    def dial(self, pipe: PeerExchange, address: Address, hello: Hello, timeout: float) -> None:
+    def dial(self, peer: Peer, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
-        self._diallers.append(Dialler(pipe, address, self._keys, self._loop, hello, self._show, timeout))
+        assert self._plane is not None
+        to = self._plane.exchanges[peer], address, self._keys
+        self._diallers.append(Dialler(*to, self._loop, hello, self._show, timeout))
 
     def wake(self) -> None:
         """See `Mover`."""
@@ -157,9 +166,9 @@ class InProcess:
         self._loop = loop
         self._channel = Channel(forked.end, told.FromProcess, "the process that moves data")
         self._outbox = SendQueue(self._channel, loop, self._kill)
-        self._numbers = count()
-        self._pipes: dict[int, _Far] = {}
-        self._by_connection: dict[int, _Far] = {}
+        self._plane: _PlaneInProcess | None = None
+        self._forgets = 0
+        """Incarnations of this host that are over, and of which the process may still say something."""
         self._files: set[int] = set()
         """Descriptors of files that the process knows."""
         loop.watch(self._channel, self._heard)
@@ -173,11 +182,11 @@ class InProcess:
         if self._has_ended:
             call(self._why)
 
-    def pipe(self, peer: Peer, news: PipeNews) -> _Far:
+    def plane(self, events: PlaneEvents, link: EmulatedLink | None = None) -> _PlaneInProcess:
         """See `Mover`."""
-        number = next(self._numbers)
-        pipe = self._pipes[number] = _Far(number, peer, news, self)
-        return pipe
+        assert link is None, "a process holds nothing back"
+        self._plane = _PlaneInProcess(events, self)
+        return self._plane
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
@@ -185,13 +194,13 @@ class InProcess:
         self._has_to_answer(timeout)
         door.hands_over(PURPOSE, self._hand_over)
 
-    def expect(self, pipe: _Far) -> None:
+    def expect(self, peer: Peer) -> None:
         """See `Mover`."""
-        self.say(told.Expect(pipe.number, *pipe.peer))
+        self.say(told.Expect(*peer))
 
-    def dial(self, pipe: _Far, address: Address, hello: Hello, timeout: float) -> None:
+    def dial(self, peer: Peer, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
-        self.say(told.Dial(pipe.number, *pipe.peer, address, hello, timeout))
+        self.say(told.Dial(*peer, address, hello, timeout))
         self._has_to_answer(timeout)
 
     def wake(self) -> None:
@@ -206,11 +215,11 @@ class InProcess:
     def close(self) -> None:
         """See `Mover`."""
         self.say(told.Forget())
-        self._pipes.clear()
-        self._by_connection.clear()
+        self._forgets += 1
+        self._plane = None
         self._files.clear()
 
-    # --- for pipes ----------------------------------------------------------------------------------
+    # --- for its plane ------------------------------------------------------------------------------
 
     def say(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell the process, now or when it can hear that. A process that has ended is found so by its end."""
@@ -241,26 +250,15 @@ class InProcess:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case told.Connected(pipe=number, connection=connection):
-                if (pipe := self._pipes.get(number)) is not None and not pipe.ended:
-                    self._by_connection[connection] = pipe
-                    pipe.comes(connection)
-            case told.Disconnected(connection=connection):
-                if (pipe := self._by_connection.pop(connection, None)) is not None:
-                    pipe.goes()
             case told.Said(line=line):
                 self._show(line)
             case told.BeatHeard():
                 self._unanswered = 0
-            case told.Settled(connection=connection, request=request):
-                if (pipe := self._by_connection.get(connection)) is not None:
-                    pipe.settled(request)
-            case told.Asked() | told.Cancelled() | told.Sent() | told.Refused() | told.Came():
-                if (pipe := self._by_connection.get(message.connection)) is not None and not pipe.ended:
-                    try:
-                        pipe.hears(message)
-                    except MessageUnreadable as error:
-                        self.say(told.Break(message.connection, str(error)))
+            case told.Forgotten():
+                self._forgets -= 1
+            case _:
+                if self._plane is not None and not self._forgets:
+                    self._plane.hear(message)
 
     def _hand_over(self, answered: Answered) -> None:
         self.say(told.Took(answered.purpose, answered.theirs, answered.ours), (answered.end.fileno(),))
@@ -300,94 +298,98 @@ class InProcess:
             self._loop.unwatch(self._channel)
 
 
-class _Far:
-    """The host's end of a pipe whose bytes the process moves. See `PeerExchange`."""
+class _PlaneInProcess:
+    """See `Plane`. The process has a `DataPlane`, which does what is said here."""
 
-    def __init__(self, number: int, peer: Peer, news: PipeNews, mover: InProcess) -> None:
-        self.number = number
-        self.peer = peer
-        self.ended = False
-        self._news = news
+    def __init__(self, events: PlaneEvents, mover: InProcess) -> None:
+        self._events = events
         self._mover = mover
-        self._connection: int | None = None
-        """The connection for which the process may move something."""
-        self._late: set[int] = set()
-        """Requests that were cancelled, and for which the process may still write."""
+        self._say = mover.say
+        self._connections: dict[Peer, int] = {}
+        self._peers: dict[int, Peer] = {}
+        """By number of a connection."""
 
-    @property
-    def connected(self) -> bool:
-        """See `PeerExchange`."""
-        return self._connection is not None and not self.ended
+    def meet(self, peer: Peer) -> None:
+        """See `Plane`."""
+        self._say(told.Meet(*peer))
 
-    def end(self) -> None:
-        """See `PeerExchange`."""
-        if self.ended:
-            return
-        connected, self.ended = self.connected, True
-        self._mover.say(told.End(self.number))
-        if connected:
-            self._news.disconnected(self.peer)
+    def end(self, peer: Peer, why: str) -> None:
+        """See `Plane`. What the process still says of its connection means nothing."""
+        self._say(told.End(*peer, why))
+        self._goes(peer)
 
-    def ask(self, request: int, named: Named, begin: int, end: int) -> None:
-        """See `PeerExchange`."""
-        there = self._news.memory(self.peer, request)
-        if self._connection is not None and there is not None:
-            place, files = self._mover.place(there)
-            asks = told.Ask(self._connection, request, named.segment, fields_of(named.item), begin, end, place)
-            self._mover.say(asks, files)
+    def begin(self, segment: int) -> None:
+        """See `Plane`."""
+        self._say(told.Begin(segment))
 
-    def cancel(self, request: int) -> bool:
-        """See `Pipe`."""
-        if self._connection is None:
-            return True
-        self._late.add(request)
-        self._mover.say(told.Cancel(self._connection, request))
-        return False
+    def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
+        """See `Plane`."""
+        place, files = self._mover.place(span)
+        self._say(told.Want(number, named.segment, fields_of(named.item), ranges, place, parts), files)
 
-    def send(self, request: int, span: Span) -> None:
-        """See `PeerExchange`."""
-        if self._connection is not None:
+    def drop(self, number: int) -> None:
+        """See `Plane`."""
+        self._say(told.Drop(number))
+
+    def send(self, peer: Peer, request: int, span: Span) -> None:
+        """See `Plane`."""
+        if (connection := self._connections.get(peer)) is not None:
             place, files = self._mover.place(span)
-            self._mover.say(told.Send(self._connection, request, place), files)
+            self._say(told.Send(connection, request, place), files)
 
-    def stop(self, request: int) -> None:
-        """See `PeerExchange`."""
-        if self._connection is not None:
-            self._mover.say(told.Stop(self._connection, request))
+    def stop(self, peer: Peer, request: int) -> None:
+        """See `Plane`."""
+        if (connection := self._connections.get(peer)) is not None:
+            self._say(told.Stop(connection, request))
 
-    def refuse(self, request: int, why: str) -> None:
-        """See `PeerExchange`."""
-        if self._connection is not None:
-            self._mover.say(told.Refuse(self._connection, request, why))
+    def refuse(self, peer: Peer, request: int, why: str) -> None:
+        """See `Plane`."""
+        if (connection := self._connections.get(peer)) is not None:
+            self._say(told.Refuse(connection, request, why))
 
-    def comes(self, connection: int) -> None:
-        """There is a connection."""
-        self._connection = connection
-        self._news.connected(self.peer)
+    def close(self) -> None:
+        """See `Plane`. `Forget` ends it in the process."""
+        for peer in list(self._connections):
+            self._goes(peer)
 
-    def goes(self) -> None:
-        """It has gone: nothing is written for it any more."""
-        self._connection = None
-        for request in list(self._late):
-            self.settled(request)
-        if not self.ended:
-            self._news.disconnected(self.peer)
-
-    def settled(self, request: int) -> None:
-        """Nothing is written any more for that request, which was cancelled."""
-        self._late.discard(request)
-        self._news.settled(self.peer, request)
-
-    def hears(self, message: Message) -> None:
-        """The process says this of the connection. Raises MessageUnreadable."""
+    def hear(self, message: Message) -> None:
+        """The process says this."""
         match message:
-            case told.Asked(request=request, segment=segment, item=item, begin=begin, end=end):
-                self._news.asked(self.peer, request, Named(segment, item_of(item)), begin, end)
-            case told.Cancelled(request=request):
-                self._news.cancelled(self.peer, request)
-            case told.Sent(request=request):
-                self._news.sent(self.peer, request)
-            case told.Refused(request=request, why=why):
-                self._news.refused(self.peer, request, why)
-            case told.Came(request=request, count=count):
-                self._news.came(self.peer, request, count)
+            case told.Connected(host=host, incarnation=incarnation, connection=connection):
+                self._connections[Peer(host, incarnation)] = connection
+                self._peers[connection] = Peer(host, incarnation)
+                self._events.connected(Peer(host, incarnation))
+            case told.Disconnected(connection=connection):
+                if (peer := self._peers.get(connection)) is not None:
+                    self._goes(peer)
+            case told.Came(number=number, begin=begin, end=end):
+                self._events.came(number, begin, end)
+            case told.Brought(number=number, host=host, incarnation=incarnation, size=size, whole=whole):
+                self._events.brought(number, Peer(host, incarnation), size, whole)
+            case told.Refused(number=number, host=host):
+                self._events.refused(number, host)
+            case told.Lost(number=number, why=why):
+                self._events.lost(number, why)
+            case told.Settled(number=number):
+                self._events.settled(number)
+            case told.Asked() | told.Cancelled() | told.Sent():
+                if (peer := self._peers.get(message.connection)) is not None:
+                    self._hear_asker(peer, message)
+
+    def _hear_asker(self, peer: Peer, message: told.Asked | told.Cancelled | told.Sent) -> None:
+        request = message.request
+        match message:
+            case told.Asked(segment=segment, item=item, begin=begin, end=end):
+                try:
+                    self._events.asked(peer, request, Named(segment, item_of(item)), begin, end)
+                except MessageUnreadable as error:
+                    self._say(told.Break(message.connection, str(error)))
+            case told.Cancelled():
+                self._events.cancelled(peer, request)
+            case told.Sent():
+                self._events.sent(peer, request)
+
+    def _goes(self, peer: Peer) -> None:
+        if (connection := self._connections.pop(peer, None)) is not None:
+            del self._peers[connection]
+            self._events.disconnected(peer)

@@ -1,4 +1,4 @@
-"""Bytes that are still written after their fetch is cancelled, as a process that moves them is told of that late."""
+"""Bytes that are still written after their want is dropped, as a process that moves them is told of that late."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import pytest
 
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
-from paceline.transfer.data_connection import PeerExchange, PipeNews
-from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.data_connection import PeerExchange
+from paceline.transfer.data_plane import DataPlane, PlaneEvents
+from paceline.transfer.emulated_link import EmulatedLink
+from paceline.transfer.fetch_table import Named, Range
 from paceline.transfer.movers import InLoop
 
 LATE = 0.2
@@ -16,49 +18,46 @@ WRITTEN = b"\xdd"
 """What comes late."""
 
 
-class _Late(PeerExchange):
-    """Writes to the place of what is cancelled until the process would have heard of that."""
+class _Late(DataPlane):
+    """Writes to the place of what is dropped until the process would have heard of that."""
 
-    def __init__(self, peer: Peer, news: PipeNews, loop: Loop, late: list[Span]) -> None:
-        """`late`: places of this host to which it may still be written."""
-        super().__init__(peer, news)
-        self._told = news
+    def __init__(self, events: PlaneEvents, loop: Loop) -> None:
+        super().__init__(events, PeerExchange)
         self._loop = loop
-        self._late = late
-        self._asked: dict[int, Span] = {}
+        self._late: dict[int, list[Span]] = {}
+        """By number: places to which it may still be written."""
 
-    def ask(self, request: int, named: Named, begin: int, end: int) -> None:
-        if self.connected and (there := self._told.memory(self.peer, request)) is not None:
-            for span in self._late:  # it does one thing after the other: what was cancelled is written before
-                _write(span)
-            self._late.clear()
-            self._asked[request] = there
-        super().ask(request, named, begin, end)
+    def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
+        for late in self._late.values():  # it does one thing after the other: what was dropped is written before
+            _write(late)
+            late.clear()
+        super().want(number, named, ranges, span, parts=parts)
 
-    def cancel(self, request: int) -> bool:
-        super().cancel(request)
-        if (there := self._asked.pop(request, None)) is None:
-            return True
-        self._late.append(there)
-        self._loop.after(LATE, lambda: self._settle(request, there))
-        return False
+    def drop(self, number: int) -> None:
+        requests = [coming for record, coming in self._fetches._requests.values() if record.number == number]
+        if not requests:
+            super().drop(number)
+            return
+        self._late[number] = [self._spans[number].part(one.have, one.end) for one in requests]
+        self._forget(number)
+        self._obey(self._fetches.drop(number))
+        self._loop.after(LATE, lambda: self._settle(number))
 
-    def _settle(self, request: int, there: Span) -> None:
-        if any(one is there for one in self._late):
-            _write(there)
-            self._late[:] = [one for one in self._late if one is not there]
-        self._told.settled(self.peer, request)
+    def _settle(self, number: int) -> None:
+        _write(self._late.pop(number))
+        self._events.settled(number)
 
 
-def _write(span: Span) -> None:
-    span.memory[:] = WRITTEN * span.nbytes
+def _write(spans: list[Span]) -> None:
+    for span in spans:
+        span.memory[:] = WRITTEN * span.nbytes
 
 
 def comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all hosts be late to stop what is cancelled."""
-    late: dict[InLoop, list[Span]] = {}
+    """Have all hosts be late to stop what is dropped."""
 
-    def pipe(self: InLoop, peer: Peer, news: PipeNews) -> PeerExchange:
-        return _Late(peer, news, self._loop, late.setdefault(self, []))
+    def plane(self: InLoop, events: PlaneEvents, link: EmulatedLink | None = None) -> DataPlane:
+        self._plane = _Late(events, self._loop)
+        return self._plane
 
-    monkeypatch.setattr(InLoop, "pipe", pipe)
+    monkeypatch.setattr(InLoop, "plane", plane)

@@ -1,0 +1,225 @@
+"""The data plane of a host: it fetches what the host wants of others, and sends what they ask for.
+
+    the host's TransferManager          DataPlane
+    want, drop, send          ───►      FetchTable, and a PeerExchange for each other host   ◄───►   their data planes
+    came, brought, lost       ◄───
+
+It knows numbers, names, ranges and memory. Who waits for an item, and what becomes of it, the host alone knows. A plane
+works in the host's loop, or in a process of its own: see `transfer.movers`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from paceline.ipc.memory import Span
+from paceline.transfer.data_connection import BulkNews, PeerExchange
+from paceline.transfer.fetch_table import Ask, Brought, Cancel, FetchTable, Lost, Named, Order, Peer, Range
+
+
+class PlaneEvents(Protocol):
+    """What a data plane tells its host. A want ends in one of `brought` with `whole`, `lost` and `settled`."""
+
+    def connected(self, peer: Peer) -> None:
+        """There is a connection with that host."""
+
+    def disconnected(self, peer: Peer) -> None:
+        """The connection is lost, with all that was asked over it. Nothing waits to be written."""
+
+    def came(self, number: int, begin: int, end: int) -> None:
+        """These bytes of the item are there. Told where the want says `parts`."""
+
+    def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
+        """All that this host has of the item is here: so many bytes. `whole`: the item has arrived."""
+
+    def refused(self, number: int, host: str) -> None:
+        """That host will never have the item. `lost` follows."""
+
+    def lost(self, number: int, why: str) -> None:
+        """The item will not come, and no byte of it comes any more."""
+
+    def settled(self, number: int) -> None:
+        """The want was dropped, and no byte of its item comes any more."""
+
+    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+        """That host asks for these bytes. Raises MessageUnreadable if it may not."""
+
+    def cancelled(self, peer: Peer, request: int) -> None:
+        """That host wants no more of what it has asked for."""
+
+    def sent(self, peer: Peer, request: int) -> None:
+        """None of the request's bytes waits to be written: its memory may change."""
+
+
+class Plane(Protocol):
+    """Moves items between this host and others. `DataPlane` does so in this process."""
+
+    def meet(self, peer: Peer) -> None:
+        """That incarnation of a host takes part."""
+
+    def end(self, peer: Peer, why: str) -> None:
+        """It takes no part any more. What is wanted of it is lost, and this is why."""
+
+    def begin(self, segment: int) -> None:
+        """This segment of the run begins. What is wanted of an earlier one is lost."""
+
+    def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
+        """By that number this item is wanted there, which these hosts have. No number is used again.
+
+        `parts`: whether to tell `came`.
+        """
+
+    def drop(self, number: int) -> None:
+        """That is not wanted any more. `settled` answers."""
+
+    def send(self, peer: Peer, request: int, span: Span) -> None:
+        """Send these bytes, after those of other requests. They must not change until `sent` is told."""
+
+    def stop(self, peer: Peer, request: int) -> None:
+        """Send no more of the request. `sent` is told when nothing of it waits to be written."""
+
+    def refuse(self, peer: Peer, request: int, why: str) -> None:
+        """There is no more of what that host has asked for."""
+
+    def close(self) -> None:
+        """The run is over: leave no connection."""
+
+
+class DataPlane:
+    """See `Plane`."""
+
+    def __init__(self, events: PlaneEvents, exchange: Callable[[Peer, BulkNews], PeerExchange] = PeerExchange) -> None:
+        """`exchange` makes what is exchanged with another host."""
+        self.exchanges: dict[Peer, PeerExchange] = {}
+        """With each host that takes part, or did. `Dialler` and `Port` give them connections."""
+        self._events = events
+        self._exchange = exchange
+        self._fetches = FetchTable()
+        self._spans: dict[int, Span] = {}
+        """By number of what is wanted: where it goes."""
+        self._tells_parts: set[int] = set()
+        self._orders: deque[Order] = deque()
+        """What is to be done, in order. The host may want more as it is told something, which comes after the rest."""
+        self._obeys = False
+
+    def meet(self, peer: Peer) -> None:
+        """See `Plane`."""
+        self.exchanges[peer] = self._exchange(peer, self)
+
+    def end(self, peer: Peer, why: str) -> None:
+        """See `Plane`."""
+        orders = self._fetches.ended(peer, why)  # before its connection goes: they cancel what was asked over that
+        self.exchanges[peer].end()
+        self._obey(orders)
+
+    def begin(self, segment: int) -> None:
+        """See `Plane`."""
+        self._obey(self._fetches.segment_began(segment))
+
+    def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
+        """See `Plane`."""
+        self._spans[number] = span
+        if parts:
+            self._tells_parts.add(number)
+        self._obey(self._fetches.want(number, named, ranges))
+
+    def drop(self, number: int) -> None:
+        """See `Plane`."""
+        self._forget(number)
+        self._obey(self._fetches.drop(number))
+        self._events.settled(number)
+
+    def send(self, peer: Peer, request: int, span: Span) -> None:
+        """See `Plane`."""
+        self.exchanges[peer].send(request, span)
+
+    def stop(self, peer: Peer, request: int) -> None:
+        """See `Plane`."""
+        self.exchanges[peer].stop(request)
+
+    def refuse(self, peer: Peer, request: int, why: str) -> None:
+        """See `Plane`."""
+        self.exchanges[peer].refuse(request, why)
+
+    def close(self) -> None:
+        """See `Plane`."""
+        self._orders.clear()  # something may have been raised in the midst of them
+        for exchange in self.exchanges.values():
+            exchange.end()
+
+    # --- what exchanges tell: see `BulkNews` --------------------------------------------------------
+
+    def connected(self, peer: Peer) -> None:
+        """See `BulkNews`."""
+        self._events.connected(peer)
+        self._obey(self._fetches.connected(peer))
+
+    def disconnected(self, peer: Peer) -> None:
+        """See `BulkNews`."""
+        self._fetches.disconnected(peer)
+        self._events.disconnected(peer)
+
+    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+        """See `BulkNews`."""
+        self._events.asked(peer, request, named, begin, end)
+
+    def cancelled(self, peer: Peer, request: int) -> None:
+        """See `BulkNews`."""
+        self._events.cancelled(peer, request)
+
+    def sent(self, peer: Peer, request: int) -> None:
+        """See `BulkNews`."""
+        self._events.sent(peer, request)
+
+    def refused(self, peer: Peer, request: int, why: str) -> None:
+        """See `BulkNews`."""
+        if (missing := self._fetches.missing(peer, request)) is not None:
+            self._events.refused(missing.number, peer.host)
+        self._obey(self._fetches.refused(peer, request, why))
+
+    def memory(self, peer: Peer, request: int) -> Span | None:
+        """See `BulkNews`."""
+        missing = self._fetches.missing(peer, request)
+        return None if missing is None else self._spans[missing.number].part(missing.begin, missing.end)
+
+    def came(self, peer: Peer, request: int, count: int) -> None:
+        """See `BulkNews`."""
+        if (missing := self._fetches.missing(peer, request)) is None:
+            return
+        end = missing.begin + count
+        if missing.number in self._tells_parts:
+            self._events.came(missing.number, missing.begin, end)
+        self._obey(self._fetches.arrived(peer, request, missing.begin, end))
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _obey(self, orders: Sequence[Order]) -> None:
+        self._orders.extend(orders)
+        if self._obeys:
+            return
+        self._obeys = True
+        try:
+            while self._orders:
+                self._carry_out(self._orders.popleft())
+        finally:
+            self._obeys = False
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Ask(peer, request, named, begin, end):
+                self.exchanges[peer].ask(request, named, begin, end)
+            case Cancel(peer, request):
+                self.exchanges[peer].cancel(request)
+            case Brought(number, peer, size, whole):
+                if whole:
+                    self._forget(number)
+                self._events.brought(number, peer, size, whole)
+            case Lost(number, why):
+                self._forget(number)
+                self._events.lost(number, why)
+
+    def _forget(self, number: int) -> None:
+        self._spans.pop(number, None)
+        self._tells_parts.discard(number)

@@ -1,0 +1,20 @@
+"""What a host's data plane has, for tests that bring its bytes themselves."""
+
+from __future__ import annotations
+
+from paceline.transfer.data_connection import PeerExchange
+from paceline.transfer.data_plane import DataPlane
+from paceline.transfer.fetch_table import Peer
+from paceline.transfer.manager import TransferManager
+
+
+def plane_of(carrier: TransferManager) -> DataPlane:
+    """The plane that moves the host's bytes in this process."""
+    assert isinstance(carrier._plane, DataPlane)
+    return carrier._plane
+
+
+def meet(carrier: TransferManager, host: str, incarnation: int) -> PeerExchange:
+    """Have that incarnation take part. Return what is exchanged with it."""
+    carrier.meet(host, incarnation)
+    return plane_of(carrier).exchanges[Peer(host, incarnation)]
