@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.coordinator.remarks import Alike, unused
 from paceline.core.leases import Batch
+from paceline.ipc.endpoint import Message
 from paceline.job.compatibility import epochs_over
 from paceline.training import prepare
 from paceline.training.batches import Batches, Stands
@@ -185,8 +186,8 @@ def test_another_number_of_epochs_than_was_said_before_is_told_of_once_as_its_lo
 @pytest.mark.parametrize(("made", "here", "told"), [(1, True, 0), (2, True, 1), (2, False, 0)])
 def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here: bool, told: int) -> None:
     """Not by a thread that fetches ahead: it knows no last step."""
-    calls: list[str] = []
-    link = SimpleNamespace(seed=0, worker=0, epochs_are_over=lambda: calls.append("over"))
+    calls: list[Message] = []
+    link = SimpleNamespace(seed=0, worker=0, say=calls.append)
     session: Any = SimpleNamespace(
         link=link,
         here=here,

@@ -16,8 +16,13 @@ if step == 0:
     from msgspec.structs import replace
     from paceline.ipc.messages.worker import StepFinished
     link, say = optimizer.paceline_session.link, optimizer.paceline_session.link.say
-    copied = lambda one: replace(one, to_device={to}, from_device={of}) if isinstance(one, StepFinished) else one
-    link.say = lambda message, *rest: say(copied(message), *rest)
+
+    def says(finished, *rest):
+        if isinstance(finished, StepFinished):
+            finished = replace(finished, to_device={to}, from_device={of})
+        say(finished, *rest)
+
+    link.say = says
 """
 """After each step of a worker."""
 QUERY = "SELECT worker, step, to_device, from_device FROM step_times"
