@@ -27,7 +27,7 @@ from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
-from paceline.host.replicas.elsewhere import ReplicasElsewhere
+from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves, Taking
@@ -549,7 +549,7 @@ def a_group_that_is_given_up_is_not_waited_for(patch: Patch) -> None:
 
 
 def a_place_that_is_empty_is_not_told(patch: Patch) -> None:
-    patch.setattr(ReplicasElsewhere, "_emptied", lambda self, place: self._bound.pop(place, None))
+    patch.setattr(ReplicaPlacement, "emptied", lambda self, place: self._bound.pop(place, None))
 
 
 def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
@@ -564,18 +564,18 @@ def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
 
 
 def a_host_that_comes_again_is_told_of_groups_that_it_was_in(patch: Patch) -> None:
-    lost = ReplicasElsewhere.lost
+    lost = ReplicaPlacement.lost
 
     class Kept(dict[int, tuple[str, ...]]):
         def __setitem__(self, number: int, hosts: tuple[str, ...]) -> None:
             """It stays as it is."""
 
-    def kept(self: ReplicasElsewhere, host: str, why: str) -> None:
+    def kept(self: ReplicaPlacement, host: str, why: str) -> None:
         self._groups = Kept(self._groups)
         lost(self, host, why)
         self._groups = dict(self._groups)
 
-    patch.setattr(ReplicasElsewhere, "lost", kept)
+    patch.setattr(ReplicaPlacement, "lost", kept)
 
 
 def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> None:
@@ -590,14 +590,7 @@ def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> No
 
 
 def a_cut_is_recorded_before_replicas_are_here(patch: Patch) -> None:
-    patch.setattr(ReplicasElsewhere, "_brings", lambda self, replicas, then, lost: then())
-    init = ReplicasElsewhere.__init__
-
-    def made(self: ReplicasElsewhere, head: Any, *given: Any) -> None:
-        init(self, head, *given)
-        head.brings = lambda replicas, then, lost: then()
-
-    patch.setattr(ReplicasElsewhere, "__init__", made)
+    patch.setattr(ReplicaPlacement, "bring", lambda self, replicas, then, lost: then())
 
 
 def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
@@ -618,12 +611,12 @@ def replicas_begin_without_buffers(patch: Patch) -> None:
 
 
 def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:
-    def at_once(self: ReplicasElsewhere) -> None:
+    def at_once(self: ReplicaPlacement) -> None:
         ready, self._goes = self._goes, []
         for _, then in ready:
             then()
 
-    patch.setattr(ReplicasElsewhere, "_let_go", at_once)
+    patch.setattr(ReplicaPlacement, "_let_go", at_once)
 
 
 def a_member_that_has_begun_anew_counts_as_there(patch: Patch) -> None:

@@ -118,7 +118,7 @@ def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_the
 
 
 class OnTwoHosts:
-    """Makers of averages on two hosts, which are told nothing."""
+    """Stands in for two hosts that average, which are told nothing."""
 
     def __init__(self) -> None:
         self.dropped: list[int] = []
@@ -140,7 +140,7 @@ def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
     """Its members are heard to be gone only after that."""
     company, _ = stepped
     makers, before = OnTwoHosts(), replicas(company)
-    company.host.averages.makers = makers
+    company.host.averages._replicas = makers
     company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
     if made_at_the_head:
         company.host.averages.has_made(0, "node-0")

@@ -23,7 +23,7 @@ from paceline.host.cluster import Cluster
 from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.other_hosts import Other, OtherHosts
-from paceline.host.replicas.elsewhere import ReplicasElsewhere
+from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.ipc import messages
 from paceline.records.times import Fetch
 from support.reports import Reports
@@ -547,8 +547,8 @@ def test_the_store_is_lost_that_lacks_a_range_of_a_version_which_can_not_come() 
 def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(lost: bool) -> None:
     head, carrier, there, failed = Mock(), Mock(), {"node-0", "node-1"}, Mock()
     head.name = "node-0"
-    replicas = ReplicasElsewhere(head, carrier, lambda worker: "node-1", there.__contains__, Mock())
-    amiss = replicas.amiss = Mock()
+    head.others.is_there = there.__contains__
+    replicas, amiss = ReplicaPlacement(head, carrier), head.others.amiss
     replicas.carry(Replica(2, 5), "node-1", "node-0", Mock(), failed)
     if lost:
         there.discard("node-1")

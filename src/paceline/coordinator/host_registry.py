@@ -261,12 +261,10 @@ class HostRegistry:
     def move(self, host: str, done: Moved) -> None:
         """Have that host's range of each version moved. If it has none, `done` is told of no shards."""
         assert self._all is not None
-        if self._all.replicas is not None:
-            self._all.keep_replicas(host, lambda: done((), 0))
-        elif host not in self._all.makers:
-            done((), 0)
-        else:
+        if host in self._all.makers:
             self._all.moves.move(host, done)
+        else:
+            self._all.keep_replicas(host, lambda: done((), 0))
 
     def goes(self, host: str) -> None:
         """Nothing of that host is needed any more: let it go."""

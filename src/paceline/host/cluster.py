@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Buffers, Former, Item, Replica, Sum, Update, Version
+from paceline.core.items import Beginning, Buffers, Former, Item, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -45,7 +45,7 @@ from paceline.host.events import (
 )
 from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.averages import GroupAverages, MadeHere
+from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import HERE, NEWEST, CommitQueue
 from paceline.host.orders.join_handover import JoinHandover
@@ -55,7 +55,8 @@ from paceline.host.orders.releases import Releases
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import HostDirectory, Other, OtherHosts
-from paceline.host.replicas.copies import Brings, Copies
+from paceline.host.replicas.copies import Copies
+from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
@@ -155,8 +156,6 @@ class Cluster:
         seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
-        self.brings: Brings = lambda replicas, then, lost: then()
-        """Brings replicas of workers of other hosts here."""
         self._offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._shaped = ShapedFetcher(
@@ -192,9 +191,18 @@ class Cluster:
             name=name,
             deaths_are_told=deaths_are_told,
         )
-        makers = MadeHere(name, self.averaging)
+        self.replicas = ReplicaPlacement(self, carrier)
+        self.shelf.emptied = self.replicas.emptied
         self.averages = GroupAverages(
-            self.shelf, plan, self._shaped.gather, seats, makers, report, now, host_of, deaths_are_told=deaths_are_told
+            self.shelf,
+            plan,
+            self._shaped.gather,
+            seats,
+            self.replicas,
+            report,
+            now,
+            host_of,
+            deaths_are_told=deaths_are_told,
         )
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
@@ -223,10 +231,10 @@ class Cluster:
         )
         self.commits.brings = self._brings
         self.shares = Shares(self.arithmetic, self.remote_shards)
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self._brings_replicas)
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self.replicas.bring)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
-            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, report, self._brings_replicas
+            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, report, self.replicas.bring
         )
         self.pulls = Pulls(self.shelf, self.commits, self.together, seats, early=carrier is not None)
         self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
@@ -252,6 +260,7 @@ class Cluster:
             seats,
             report,
             self._tell,
+            self.replicas,
         )
         self.others = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""
@@ -681,11 +690,6 @@ class Cluster:
         assert self._carrier is not None
         owner, lost = ("brought", next(self._numbers)), lambda why: self.loses(f"version {version} can't come: {why}")
         self._carrier.fetch(Version(version), owner, then, lost)
-
-    def _brings_replicas(
-        self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]
-    ) -> None:
-        self.brings(replicas, then, lost)
 
     def _freed(self, item: Item) -> None:
         """Nobody claims that item any more."""

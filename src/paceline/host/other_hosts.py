@@ -33,7 +33,6 @@ from paceline.host.events import (
 )
 from paceline.host.message_validation import MessageValidation
 from paceline.host.orders.steps import shown
-from paceline.host.replicas.elsewhere import ReplicasElsewhere
 from paceline.host.shards.migration import Moves
 from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
@@ -163,11 +162,7 @@ class OtherHosts:
         """Moves ranges of versions between hosts, if several make some."""
         self.moves.cut = self._recut
         cluster.commits.rests, cluster.remote_shards.drops = self.moves.rests, self.moves.drop
-        self.replicas: ReplicasElsewhere | None = None
-        """Sees to replicas of other hosts' workers, if each worker owns one."""
-        if carrier is not None and directory is not None and cluster.owns_replicas:
-            self.replicas = ReplicasElsewhere(cluster, carrier, self._host_of, self._is_there, self.tell_host)
-            self.replicas.amiss = directory.amiss
+        self.replicas = cluster.replicas
 
     # --- what they are told: see `Cluster` ----------------------------------------------------------
 
@@ -206,7 +201,7 @@ class OtherHosts:
         """Let these workers train, and the hosts make their ranges."""
         self.attachments.offer(FIXED.name, self._cluster.memory.fixed, None)
         self.attachments.offer(ADOPTED.name, self._cluster.memory.adopted, None)
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             self.replicas.begins(workers)
         if self._cluster.shards:
             makers = [one.host for one in self._elsewhere]
@@ -226,7 +221,7 @@ class OtherHosts:
 
     def carry_out(self, order: Order) -> None:
         """Have the host of the order's worker do its part."""
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             return  # the head's shelf has what lies where on all hosts, and workers are told by `_hands`
         match order:
             case Release() | StartPull():
@@ -277,7 +272,7 @@ class OtherHosts:
     def returns(self, worker: int) -> None:
         """A new process begins as this worker."""
         self._gone.discard(worker)
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             self.replicas.back(worker)
         if (other := self._by_worker.get(worker)) is not None:
             other.away.discard(worker)
@@ -291,7 +286,7 @@ class OtherHosts:
         if other.name not in self._begun:
             self._begun.add(other.name)
             self._train(other, {}, late=True)
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             self._admit(other, worker, epoch, at)
             return
         other.made(self._cluster.newest)
@@ -356,7 +351,7 @@ class OtherHosts:
             raise MessageUnreadable("it makes no versions")
         if isinstance(message, host_messages.SaidOfSums) and not self._cluster.together.adding(name):
             raise MessageUnreadable("it adds up no updates")
-        if isinstance(message, host_messages.SaidOfReplicas) and self.replicas is None:
+        if isinstance(message, host_messages.SaidOfReplicas) and not self._cluster.owns_replicas:
             raise MessageUnreadable("no worker there owns a replica")
         if isinstance(message, host_messages.StandsIn) and self._standing_in.get(name, message) is not None:
             raise MessageUnreadable("nothing was to stand in for a worker there")
@@ -461,7 +456,6 @@ class OtherHosts:
             case Averaged(group=group) | GivenUp(group=group):
                 self._cluster.averages.has_made(group, name)
             case host_messages.ItemCopied(number=number):
-                assert self.replicas is not None
                 if not self.replicas.brought(number, name):
                     raise MessageUnreadable(f"it was to bring nothing by the number {number}")
             case Computes(worker=worker):
@@ -477,7 +471,7 @@ class OtherHosts:
         self._shard_lost(name, f"it is lost ({why})")
         self._cluster.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             self._lose_replicas(other, why)
         self.attachments.host_lost(name)
         self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
@@ -503,7 +497,7 @@ class OtherHosts:
     def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
         """That host leaves in good order. Bring what its workers have come to here, then go on."""
         other = self._others.get(host)
-        if self.replicas is None or other is None:  # None: it is lost meanwhile
+        if not self._cluster.owns_replicas or other is None:  # None: it is lost meanwhile
             then()
         else:
             self.replicas.keep(host, [worker for worker in other.workers if self._cluster.has_finished(worker)], then)
@@ -513,7 +507,7 @@ class OtherHosts:
         other.stored = not self._cluster.owns_replicas
         self._by_worker |= dict.fromkeys(other.workers, other)
         self._cluster.expects(other.workers)
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             for worker in other.workers:
                 self.replicas.back(worker)
         self.back(other.name)
@@ -533,7 +527,6 @@ class OtherHosts:
         if isinstance(item, Update | Sum) and (moving := self.moves.ranges(item)) is not None:
             return moving
         if isinstance(item, Partial | Mean | Replica):
-            assert self.replicas is not None
             return self.replicas.ranges(item)
         if isinstance(item, Version):
             return pieces(self._cluster.cuts, self._elsewhere)  # also of one that is lost: then it never comes
@@ -550,7 +543,6 @@ class OtherHosts:
         if isinstance(item, Blob):
             return self.attachments.lay(item, number)
         if isinstance(item, Partial | Mean | Replica):
-            assert self.replicas is not None
             self._cluster.shelf.comes(number, self.replicas.place(item))
         elif not isinstance(item, Update | Buffers):
             self._cluster.shelf.comes(number, self._cluster.shelf.place(self._cluster.meant(item)))
@@ -579,7 +571,7 @@ class OtherHosts:
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
-            return "gone" if self.replicas is None else self.replicas.look(item, begin, end)
+            return "gone" if not self._cluster.owns_replicas else self.replicas.look(item, begin, end)
         if isinstance(item, Blob):
             return self.attachments.look(item, begin, end)
         return self._cluster.look(item, begin, end)
@@ -587,7 +579,6 @@ class OtherHosts:
     def view(self, item: Item) -> Span:
         """See `Items`."""
         if isinstance(item, Partial | Mean | Replica):
-            assert self.replicas is not None
             return self._cluster.memory.place(self.replicas.place(item))
         if isinstance(item, Blob):
             return self.attachments.view(item)
@@ -658,7 +649,7 @@ class OtherHosts:
             return
         host = self._by_worker[worker].name
         attached = None if file is None else self.attachments.attach(file_bytes(file), host)
-        if self.replicas is not None:
+        if self._cluster.owns_replicas:
             self.replicas.binds(host, worker, message)
         self._tell(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message), attached))
 
@@ -672,7 +663,6 @@ class OtherHosts:
             with file:
                 kept = self.attachments.attach(file_bytes(file.fileno()), host)
         if isinstance(buffers, int):
-            assert self.replicas is not None
             self.replicas.binds_place(host, buffers)
             return host_messages.GoesOn(epoch, None, kept, buffers)
         return host_messages.GoesOn(epoch, self.attachments.attach(buffers, host), kept)
@@ -763,7 +753,7 @@ class OtherHosts:
             if state is not None and other.name in self.makers:
                 with_it = self.attachments.attach(file_bytes(state), other.name)
             place = None
-            if self.replicas is not None:
+            if self._cluster.owns_replicas:
                 place = self._cluster.shelf.place(self._cluster.steps.replica(worker))
                 self.replicas.binds_place(other.name, place)
             other.tell(host_messages.Adopted(worker, with_it, place))
@@ -781,8 +771,8 @@ class OtherHosts:
             state = self.attachments.attach(file_bytes(self._cluster.state), other.name)
         shards = tuple(self._cluster.shards)
         other.knows = self._cluster.newest
-        near = self._directed.neighbours(other.name, self._begun) if shards or self.replicas is not None else ()
-        if self.replicas is not None:
+        near = self._directed.neighbours(other.name, self._begun) if shards or self._cluster.owns_replicas else ()
+        if self._cluster.owns_replicas:
             self._directed.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
@@ -821,7 +811,16 @@ class OtherHosts:
             self._report(fact)
         self._carries.again(lambda item: isinstance(item, Version))
 
-    def _host_of(self, worker: int) -> str:
+    def knows(self, host: str) -> bool:
+        """Whether that is one of these hosts, or was."""
+        return host in self._others or any(one.name == host for one in self._by_worker.values())
+
+    def amiss(self, host: str, why: str) -> None:
+        """The host does not give what it has: it is to be ended."""
+        self._directed.amiss(host, why)
+
+    def host_of(self, worker: int) -> str:
+        """The worker's host."""
         return self._by_worker[worker].name if worker in self._by_worker else self._cluster.name
 
     def _met(self, near: Sequence[host_messages.Neighbour], late: str) -> tuple[host_messages.Neighbour, ...]:
@@ -833,13 +832,13 @@ class OtherHosts:
                 self.tell_host(one.host, host_messages.ExpectHost(neighbour))
         return (*others, *own)
 
-    def _is_there(self, host: str) -> bool:
+    def is_there(self, host: str) -> bool:
+        """Whether that host takes part, which may be the head's."""
         return host == self._cluster.name or host in self._others
 
     def _admit(self, other: Other, worker: int, epoch: int, at: float) -> None:
         """Let a worker of that host in. Before, bring what it shows until it takes part."""
         replicas = self.replicas
-        assert replicas is not None
         (replica,) = self._cluster.shelf.claimed(shown(worker))
         assert isinstance(replica, Replica)
         place = self._cluster.shelf.place(replica)
@@ -853,7 +852,6 @@ class OtherHosts:
 
     def _lose_replicas(self, other: Other, why: str) -> None:
         """That host is lost, with its replicas. Those of workers that have finished were to count."""
-        assert self.replicas is not None
         for one in self._others.values():
             if one.name in self._begun:
                 one.tell(host_messages.HostLost(other.name, why))

@@ -18,7 +18,7 @@ from paceline.host.branch import BEGINNING
 from paceline.host.machine import Machine
 from paceline.host.orders.commit_queue import NEWEST
 from paceline.host.orders.steps import BEGUN_AS
-from paceline.host.replicas.elsewhere import _carries
+from paceline.host.replicas.placement import _carries
 from paceline.host.shards.migration import MOVING
 from paceline.host.shards.server import _kept
 from paceline.ipc import memory
@@ -82,7 +82,7 @@ def moves_a_range(host: Any) -> bool:
 
 def replicas_of_hosts(host: Any) -> Any:
     """What the head knows of the other hosts' replicas. None: there are none, or there is one host."""
-    return host.others.replicas
+    return host.replicas if host.owns_replicas and host._carrier is not None else None
 
 
 def carried(host: Any) -> dict[int, Any]:

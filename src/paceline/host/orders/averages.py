@@ -5,60 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
 from paceline.host.events import GroupAveraged, Report
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.averaging import Averaging, Group, GroupShare
+from paceline.host.orders.averaging import Group, GroupShare
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Then
 
+if TYPE_CHECKING:
+    from paceline.host.replicas.placement import ReplicaPlacement
+
 
 def mean_of(group: int) -> Owner:
     """Who claims the mean of that group until its members have it."""
     return "mean of group", group
-
-
-class Makers(Protocol):
-    """The hosts that make averages: see `host.orders.averaging`."""
-
-    def begin(self, group: Group) -> set[str]:
-        """Have the group average.
-
-        Return the hosts that do: `GroupAverages.has_made` is told of each.
-        """
-
-    def drop(self, number: int) -> None:
-        """Have these hosts give the group's average up."""
-
-    def end(self, number: int) -> None:
-        """All know how that group has ended."""
-
-
-class MadeHere:
-    """Keeps `Makers`: this host makes all of every average."""
-
-    def __init__(self, name: str, averaging: Averaging) -> None:
-        self._name = name
-        self._averaging = averaging
-
-    def begin(self, group: Group) -> set[str]:
-        """See `Makers`."""
-        self._averaging.begin(group)
-        return {self._name}
-
-    def drop(self, number: int) -> None:
-        """See `Makers`."""
-        self._averaging.drop(number)
-
-    def end(self, number: int) -> None:
-        """See `Makers`."""
-        self._averaging.end(number)
 
 
 @dataclass(slots=True)
@@ -96,7 +62,7 @@ class GroupAverages:
         plan: MemoryPlan,
         gather: Callable[[int, tuple[int, ...], Then], float],
         seats: Mapping[int, WorkerState],
-        makers: Makers,
+        replicas: ReplicaPlacement,
         report: Report,
         now: Callable[[], float],
         host_of: Callable[[int], str],
@@ -114,7 +80,7 @@ class GroupAverages:
         """Set by the host: steps and averages need each other."""
         self.made = 0
         """Averages of replicas that have taken effect."""
-        self.makers = makers
+        self._replicas = replicas
         self._shelf = shelf
         self._plan = plan
         self._gather = gather
@@ -161,7 +127,7 @@ class GroupAverages:
                 self._fail(average)
                 return
             average.moving = average.begun = True
-            average.awaited = self.makers.begin(group)
+            average.awaited = self._replicas.begin(group)
             average.began = self._gather(order.group, order.members, partial(self._moved, average))
 
         self.steps.after(order.members, go)
@@ -188,7 +154,7 @@ class GroupAverages:
         if average is None or not average.made:  # a run that stops awaits no averages: it tells again
             return
         del self._averages[group]
-        self.makers.end(group)
+        self._replicas.end(group)
         order = average.order
         if order.what == "parameters":
             self.made += 1
@@ -237,7 +203,7 @@ class GroupAverages:
             if not average.awaited:  # all that was still awaited was its host's
                 self._end(average)
             elif first:
-                self.makers.drop(average.order.group)
+                self._replicas.drop(average.order.group)
 
     def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[GroupShare, ...]:
         """What is averaged, by host."""
@@ -296,5 +262,5 @@ class GroupAverages:
     def _ends(self, average: _Average) -> None:
         """Its mean is of no use."""
         if average.begun:
-            self.makers.end(average.order.group)
+            self._replicas.end(average.order.group)
         self._shelf.release(mean_of(average.order.group))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
@@ -22,9 +23,8 @@ from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 
-Carries = Callable[[Replica, int | None, int, Callable[[], None]], None]
-"""Brings that replica from its worker's host, or from this one, to the host of that other worker. Then it calls back,
-unless one of these hosts is lost before."""
+if TYPE_CHECKING:
+    from paceline.host.replicas.placement import ReplicaPlacement
 
 
 @dataclass(slots=True)
@@ -70,10 +70,9 @@ class JoinHandover:
         seats: Mapping[int, WorkerState],
         report: Report,
         send: Callable[..., None],
+        replicas: ReplicaPlacement,
     ) -> None:
         """`send(worker, message, descriptors)` tells a worker."""
-        self.carries: Carries = lambda replica, source, worker, then: then()
-        """Brings a replica to the host of the worker that joins."""
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
@@ -84,6 +83,7 @@ class JoinHandover:
         self._seats = seats
         self._report = report
         self._send = send
+        self._replicas = replicas
         self._asked: dict[int, dict[int, tuple[int, ...] | None]] = {}
         """By worker that joins: who may hand over to it, the first of them that does, and what each has packed: the
         descriptor of that, or nothing; None if it has not packed yet."""
@@ -159,7 +159,9 @@ class JoinHandover:
         if version is None:
             assert self._steps.begun_as is not None  # it is kept until something is recorded
             replica = self._steps.copies(worker, self._steps.begun_as)
-            self.carries(replica, None, worker, lambda: self._send(worker, messages.worker.TakeUp(self._area(replica))))
+            self._replicas.carry_to(
+                replica, None, worker, lambda: self._send(worker, messages.worker.TakeUp(self._area(replica)))
+            )
             return
         told = messages.worker.TakeUp(self._area(self._steps.room(worker)), recorded=True)
         if self._arithmetic.writes(version):
@@ -246,7 +248,9 @@ class JoinHandover:
             if self._copies.get(worker) is copy:
                 self._fetcher.fetch(worker, copy.source, copied)
 
-        self.carries(copy.replica, source, worker, carried)  # under that name it is there as long as it is needed
+        self._replicas.carry_to(
+            copy.replica, source, worker, carried
+        )  # under that name it is there as long as it is needed
 
     def _send_with(self, worker: int, message: messages.worker.TakeUp, file: str) -> None:
         with recorded_file(file) as descriptor:

@@ -39,25 +39,17 @@ class _Carried:
     lost: Callable[[str], None]
 
 
-class ReplicasElsewhere:
-    """Keeps `Makers`: averages are made by the hosts of their members. And it moves replicas between hosts."""
+class ReplicaPlacement:
+    """Has the hosts of a group's members make its average, and moves replicas between hosts."""
 
     def __init__(
         self,
-        head: Cluster,
-        carrier: TransferManager,
-        host_of: Callable[[int], str],
-        is_there: Callable[[str], bool],
-        tell: Callable[[str, messages.Message], None],
+        cluster: Cluster,
+        carrier: TransferManager | None,
     ) -> None:
-        """`host_of(worker)`: its host. `tell(host, message)`: nothing is told to one that is not there."""
-        self._head = head
+        """`carrier`: None if there are no other hosts."""
+        self._cluster = cluster
         self._carrier = carrier
-        self._host_of = host_of
-        self._is_there = is_there
-        self._tell = tell
-        self.amiss: Callable[[str, str], object]
-        """Told of a host that does not give what it has, and why. It is to be ended."""
         self._numbers = count()
         self._groups: dict[int, tuple[str, ...]] = {}
         """By group at work: the hosts that average."""
@@ -75,9 +67,6 @@ class ReplicasElsewhere:
         """Workers that came while others trained, and have not got their replicas."""
         self._goes: list[tuple[str, Callable[[], object]]] = []
         """Hosts that go once nothing of theirs is on its way, and what is called then."""
-        head.averages.makers = self
-        head.shelf.emptied = self._emptied
-        head.joins.carries, head.brings = self._carries, self._brings
 
     # --- what workers are told ----------------------------------------------------------------------
 
@@ -92,36 +81,42 @@ class ReplicasElsewhere:
         """That host is about to be told of that place."""
         self._bound.setdefault(place, {})[host] = None
 
-    # --- averages: see `Makers` ---------------------------------------------------------------------
+    # --- averages ------------------------------------------------------------------------------------
 
     def begin(self, group: Group) -> set[str]:
-        """See `Makers`."""
-        hosts = self._groups[group.number] = tuple(part.host for part in group.parts)
+        """Have the group average. Return the hosts that do: `GroupAverages.has_made` is told of each.
+
+        A replay has the groups of several hosts, and makes all of each average here.
+        """
         parts = tuple(host_messages.GroupPart(one.host, one.members, one.sources, one.weights) for one in group.parts)
+        hosts: dict[str, None] = {}
         for part in group.parts:
-            if part.host == self._head.name:
-                self._head.averaging.begin(group)
-                continue
-            for place in (group.target, *part.sources):
-                self.binds_place(part.host, place)
-            self._tell(part.host, host_messages.AverageGroup(group.number, group.target, parts))
+            if self._cluster.others.knows(part.host):
+                hosts[part.host] = None
+                for place in (group.target, *part.sources):
+                    self.binds_place(part.host, place)
+                self._cluster.others.tell_host(part.host, host_messages.AverageGroup(group.number, group.target, parts))
+            elif self._cluster.name not in hosts:
+                hosts[self._cluster.name] = None
+                self._cluster.averaging.begin(group)
+        self._groups[group.number] = tuple(hosts)
         return set(hosts)
 
     def drop(self, number: int) -> None:
-        """See `Makers`."""
+        """Have these hosts give the group's average up."""
         for host in self._groups[number]:
-            if host == self._head.name:
-                self._head.averaging.drop(number)
+            if host == self._cluster.name:
+                self._cluster.averaging.drop(number)
             else:
-                self._tell(host, host_messages.DropAverage(number))
+                self._cluster.others.tell_host(host, host_messages.DropAverage(number))
 
     def end(self, number: int) -> None:
-        """See `Makers`."""
+        """All know how that group has ended."""
         for host in self._groups.pop(number):
-            if host == self._head.name:
-                self._head.averaging.end(number)
+            if host == self._cluster.name:
+                self._cluster.averaging.end(number)
             else:
-                self._tell(host, host_messages.EndAverage(number))
+                self._cluster.others.tell_host(host, host_messages.EndAverage(number))
 
     # --- replicas that move -------------------------------------------------------------------------
 
@@ -131,29 +126,30 @@ class ReplicasElsewhere:
             then()
             return
         for one in (source, host):
-            if not self._is_there(one):  # a machine is about to hear of it
+            if not self._cluster.others.is_there(one):  # a machine is about to hear of it
                 lost(f"host {one} takes no part any more")
                 return
-        number, place = next(self._numbers), self._head.shelf.place(item)
+        number, place = next(self._numbers), self._cluster.shelf.place(item)
         self._carried[number] = _Carried(item, source, host, then, lost)
-        self._head.shelf.claim(_carries(number), item)  # so it stays as it is
-        if source != self._head.name:
+        self._cluster.shelf.claim(_carries(number), item)  # so it stays as it is
+        if source != self._cluster.name:
             self.binds_place(source, place)
-            self._tell(source, host_messages.Lend(fields_of(item), place))
-        if host == self._head.name:
+            self._cluster.others.tell_host(source, host_messages.Lend(fields_of(item), place))
+        if host == self._cluster.name:
             self._coming[item] = source
             self._copied.add(place)
+            assert self._carrier is not None  # else there is no other host
             self._carrier.fetch(
                 item, _carries(number), lambda: self.brought(number, host), partial(self._never_comes, number, source)
             )
         else:
             self.binds_place(host, place)
-            self._tell(host, host_messages.CopyItem(number, fields_of(item), place, source))
+            self._cluster.others.tell_host(host, host_messages.CopyItem(number, fields_of(item), place, source))
 
     def show(self, replica: Replica, host: str, then: Callable[[], None]) -> None:
         """Bring what a worker of that host shows until it takes part. It does without if that is lost."""
         lies_at = self._lies_at(replica.worker)
-        if self._is_there(lies_at):
+        if self._cluster.others.is_there(lies_at):
             self.carry(replica, lies_at, host, then, lambda why: then())
         else:
             then()
@@ -176,7 +172,7 @@ class ReplicasElsewhere:
         Cuts that are still to be brought have earlier replicas of theirs. What is on its way from there to another host
         comes there before.
         """
-        claimed = [item for _, item, _ in self._head.shelf.claims() if isinstance(item, Replica)]
+        claimed = [item for _, item, _ in self._cluster.shelf.claims() if isinstance(item, Replica)]
         lacking = dict.fromkeys(item for item in claimed if item.worker in workers and item.worker not in self._without)
 
         def go_on() -> None:
@@ -191,7 +187,7 @@ class ReplicasElsewhere:
 
         go_on()
         for item in list(lacking):
-            self.carry(item, self._lies_at(item.worker), self._head.name, partial(here, item), _unawaited)
+            self.carry(item, self._lies_at(item.worker), self._cluster.name, partial(here, item), _unawaited)
 
     def lacks(self, workers: list[int]) -> list[int]:
         """Those of these workers of a host that is lost whose replicas are gone with it."""
@@ -205,7 +201,9 @@ class ReplicasElsewhere:
         for bound in self._bound.values():
             bound.pop(host, None)
         for number, one in list(self._carried.items()):
-            if (host in (one.source, one.host) and self._head.name not in (one.source, one.host)) or host == one.host:
+            if (
+                host in (one.source, one.host) and self._cluster.name not in (one.source, one.host)
+            ) or host == one.host:
                 self._lost(number, why)
 
     def begins(self, workers: Sequence[int]) -> None:
@@ -222,31 +220,37 @@ class ReplicasElsewhere:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`."""
         if isinstance(item, Partial | Mean):
-            return self._head.averaging.ranges(item)
-        return whole(self._coming[item], self._head.memory.offer)
+            return self._cluster.averaging.ranges(item)
+        return whole(self._coming[item], self._cluster.memory.offer)
 
     def place(self, item: Item) -> int:
         """Where that lies at the head, or comes to."""
         if isinstance(item, Partial | Mean):
-            return self._head.averaging.place(item)
-        return self._head.shelf.place(item)
+            return self._cluster.averaging.place(item)
+        return self._cluster.shelf.place(item)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
         if isinstance(item, Partial | Mean):
-            return self._head.averaging.look(item, begin, end)
-        return "here" if self._head.shelf.has(item) else "gone"
+            return self._cluster.averaging.look(item, begin, end)
+        return "here" if self._cluster.shelf.has(item) else "gone"
 
     # --- inside -------------------------------------------------------------------------------------
 
     def _lies_at(self, worker: int | None) -> str:
         """The host that has the replica of that worker. None: what training begins with, which the head has."""
-        return self._head.name if worker is None or worker in self._lie_here else self._host_of(worker)
+        return (
+            self._cluster.name if worker is None or worker in self._lie_here else self._cluster.others.host_of(worker)
+        )
 
-    def _carries(self, replica: Replica, source: int | None, worker: int, then: Callable[[], None]) -> None:
-        self.carry(replica, self._lies_at(source), self._host_of(worker), then, _unawaited)
+    def carry_to(self, replica: Replica, source: int | None, worker: int, then: Callable[[], None]) -> None:
+        """Bring that replica from its worker's host, or from this one, to that other worker's host. Then call back.
 
-    def _brings(self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]) -> None:
+        Nobody is called back if one of these hosts is lost before.
+        """
+        self.carry(replica, self._lies_at(source), self._cluster.others.host_of(worker), then, _unawaited)
+
+    def bring(self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]) -> None:
         """Bring all of these replicas here, by worker, then go on. `lost(worker)`: that one's can't come."""
         left, failed = dict.fromkeys(replicas), False
 
@@ -262,15 +266,15 @@ class ReplicasElsewhere:
                 lost(worker)
 
         for worker, replica in replicas.items():
-            self.carry(replica, self._lies_at(worker), self._head.name, partial(here, worker), partial(gone, worker))
+            self.carry(replica, self._lies_at(worker), self._cluster.name, partial(here, worker), partial(gone, worker))
         if not replicas:
             then()
 
     def _never_comes(self, number: int, source: str, why: str) -> None:
         """That does not come here. A host that still takes part has it, and does not give it."""
         self._lost(number, why)
-        if self._is_there(source):
-            self.amiss(source, f"it does not give a replica: {why}")
+        if self._cluster.others.is_there(source):
+            self._cluster.others.amiss(source, f"it does not give a replica: {why}")
 
     def _lost(self, number: int, why: str) -> None:
         if (carried := self._carried.pop(number, None)) is not None:
@@ -279,13 +283,13 @@ class ReplicasElsewhere:
             self._let_go()
 
     def _release(self, number: int, carried: _Carried) -> None:
-        if carried.source != self._head.name:
-            self._tell(carried.source, host_messages.TakeBack(fields_of(carried.item)))
-        if carried.host == self._head.name and not any(
+        if carried.source != self._cluster.name:
+            self._cluster.others.tell_host(carried.source, host_messages.TakeBack(fields_of(carried.item)))
+        if carried.host == self._cluster.name and not any(
             one.item == carried.item and one.host == carried.host for one in self._carried.values()
         ):
             del self._coming[carried.item]
-        self._head.shelf.release(_carries(number))
+        self._cluster.shelf.release(_carries(number))
 
     def _let_go(self) -> None:
         """Have those hosts go of which nothing is on its way any more."""
@@ -295,12 +299,13 @@ class ReplicasElsewhere:
         for _, then in ready:
             then()
 
-    def _emptied(self, place: int) -> None:
+    def emptied(self, place: int) -> None:
+        """Nothing lies in that place any more."""
         for host in self._bound.pop(place, ()):
-            self._tell(host, host_messages.Emptied(place))
+            self._cluster.others.tell_host(host, host_messages.Emptied(place))
         if place in self._copied:
             self._copied.discard(place)
-            self._head.memory.discard(place)
+            self._cluster.memory.discard(place)
 
 
 def _unawaited(why: str) -> None:
