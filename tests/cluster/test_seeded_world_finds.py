@@ -20,7 +20,6 @@ from paceline.host.branch import Branch
 from paceline.host.cluster import Cluster
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
-from paceline.host.orders.commit_dispatch import CommitDispatch
 from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, step_of
@@ -32,6 +31,7 @@ from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
@@ -244,8 +244,7 @@ def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
 
     def frees(self: OtherHosts, version: int) -> None:
         made(self, version)
-        if self._cluster.remote_shards is not None:
-            self._cluster.remote_shards.freed(version - 1)
+        self._cluster.remote_shards.freed(version - 1)
 
     patch.setattr(OtherHosts, "made", frees)
 
@@ -268,7 +267,12 @@ def a_range_is_served_before_it_is_made(patch: Patch) -> None:
 
 
 def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
-    patch.setattr(CommitDispatch, "has", lambda self, version, begin, end: version == self._making)
+    has = RangeMaker.has
+
+    def begun(self: RangeMaker, version: int, begin: int, end: int) -> bool:
+        return (self.making is not None and version == self.making.version) or has(self, version, begin, end)
+
+    patch.setattr(RangeMaker, "has", begun)
 
 
 def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
@@ -369,12 +373,11 @@ def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
     make = RemoteShards.make
     late: list[Callable[[], None]] = []
 
-    def made(self: RemoteShards, *given: Any, **rest: Any) -> Any:
-        hosts = make(self, *given, **rest)
+    def made(self: RemoteShards, *given: Any, **rest: Any) -> None:
+        make(self, *given, **rest)
         for call in late:
             call()
         late.clear()
-        return hosts
 
     def send_shares(self: RemoteShards, number: int) -> None:
         late.append(lambda: sends(self, number))

@@ -58,7 +58,7 @@ def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
 
 def test_a_version_waits_between_two_others_while_a_range_moves() -> None:
     one, rests = company(1), Mock(return_value=False)
-    one.host.commits.rests = rests
+    one.host.commits._rests = rests
     for step in (0, 1):
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
@@ -91,7 +91,7 @@ def made(version: int, checksum: int, found: tuple[str, int | None] | None = Non
 
 def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     one = company(1)
-    one.host.commits.others = Mock(make=Mock(return_value=["b", "c"]))
+    one.host.commits._others = Mock(hosts=["b", "c"])
     for step in (0, 1):
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
@@ -112,14 +112,14 @@ def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:
 
 
 def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_theirs() -> None:
-    one, others = company(1), Mock(make=Mock(return_value=["b", "c"]))
-    one.host.commits.others, one.host.commits.clips_norms = others, True
+    one, others = company(1), Mock(hosts=["b", "c"])
+    one.host.commits._others, one.host.commits.clips_norms = others, True
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
     (taken,) = (said for said in one.store.sent if isinstance(said, messages.store.TakeNorms))
     assert (taken.version, taken.target, taken.pushed) == (1, 1, [(0, 1.0)])
-    assert others.make.call_args.kwargs["exchanges"]
+    assert others.make.call_args.args[0].exchanges
     assert one.host.norms_taken("c", norms(1, (3, 3.0)))
     assert not one.host.norms_taken("c", norms(1, (3, 3.0)))
     assert not one.host.norms_taken("d", norms(1))
@@ -150,7 +150,7 @@ def test_one_host_takes_norms_as_it_makes_a_version() -> None:
 
 def test_a_range_that_was_not_to_be_made_is_none() -> None:
     one = company(1)
-    one.host.commits.others = Mock(make=Mock(return_value=["b"]))
+    one.host.commits._others = Mock(hosts=["b"])
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
@@ -162,7 +162,7 @@ def test_a_range_that_was_not_to_be_made_is_none() -> None:
 
 def test_a_range_that_is_made_as_another_host_is_lost_comes_too_late_and_is_none_of_its_makers_faults() -> None:
     one = company(1)
-    one.host.commits.others = Mock(make=Mock(return_value=["b", "c"]))
+    one.host.commits._others = Mock(hosts=["b", "c"])
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))

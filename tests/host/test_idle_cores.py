@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from paceline.core.orders import ApplyUpdate, Release, StartPush
-from paceline.host.orders.commit_dispatch import MOST_THREADS
+from paceline.host.shards.range_maker import MOST_THREADS
 from paceline.host.worker_state import WorkerState, idle_cores
 from paceline.ipc import messages
 from support.companies import Company, company

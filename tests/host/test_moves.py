@@ -98,7 +98,7 @@ class Company:
 
     def __init__(self, shards: Sequence[Shard] = (HEAD, B, C)) -> None:
         self.told: list[tuple[str, messages.Message]] = []
-        self.others = RemoteShards(Mock(), Mock(), self._tell)
+        self.others = RemoteShards(Mock(), "head", host_of=Mock(), drops=Mock(), tell=self._tell)
         self.others.begin([one.host for one in shards if one != HEAD])
         self.carrier, self.shelf, self.done, self.cut = Carrier(), Shelf(), Mock(), Mock()
         self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)
@@ -165,7 +165,7 @@ def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_n
         company.others.fetch(update.worker, update, Mock(return_value=None))
     for host in ("b", "c"):
         company.others.stored(host, ARRIVED, 0.0)
-    company.others._comes(ARRIVED, "", 0.0)
+    company.others._comes(ARRIVED, "head", 0.0)
     company.told.clear()
     company.begins()
     company.moves.goes_on(None, STATE)
@@ -180,7 +180,7 @@ def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
     then = Mock(return_value=None)
     for update in (HERE, COMING, ARRIVED):
         company.others.fetch(update.worker, update, then)
-    company.others._comes(HERE, "", 0.0)
+    company.others._comes(HERE, "head", 0.0)
     company.begins()
     assert company.moves.goes_on(None, STATE)
     file = os.memfd_create("state")

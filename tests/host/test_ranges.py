@@ -63,7 +63,9 @@ class Company:
 
     def makes(self, version: int, *updates: Update) -> None:
         """The head orders that version's range."""
-        self.ranges.make(host_messages.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True))
+        self.ranges.maker.make(
+            host_messages.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True)
+        )
 
     def made(self, version: int) -> bool:
         """The process has made it. Return whether it was to."""
@@ -93,7 +95,7 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
 
 def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all() -> None:
     company = Company()
-    company.ranges.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True))
+    company.ranges.maker.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True))
     company.makes(2)
     (taken,) = company.sent()
     assert (type(taken), taken.version, taken.first) == (messages.store.TakeNorms, 1, True)
@@ -101,7 +103,7 @@ def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_
     own, every = messages.store.Norms(1, [(0, 1.0)]), messages.store.Norms(1, [(0, 1.0), (1, 2.0)])
     assert company.ranges.hear(own, [])
     assert company.reports.of(host_messages.RangeNorms) == [host_messages.RangeNorms(own)]
-    company.ranges.make_with(every)
+    company.ranges.maker.make_with(every)
     (order,) = company.sent()[1:]
     assert (type(order), order.version, order.norms) == (messages.store.Commit, 1, every.norms)
     assert company.made(1)
@@ -111,7 +113,7 @@ def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_
 def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_as_of_the_version_before() -> None:
     company = Company()
     company.makes(1)
-    company.ranges.send_share(4)
+    company.ranges.maker.send_share(4)
     company.makes(2)
     assert [type(one) for one in company.sent()] == [messages.store.Commit]
     assert not company.made(2), "it was not to be made yet"
@@ -162,7 +164,7 @@ def test_a_version_is_kept_until_the_head_says_that_nobody_needs_it() -> None:
     company.makes(1)
     company.made(1)
     assert company.shelf.has(Version(0))
-    company.ranges.free(0)
+    company.ranges.maker.free(0)
     assert not company.shelf.has(Version(0))
     company.makes(2)
     assert (company.sent()[-1].source, company.sent()[-1].target) == (1, 0)
@@ -177,9 +179,9 @@ def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
     company.makes(places)
     company.makes(places + 1)
     assert company.sent()[-1].version == places - 1
-    company.ranges.free(3)
+    company.ranges.maker.free(3)
     assert company.sent()[-1].version == places
-    company.ranges.free(4)
+    company.ranges.maker.free(4)
     company.made(places)
     assert company.sent()[-1].version == places + 1
 
@@ -187,19 +189,19 @@ def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
 def test_bytes_are_there_as_they_are_made_and_all_once_the_version_is() -> None:
     company = Company()
     begun: list[int] = []
-    company.ranges.when_begun(1, lambda: begun.append(1))
+    company.ranges.maker.when_begun(1, lambda: begun.append(1))
     company.makes(1)
     assert begun == [1]
     assert company.making(1, 8, 12)
-    assert company.ranges.has(1, 8, 12)
-    assert not company.ranges.has(1, 8, 13)
+    assert company.ranges.maker.has(1, 8, 12)
+    assert not company.ranges.maker.has(1, 8, 13)
     assert not company.making(2, 8, 12), "it is not being made"
     company.carrier.made.assert_called_once_with(Version(1))
     company.made(1)
-    assert company.ranges.has(1, 8, 16)
+    assert company.ranges.maker.has(1, 8, 16)
     assert company.carrier.made.call_count == 2
     company.makes(2)
-    assert not company.ranges.has(2, 8, 12), "what was made of another version"
+    assert not company.ranges.maker.has(2, 8, 12), "what was made of another version"
 
 
 def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
@@ -230,7 +232,7 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     assert [company.ranges.had(one) for one in (arrived, here, coming)] == [True, True, False]
     assert company.ranges.place_of(here) == company.shelf.place(here)
     company.makes(1, own, arrived)
-    company.ranges.send_share(3)
+    company.ranges.maker.send_share(3)
     for arrives, _ in list(fetched.values())[:-1]:
         arrives()
     assert (company.sent(), company.reports.of(host_messages.RangeTaken)) == ([], [])

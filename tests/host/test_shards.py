@@ -7,7 +7,6 @@ from unittest.mock import Mock
 
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update, Version
-from paceline.core.orders import ApplyUpdate
 from paceline.host import messages as host_messages
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.remote import RemoteShards
@@ -21,7 +20,14 @@ class Head:
     def __init__(self) -> None:
         self.inner = Mock()
         self.told: list[tuple[str, messages.Message]] = []
-        self.shards = RemoteShards(self.inner, Mock(), lambda host, message: self.told.append((host, message)))
+        self.drops = Mock()
+        self.shards = RemoteShards(
+            self.inner,
+            "a",
+            host_of=Mock(),
+            drops=self.drops,
+            tell=lambda host, message: self.told.append((host, message)),
+        )
         self.shards.begin(["b", "c"])
         self.arrived: list[float] = []
 
@@ -96,10 +102,8 @@ def test_a_version_goes_to_its_worker_alone() -> None:
 
 def test_all_hosts_are_told_the_same_commit() -> None:
     head = Head()
-    order = ApplyUpdate(version=4, contributions=((1, 0, 0.5), (2, 0, 0.5)))
-    pushed = [(Update(1, 0), 0.25), (Update(2, 0), 0.5)]
-    assert list(head.shards.make(order, pushed, [{"lr": 0.1}], look=True)) == ["b", "c"]
     told = host_messages.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
+    head.shards.make(told)
     assert head.told == [("b", told), ("c", told)]
 
 
@@ -128,17 +132,16 @@ def test_what_has_arrived_is_known_until_a_version_is_made_of_it_or_none_will_ha
         for host in ("b", "c"):
             head.shards.stored(host, Update(1, step), 0.0)
         head.here(0.0)
-    head.shards.make(ApplyUpdate(version=1, contributions=((1, 0, 1.0),)), [(Update(1, 0), 1.0)], None, look=True)
+    head.shards.make(host_messages.MakeRange(1, [((1, 0, "update"), 1.0)], None, look=True))
     head.shards.dropped(Update(1, 1))
     assert head.shards.leaves("b") == [Update(1, 2)]
 
 
 def test_an_update_that_no_version_will_have_is_told_of_while_it_has_its_place() -> None:
-    head, drops = Head(), Mock()
-    head.shards.drops = drops
+    head = Head()
     head.fetches(1, 0)
     head.shards.cancel(1)
-    drops.assert_called_once_with(Update(1, 0))
+    head.drops.assert_called_once_with(Update(1, 0))
 
 
 def file(content: bytes) -> int:
@@ -175,7 +178,7 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
 
 
 def test_without_other_hosts_nothing_is_asked() -> None:
-    assert Shares(Mock(), RemoteShards(Mock(), Mock(), Mock())).ask() == (0, 0)
+    assert Shares(Mock(), RemoteShards(Mock(), "a", host_of=Mock(), drops=Mock(), tell=Mock())).ask() == (0, 0)
 
 
 def test_a_void_sum_that_all_have_is_kept_nowhere() -> None:

@@ -56,7 +56,9 @@ class Head:
         self.inner = Fetches()
         self.facts: list[Fact] = []
         self.told: list[tuple[str, messages.Message]] = []
-        self.shards = RemoteShards(self.inner, lambda total: self.together.host_of(total), self._tell)
+        self.shards = RemoteShards(
+            self.inner, HEAD, host_of=lambda total: self.together.host_of(total), drops=Mock(), tell=self._tell
+        )
         self.together = AggregationScheduler(
             self.shards,
             self.sums,

@@ -158,7 +158,7 @@ class Company:
 
     def claims_of(self, worker: int) -> list[tuple[Any, ...]]:
         """What is claimed for that worker."""
-        others = ("newest version", "version that is being made", "writing of version", "mean of group")
+        others = ("newest version", "made here", "writing of version", "mean of group")
         return [owner for owner in self.claims() if owner[0] not in others and owner[1:2] == (worker,)]
 
 

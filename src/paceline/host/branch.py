@@ -194,7 +194,7 @@ class Branch:
                 own=self._seats,
                 idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
             )
-            self.versions.begins = self._ranges.when_begun
+            self.versions.maker = self._ranges.maker
         elif not sums:
             self._fetch_beginning(workers, version, begun, None)
             return
@@ -287,13 +287,13 @@ class Branch:
             case host_messages.Drop(item=item):
                 self._ranges.drop(summand_of(item))
             case host_messages.MakeRange():
-                self._ranges.make(order)
+                self._ranges.maker.make(order)
             case host_messages.AllNorms(norms=norms):
-                self._ranges.make_with(norms)
+                self._ranges.maker.make_with(norms)
             case host_messages.FreeVersion(version=version):
-                self._ranges.free(version)
+                self._ranges.maker.free(version)
             case host_messages.PackState(number=number):
-                self._ranges.send_share(number)
+                self._ranges.maker.send_share(number)
             case host_messages.TakeRange():
                 self._take(order)
 
@@ -550,7 +550,7 @@ class Branch:
         if self.shelf.settled(number):
             self._summer.go_on()
             if self._ranges is not None:
-                self._ranges.go_on()
+                self._ranges.maker.go_on()
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`."""
@@ -565,8 +565,8 @@ class Branch:
         if isinstance(item, Version):
             if self._ranges is None:
                 return "gone"
-            if item.version > self._ranges.newest:
-                return "here" if self._ranges.has(item.version, begin, end) else "coming"
+            if item.version > self._ranges.maker.newest:
+                return "here" if self._ranges.maker.has(item.version, begin, end) else "coming"
             return "here" if self.shelf.has(item) else "gone"
         if isinstance(item, Sum):
             return self._summer.look(item, begin, end)
@@ -609,7 +609,7 @@ class Branch:
         """Nobody claims it any more, and its place is free."""
         self._whole.discard(item)
         if self._ranges is not None:
-            self._ranges.go_on()
+            self._ranges.maker.go_on()
 
     @property
     def _tells(self) -> bool:

@@ -47,7 +47,7 @@ from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
-from paceline.host.orders.commit_queue import HERE, NEWEST, CommitQueue
+from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.join_handover import JoinHandover
 from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
@@ -60,6 +60,7 @@ from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
@@ -177,7 +178,13 @@ class Cluster:
             self.shelf, plan, self.arithmetic, there=self._there_is_more, not_finite=self.not_finite
         )
         self.sums = SumTable(self.shelf, self.summer)
-        self.remote_shards = RemoteShards(fetcher, lambda total: self.together.host_of(total), self._tell_host)
+        self.remote_shards = RemoteShards(
+            fetcher,
+            name,
+            host_of=lambda total: self.together.host_of(total),
+            drops=lambda item: self.others.moves.drop(item),
+            tell=self._tell_host,
+        )
         self.together = AggregationScheduler(self.remote_shards, self.sums, self.summer, name, self._tell_host, report)
         self.shelf.freed = self._freed
         self.averaging = Averaging(
@@ -215,6 +222,8 @@ class Cluster:
             self._computing = Computing()
             if spec.brings_early:
                 self._early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
+        self.range_maker = RangeMaker(self.shelf, plan, self.arithmetic, self._idle_cores, tells=carrier is not None)
+        """Makes this host's range of each version."""
         self.commits = CommitQueue(
             self.shelf,
             plan,
@@ -222,14 +231,15 @@ class Cluster:
             self.pushes,
             report,
             seats=seats,
-            idle_cores=self._idle_cores,
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
+            host=name,
+            own=self.range_maker,
             others=self.remote_shards,
             sums=self.sums,
-            spreads=carrier is not None,
+            brings=self._brings,
+            rests=lambda: self.others.moves.rests(),
         )
-        self.commits.brings = self._brings
         self.shares = Shares(self.arithmetic, self.remote_shards)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self.replicas.bring)
         self._recorder = copies if spec.versions == "means" else self.commits
@@ -643,7 +653,7 @@ class Cluster:
     def look(self, item: Item, begin: int, end: int) -> Where:
         """Where an item is that another host asks for: a version, or an update or a sum for its range."""
         if isinstance(item, Version) and item.version > self.commits.newest:
-            made = self.commits.maker.has(item.version, begin, end)
+            made = self.range_maker.has(item.version, begin, end)
             return "here" if made and self.shelf.has(item) else "coming"  # its place is free if it can't be made
         if isinstance(item, Sum):
             return self.summer.look(item, begin, end)
@@ -772,7 +782,7 @@ class Cluster:
                 self._offers[worker], seat.scalars = message, message.scalars
                 self.memory.offered(message)
                 seat.accelerator = bool(message.device)
-                self.commits.maker.tells |= seat.accelerator
+                self.range_maker.tells |= seat.accelerator
             case messages.worker.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
                 if not seat.elsewhere:
@@ -877,16 +887,14 @@ class Cluster:
     def store_said(self, message: Any, descriptors: list[int]) -> bool:
         """See `StoreOwner`."""
         match message:
-            case messages.store.Making(version=version):
-                asked = self.commits.maker.made(message)
-                if asked:
-                    self._arrivals.made(version, message.begin, message.end)
-                    self._there_is_more(Version(version))
-                return asked
-            case messages.store.Norms():
-                return self.norms_taken(HERE, message)
-            case messages.store.Committed():
-                return self.range_made(HERE, message)
+            case messages.store.Making(version=version) if self.range_maker.heard(message):
+                self._arrivals.made(version, message.begin, message.end)
+                self._there_is_more(Version(version))
+                return True
+            case messages.store.Norms() if self.range_maker.heard(message):
+                return self.norms_taken(self.name, message)
+            case messages.store.Committed() if self.range_maker.heard(message):
+                return self.range_made(self.name, message)
             case messages.store.Summing() | messages.store.Summed():
                 return self.summer.heard(message)
             case messages.store.VersionRecorded(version=version, sha256=sha256):

@@ -171,7 +171,7 @@ class DropSum(Message):
 
 
 class MakeRange(Message):
-    """Make this host's range of that version, the next one. See `host.orders.commit_dispatch.CommitDispatch`."""
+    """Make this host's range of that version, the next one. See `host.shards.range_maker.RangeMaker`."""
 
     version: int
     terms: list[tuple[Fields, float]]

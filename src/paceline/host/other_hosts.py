@@ -161,7 +161,6 @@ class OtherHosts:
         self.moves = Moves(cluster, cluster.remote_shards, carrier, self.tell_host)
         """Moves ranges of versions between hosts, if several make some."""
         self.moves.cut = self._recut
-        cluster.commits.rests, cluster.remote_shards.drops = self.moves.rests, self.moves.drop
         self.replicas = cluster.replicas
 
     # --- what they are told: see `Cluster` ----------------------------------------------------------

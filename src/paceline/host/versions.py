@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from paceline.host.shards.range_maker import RangeMaker
 
 
 class Versions(Protocol):
@@ -46,13 +49,16 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.newest = 0
-        self.begins: Callable[[int, Callable[[], None]], None] = lambda version, call: call()
-        """See `Versions.when_begun`. A host with a range of it begins itself."""
+        self.maker: RangeMaker | None = None
+        """What makes a range of each version on this host, if anything does."""
         self._waiting = Awaited()
 
     def when_begun(self, version: int, call: Callable[[], None]) -> None:
         """See `Versions`."""
-        self.begins(version, call)
+        if self.maker is None:
+            call()
+        else:
+            self.maker.when_begun(version, call)
 
     def when_made(self, version: int, call: Callable[[], None]) -> None:
         """See `Versions`."""

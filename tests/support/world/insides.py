@@ -20,7 +20,7 @@ from paceline.host.orders.commit_queue import NEWEST
 from paceline.host.orders.steps import BEGUN_AS
 from paceline.host.replicas.placement import _carries
 from paceline.host.shards.migration import MOVING
-from paceline.host.shards.server import _kept
+from paceline.host.shards.range_maker import kept as _kept
 from paceline.ipc import memory
 from paceline.ipc.memory import Region
 from paceline.transfer import data_connection
@@ -149,7 +149,7 @@ def has_begun(agent: Any) -> bool:
 def newest_range(agent: Any) -> Any:
     """Who claims the newest version's range there. None: it makes no range."""
     ranges = agent._branch._ranges
-    return None if ranges is None else _kept(ranges.newest)
+    return None if ranges is None else _kept(ranges.maker.newest)
 
 
 def has_replicas(agent: Any) -> bool:

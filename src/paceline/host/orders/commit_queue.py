@@ -8,48 +8,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.core.state_edits import StateEdit, StateEdits
+from paceline.host import messages as host_messages
 from paceline.host.events import Impossible, Report, VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.commit_dispatch import CommitDispatch, Pushed, Scalars
-from paceline.host.orders.pushes import Pushes
+from paceline.host.orders.pushes import Pushed, Pushes
+from paceline.host.shards.range_maker import RangeMaker
+from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Awaited
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
+from paceline.transfer.item_names import fields_of
 
-HERE = ""
-"""What this host's range goes by."""
+Scalars = list[dict[str, Any]]
+"""An optimizer's hyperparameters, by parameter group."""
 NEWEST = ("newest version",)
-MAKING = ("version that is being made",)
-
-
-class OtherMakers(Protocol):
-    """The other hosts that make a range of each version."""
-
-    hosts: Sequence[str]
-    """Their names, in the order of their ranges. Empty: this host makes all of each version."""
-
-    def make(
-        self,
-        order: ApplyUpdate,
-        pushed: Pushed,
-        scalars: Scalars | None,
-        *,
-        look: bool,
-        exchanges: bool = False,
-        edits: Sequence[StateEdit] = (),
-    ) -> Sequence[str]:
-        """Have them make their ranges of this version. Return their names. See `CommitDispatch`."""
-
-    def make_with(self, norms: messages.store.Norms) -> None:
-        """Tell them these norms, which the ranges that are being made wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +60,38 @@ class CommitQueue:
         report: Report,
         *,
         seats: Mapping[int, WorkerState],
-        idle_cores: Callable[[], int],
         steps_in_store: bool,
         rate_scale: float,
-        others: OtherMakers,
+        host: str,
+        own: RangeMaker,
+        others: RemoteShards,
         sums: SumTable,
-        spreads: bool = False,
+        brings: Callable[[int, Callable[[], object]], object],
+        rests: Callable[[], bool],
     ) -> None:
-        """`idle_cores()`: see `CommitDispatch`.
+        """`own` makes the range of the head's host, which is called `host`, and `others` those of other hosts.
 
-        `spreads`: whether versions go to other hosts while they are being made.
+        `brings(version, then)` brings what others make of that here, then goes on. `rests()` is asked while no version
+        is being made: whether the next one waits.
 
         If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
         learning rates until an order says otherwise.
         """
         self.newest = 0
         self._shelf = shelf
-        self.others = others
+        self._host = host
+        self._own = own
+        self._others = others
         self._sums = sums
-        self.brings: Callable[[int, Callable[[], object]], object] = lambda version, then: then()
-        """Brings what others make of a version here, then goes on."""
+        self._rests = rests
+        self.brings = brings
+        """See `__init__`."""
         self.clips_norms = False
         """Whether mean gradients are clipped by their norm, so that all norms are taken before any range is made."""
         self._norms: dict[str, messages.store.Norms] = {}
         """By host: the norms for its range of the version that is being made, if they are exchanged."""
-        self.rests: Callable[[], bool] = lambda: False
-        """Asked while no version is being made: whether the next one waits."""
         self._plan = plan
         self._arithmetic = arithmetic
-        self.maker = CommitDispatch(shelf, plan, arithmetic, idle_cores, tells=spreads)
         self._pushes = pushes
         self._report = report
         self._seats = seats
@@ -123,7 +106,7 @@ class CommitQueue:
         self._orders: deque[_Ordered] = deque()
         self._committing: ApplyUpdate | None = None
         self._ranges: dict[str, messages.store.Committed | None] = {}
-        """By host that makes a range of it, this one first: what it has said of that. None: it makes it."""
+        """By host that makes a range of it, the head's first: what it has said of that. None: it makes it."""
         self._waiting, self._beginning = Awaited(), Awaited()
         self._known_scalars: Scalars | None = None
 
@@ -132,7 +115,7 @@ class CommitQueue:
         self.newest = version
         place = self._shelf.put(Version(version), NEWEST, self._plan.shared)
         assert place == 0  # where all have mapped it
-        self.maker.uses(place)
+        self._own.begins(version)
 
     @property
     def making(self) -> int | None:
@@ -187,7 +170,7 @@ class CommitQueue:
 
     def adopted(self, worker: int) -> None:
         """The first version is what that worker has written from now on."""
-        self.maker.uses(self._shelf.place(Beginning(worker)))
+        self._own.uses(self._shelf.place(Beginning(worker)))
         self._shelf.replace(Version(0), Beginning(worker))
         self._shelf.claim(NEWEST, Version(0))  # what it was is needed by those only who compute on it
 
@@ -201,7 +184,7 @@ class CommitQueue:
     ) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
-        waits = bool(self.others.hosts)
+        waits = bool(self._others.hosts)
         order = messages.store.Record(version, place, file, list(workers), buffers, waits, known)
         self._arithmetic.write(order, Version(version))
         if waits:
@@ -216,8 +199,9 @@ class CommitQueue:
         if len(self._norms) < len(self._ranges):
             return True
         every = messages.store.Norms(order.version, sorted(norm for one in self._norms.values() for norm in one.norms))
-        self.others.make_with(every)
-        return self.maker.make_with(every)
+        self._others.make_with(every)
+        self._own.make_with(every)
+        return True
 
     def range_made(self, host: str, message: messages.store.Committed) -> bool:
         """That host has made its range of the version. Return whether it was told to."""
@@ -229,8 +213,8 @@ class CommitQueue:
 
     @property
     def lacking(self) -> Sequence[str]:
-        """The other hosts that have not made their range of the version that is being made."""
-        return [host for host, made in self._ranges.items() if made is None and host != HERE]
+        """The hosts besides the head's that have not made their range of the version that is being made."""
+        return [host for host, made in self._ranges.items() if made is None and host != self._host]
 
     @property
     def whole(self) -> bool:
@@ -243,7 +227,7 @@ class CommitQueue:
         assert order is not None
         self.newest = order.version
         self._shelf.claim(NEWEST, Version(order.version))
-        self._shelf.release(MAKING)
+        self._own.free(order.version)
         self._report(VersionCommitted(order.version, sum(one.checksum for one in ranges) % (1 << 64), at))
         lost = [one.not_finite for one in ranges if one.not_finite is not None]
         if self.clips_norms:  # one worker's NaN spreads to ranges where its gradient has none
@@ -266,34 +250,26 @@ class CommitQueue:
         self._orders.clear()
         self._waiting.clear()
         self._beginning.clear()
-        self._shelf.release(MAKING)
+        self._own.lost()
         self._committing = None
 
     def go_on(self) -> None:
         """Begin the next commit, if none is under way."""
-        if self._committing or self.rests() or not self._orders:
+        if self._committing or self._rests() or not self._orders:
             return
-        ordered = self._orders[0]
-        order, pushed = ordered.order, ordered.pushed
-        scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
-        exchanges, look = self.clips_norms and bool(self.others.hosts), self._look
-        if not self.maker.make(
-            order.version,
-            self.newest,
-            pushed,
-            MAKING,
-            scalars=scalars,
-            look=look,
-            edits=ordered.edits,
-            summed=ordered.summed,
-            exchanges=exchanges,
-        ):
+        if self._shelf.free(self._plan.shared) is None:
             return  # until a version is on disk: no worker's claim can be what it waits for
-        self._orders.popleft()
-        self._committing, self._known_scalars = order, ordered.scalars
-        others = self.others.make(order, pushed, scalars, look=look, exchanges=exchanges, edits=ordered.edits)
-        self._ranges = dict.fromkeys([HERE, *others])
+        ordered = self._orders.popleft()
+        order = self._committing = ordered.order
+        scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
+        self._known_scalars = ordered.scalars
+        terms = [(fields_of(item), weight) for item, weight in ordered.pushed]
+        exchanges = self.clips_norms and bool(self._others.hosts)
+        make = host_messages.MakeRange(order.version, terms, scalars, self._look, exchanges, list(ordered.edits))
+        self._ranges = dict.fromkeys([self._host, *self._others.hosts])
         self._norms.clear()
+        self._others.make(make)
+        self._own.make(make, ordered.summed)
         self._beginning.come(order.version)
 
     def _longest(self, order: ApplyUpdate) -> tuple[int, int]:

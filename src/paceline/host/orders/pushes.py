@@ -10,10 +10,12 @@ from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.contract import NotHere, Updates
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.commit_dispatch import Pushed
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Fetcher
+
+Pushed = Sequence[tuple[Update | Sum, float]]
+"""Updates, and sums of updates, each with its weight, in the order in which they are summed."""
 
 
 @dataclass(slots=True)

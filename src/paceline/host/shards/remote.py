@@ -12,14 +12,10 @@ from functools import partial
 
 from paceline.core.facts import Fact
 from paceline.core.items import Sum, Update
-from paceline.core.orders import ApplyUpdate
-from paceline.core.state_edits import StateEdit
 from paceline.host import messages as host_messages
-from paceline.host.orders.commit_dispatch import Pushed, Scalars
-from paceline.host.orders.commit_queue import HERE
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
-from paceline.transfer.item_names import fields_of
+from paceline.transfer.item_names import fields_of, summand_of
 
 WIDER = "wider range"
 """What is lacking of an update that was coming as a host took over another's range, until that host has all it lacked.
@@ -37,18 +33,27 @@ class _Coming:
 
 
 class RemoteShards:
-    """Keeps the contracts `Fetcher` and `OtherMakers`. Without other hosts that make ranges it only passes on."""
+    """Keeps the contract `Fetcher`. Without other hosts that make ranges it only passes on."""
 
     def __init__(
-        self, inner: Fetcher, host_of: Callable[[Sum], str], tell: Callable[[str, messages.Message], None]
+        self,
+        inner: Fetcher,
+        head: str,
+        *,
+        host_of: Callable[[Sum], str],
+        drops: Callable[[Update | Sum], None],
+        tell: Callable[[str, messages.Message], None],
     ) -> None:
-        """`inner` brings what is to come to this host. `host_of(total)` makes that sum. `tell(host, message)`."""
+        """`inner` brings what is to come to the head's host, which is called `head`. `host_of(total)` makes that sum.
+
+        `drops(item)` is told of what no version will have, while it has its place. `tell(host, message)`.
+        """
         self.hosts: Sequence[str] = ()
         """The other hosts, in the order of their ranges."""
-        self.drops: Callable[[Update | Sum], None] = lambda item: None
-        """Told of what no version will have, while it has its place."""
         self._inner = inner
+        self._head = head
         self._host_of = host_of
+        self._drops = drops
         self._tell = tell
         self._coming: dict[Update | Sum, _Coming] = {}
         self._arrived: dict[Update | Sum, None] = {}
@@ -87,7 +92,7 @@ class RemoteShards:
         if isinstance(item, Update):
             self._expected.discard(item)
         self._arrived.pop(item, None)
-        self.drops(item)
+        self._drops(item)
         self._tell_all(host_messages.Drop(fields_of(item)))
 
     def void(self, total: Sum) -> None:
@@ -115,33 +120,22 @@ class RemoteShards:
 
     def lacks_here(self, item: Update | Sum) -> bool:
         """Whether that is on its way to this host."""
-        return HERE in self._coming[item].lacking
+        return self._head in self._coming[item].lacking
 
     def taken(self, at: float) -> list[Fact]:
         """The range is taken over. Return what has happened: these updates have arrived."""
         return [fact for item in self.coming() if (fact := self._comes(item, WIDER, at)) is not None]
 
-    # --- see `OtherMakers` --------------------------------------------------------------------------
+    # --- versions -----------------------------------------------------------------------------------
 
-    def make(
-        self,
-        order: ApplyUpdate,
-        pushed: Pushed,
-        scalars: Scalars | None,
-        *,
-        look: bool,
-        exchanges: bool = False,
-        edits: Sequence[StateEdit] = (),
-    ) -> Sequence[str]:
-        """See `OtherMakers`."""
-        terms = [(fields_of(item), weight) for item, weight in pushed]
-        for item, _ in pushed:
-            self._arrived.pop(item, None)
-        self._tell_all(host_messages.MakeRange(order.version, terms, scalars, look, exchanges, list(edits)))
-        return self.hosts
+    def make(self, order: host_messages.MakeRange) -> None:
+        """Have them make their ranges of this version."""
+        for fields, _ in order.terms:
+            self._arrived.pop(summand_of(fields), None)
+        self._tell_all(order)
 
     def make_with(self, norms: messages.store.Norms) -> None:
-        """See `OtherMakers`."""
+        """Tell them these norms, which the ranges that are being made wait for."""
         self._tell_all(host_messages.AllNorms(norms))
 
     # --- see `Fetcher` ------------------------------------------------------------------------------
@@ -153,9 +147,9 @@ class RemoteShards:
             return
         if isinstance(item, Update):
             self._expected.discard(item)
-        self._coming[item] = _Coming(worker, then, {HERE, *self.hosts})
+        self._coming[item] = _Coming(worker, then, {self._head, *self.hosts})
         self._tell_all(host_messages.Bring(fields_of(item), self._host_of(item) if isinstance(item, Sum) else None))
-        self._inner.fetch(worker, item, partial(self._comes, item, HERE))
+        self._inner.fetch(worker, item, partial(self._comes, item, self._head))
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`."""

@@ -1,9 +1,8 @@
-"""This host's range of each version, where another host is the head: the arithmetic process here makes it."""
+"""What a host besides the head's needs to make its range of each version: updates, sums, and another host's range."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 
@@ -13,20 +12,14 @@ from paceline.host import messages as host_messages
 from paceline.host.attachments import file_bytes
 from paceline.host.events import Attached
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.commit_dispatch import CommitDispatch
 from paceline.host.shards.migration import Taking
+from paceline.host.shards.range_maker import RangeMaker, kept
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.versions import Awaited
 from paceline.ipc import messages
 from paceline.ipc.memory import Span
 from paceline.transfer.item_names import fields_of, summand_of
 from paceline.transfer.manager import TransferManager
-
-
-def _kept(version: int) -> Owner:
-    """Who claims the range of a version, until the head says that nobody needs it."""
-    return "made here", version
 
 
 def _brought(item: Update | Sum) -> Owner:
@@ -35,7 +28,7 @@ def _brought(item: Update | Sum) -> Owner:
 
 
 class ShardServer:
-    """Does what the head orders of this host's range, in that order. Versions are made one at a time."""
+    """Does what the head orders of this host's range. See `RangeMaker` for versions."""
 
     def __init__(
         self,
@@ -50,9 +43,8 @@ class ShardServer:
         own: Container[int],
         idle_cores: Callable[[], int],
     ) -> None:
-        """`own` are this host's workers, whose updates are here. `idle_cores`: see `CommitDispatch`."""
-        self.newest = 0
-        """The newest version whose range is made."""
+        """`own` are this host's workers, whose updates are here. `idle_cores`: see `RangeMaker`."""
+        self.maker = RangeMaker(shelf, plan, arithmetic, idle_cores, tells=True)
         self.shard = shard
         """The range that is made here, or is about to be."""
         self._shelf = shelf
@@ -62,32 +54,26 @@ class ShardServer:
         self._report = report
         self._attach = attach
         self._own = own
-        self._orders: deque[host_messages.MakeRange | messages.store.SendShare] = deque()
-        self._making: host_messages.MakeRange | None = None
         self._taking: Taking | None = None
         """What is lacking to make another host's range as well."""
-        self._beginning = Awaited()
-        """What waits for a version whose range is not being made yet."""
         self._bringing: dict[Update | Sum, None] = {}
         """What is on its way here, in the order in which it was asked for."""
         self._hosts: dict[Sum, str] = {}
         """By sum that no version has yet: the host that makes it."""
-        self._maker = CommitDispatch(shelf, plan, arithmetic, idle_cores, tells=True)
 
     # --- the start ----------------------------------------------------------------------------------
 
     def begins(self, version: int, state: int | None) -> None:
         """Training begins with that version, which is here, and with what that file says of the optimizer."""
-        self.newest = version
-        self._shelf.claim(_kept(version), Version(version))
-        self._maker.uses(self._shelf.place(Version(version)))
+        self._shelf.claim(kept(version), Version(version))
+        self.maker.begins(version)
         if state is not None:
             self._arithmetic.send(messages.store.Load(), (state,))
 
     def adopted(self, state: int | None) -> None:
         """The first version has become another one, and the optimizer's state is in that file, if it has changed."""
-        self._shelf.claim(_kept(0), Version(0))  # what it was is needed by those only who compute on it
-        self._maker.uses(self._shelf.place(Version(0)))
+        self._shelf.claim(kept(0), Version(0))  # what it was is needed by those only who compute on it
+        self.maker.uses(self._shelf.place(Version(0)))
         self._arithmetic.adopt([] if state is None else [state])
 
     # --- what the head orders -----------------------------------------------------------------------
@@ -147,37 +133,6 @@ class ShardServer:
             self._carrier.cancel(_brought(item))
         self._needs_no_more(item)
 
-    def make(self, order: host_messages.MakeRange) -> None:
-        """Make this host's range of that version, the next one."""
-        self._orders.append(order)
-        self.go_on()
-
-    def make_with(self, norms: messages.store.Norms) -> None:
-        """These are the norms of all ranges, which the version that is being made waits for."""
-        if not self._arithmetic.lost:
-            self._maker.make_with(norms)
-
-    def free(self, version: int) -> None:
-        """Nobody needs that version any more."""
-        self._shelf.release(_kept(version))
-        self.go_on()
-
-    def when_begun(self, version: int, call: Callable[[], None]) -> None:
-        """See `Versions`."""
-        if version <= self.newest or (self._making is not None and version == self._making.version):
-            call()
-        else:
-            self._beginning.add(version, call)
-
-    def has(self, version: int, begin: int, end: int) -> bool:
-        """Whether these bytes are made, which are in this host's range, of a version that is made or being made."""
-        return version <= self.newest or self._maker.has(version, begin, end)
-
-    def send_share(self, number: int) -> None:
-        """Have what the optimizer has for this range packed, once all that was ordered before is made."""
-        self._orders.append(messages.store.SendShare(number))
-        self.go_on()
-
     def take(self, order: host_messages.TakeRange, lacking: Sequence[Item], state: int) -> None:
         """Take over that range, with what the optimizer has for it, which comes into that file. No version is made.
 
@@ -199,78 +154,53 @@ class ShardServer:
         self.shard = Shard(self.shard.host, begin, end)
 
         def there() -> None:
-            self._taking = None
+            self._taking, self.maker.rests = None, False
             self._arithmetic.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
             self._report(host_messages.RangeTaken())
-            self.go_on()
+            self.maker.go_on()
 
         def lost(why: str) -> None:
             self._arithmetic.lose(f"it was to take over the range of host {order.host}: {why}")
 
+        self.maker.rests = True
         self._taking = Taking(source, arrived, had, self._carrier, there, lost)
         self._taking.begin(lacking, {item: partial(self._stored, item) for item in coming})
-
-    def go_on(self) -> None:
-        """Make the next version's range, if none is being made and there is a place."""
-        if self._taking is not None or self._making is not None or not self._orders or self._arithmetic.lost:
-            return
-        order = self._orders[0]
-        if isinstance(order, messages.store.SendShare):
-            self._arithmetic.send(order)
-            self._orders.popleft()
-            self.go_on()
-            return
-        pushed = [(summand_of(fields), weight) for fields, weight in order.terms]
-        version, before, owner = order.version, order.version - 1, _kept(order.version)
-        if self._maker.make(
-            version,
-            before,
-            pushed,
-            owner,
-            scalars=order.scalars,
-            look=order.look,
-            edits=order.edits,
-            exchanges=order.exchanges,
-        ):
-            self._orders.popleft()
-            self._making = order
-            self._beginning.come(version)
 
     # --- what the arithmetic process says -----------------------------------------------------------
 
     def hear(self, message: messages.Message, descriptors: Sequence[int]) -> bool:
         """The process has said this of versions. Return whether it was asked to."""
-        match message, self._making:
-            case messages.store.Making(version=version), _:
-                if not self._maker.made(message):
+        match message:
+            case messages.store.Making(version=version):
+                if not self.maker.heard(message):
                     return False
                 self._carrier.made(Version(version))
-                return True
-            case messages.store.Norms(version=version), host_messages.MakeRange() as order if version == order.version:
+            case messages.store.Norms():
+                if not self.maker.heard(message):
+                    return False
                 self._report(host_messages.RangeNorms(message))
-                return True
-            case messages.store.ShareReady(number=number, error=error), _:
-                attached = None
-                if descriptors:
-                    attached = self._attach(f"share {number} of {self.shard.host}", file_bytes(descriptors[0]))
-                self._report(host_messages.StatePacked(number, error, attached))
-                return True
-            case messages.store.Committed(version=version), host_messages.MakeRange() as order if (
-                version == order.version
-            ):
-                self.newest, self._making = version, None
+            case messages.store.Committed(version=version):
+                order = self.maker.making
+                if order is None or not self.maker.heard(message):
+                    return False
                 for fields, _ in order.terms:
                     self._needs_no_more(summand_of(fields))
                 self._carrier.made(Version(version))
                 self._report(host_messages.RangeMade(message))
-                self.go_on()
-                return True
-        return False
+                self.maker.go_on()
+            case messages.store.ShareReady(number=number, error=error):
+                attached = None
+                if descriptors:
+                    attached = self._attach(f"share {number} of {self.shard.host}", file_bytes(descriptors[0]))
+                self._report(host_messages.StatePacked(number, error, attached))
+            case _:
+                return False
+        return True
 
     def lost(self, why: str) -> None:
         """The process has gone: no versions are made here any more."""
-        self._orders.clear()
+        self.maker.lost()
         self._report(host_messages.ShardLost(why))
 
     def _stored(self, item: Update | Sum) -> None:

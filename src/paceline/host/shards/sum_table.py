@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
 from paceline.core.roster import mean_of
-from paceline.host.orders.commit_dispatch import Pushed
+from paceline.host.orders.pushes import Pushed
 from paceline.host.shards.host_reducer import HostReducer, Terms
 from paceline.host.version_shelf import Shelf
 

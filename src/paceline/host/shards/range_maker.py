@@ -1,0 +1,164 @@
+"""Makes this host's range of each version: its store process does. A host without others makes all of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from paceline.core.items import Update, Version
+from paceline.host import messages as host_messages
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.store_process import StoreProcess
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.versions import Awaited
+from paceline.ipc import messages
+from paceline.transfer.byte_ranges import ByteRanges
+from paceline.transfer.item_names import summand_of
+
+MOST_THREADS = 8
+"""A commit is bound by memory, so a few cores are all that it can use.
+
+Two take all that the memory of a small machine gives. On a server of 16 cores eight made a version of 124 million
+parameters in 0.1 s; other numbers were not tried there (docs/performance.md).
+"""
+
+
+def kept(version: int) -> Owner:
+    """Who claims the range of a version, until no host needs it."""
+    return "made here", version
+
+
+class RangeMaker:
+    """Does what is ordered of versions in the order of the orders. One version is made at a time, of the one before."""
+
+    def __init__(
+        self, shelf: Shelf, plan: MemoryPlan, store: StoreProcess, idle_cores: Callable[[], int], *, tells: bool
+    ) -> None:
+        """`idle_cores()` are those that the process may use in addition to its own.
+
+        `tells`: see the attribute. What was told is asked for by `has`.
+        """
+        self.tells = tells
+        """Whether the process is asked what is made of a version while the rest is being made."""
+        self.newest = 0
+        """The newest version whose range is made."""
+        self.making: host_messages.MakeRange | None = None
+        """The order that the process is at work on."""
+        self.rests = False
+        """Whether nothing that is ordered begins, as the range becomes wider."""
+        self._shelf = shelf
+        self._plan = plan
+        self._store = store
+        self._idle_cores = idle_cores
+        self._orders: deque[tuple[host_messages.MakeRange, Sequence[Update]] | messages.store.SendShare] = deque()
+        self._made = ByteRanges()
+        """What there is of the version that is being made, as far as that was told."""
+        self._awaits_norms: messages.store.Commit | None = None
+        """What makes the version once the norms of all hosts' ranges are known."""
+        self._beginning = Awaited()
+        """What waits for a version whose range is not being made yet."""
+        self._used: set[int] = set()
+        """Places that a version has been in."""
+
+    def begins(self, version: int) -> None:
+        """Training begins with that version, which has its place."""
+        self.newest = version
+        self.uses(self._shelf.place(Version(version)))
+
+    def uses(self, place: int) -> None:
+        """A version is in that place, or is about to be."""
+        self._used.add(place)
+
+    def make(self, order: host_messages.MakeRange, summed: Sequence[Update] = ()) -> None:
+        """Make the range of that version, the next one. `summed`: updates in sums, whose buffers are here."""
+        self._orders.append((order, summed))
+        self.go_on()
+
+    def make_with(self, norms: messages.store.Norms) -> None:
+        """These are the norms of all ranges, which the version that is being made waits for."""
+        order = self._awaits_norms
+        if order is not None and order.version == norms.version:
+            self._awaits_norms = None
+            self._store.send(msgspec.structs.replace(order, norms=norms.norms))
+
+    def send_share(self, number: int) -> None:
+        """Have what the optimizer has for this range packed, once all that was ordered before is made."""
+        self._orders.append(messages.store.SendShare(number))
+        self.go_on()
+
+    def free(self, version: int) -> None:
+        """The range of that version is needed no more, or others claim it here."""
+        self._shelf.release(kept(version))
+        self.go_on()
+
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """See `Versions`."""
+        if version <= self.newest or (self.making is not None and version == self.making.version):
+            call()
+        else:
+            self._beginning.add(version, call)
+
+    def has(self, version: int, begin: int, end: int) -> bool:
+        """Whether these bytes are made, which are in this host's range, of a version that is made or being made."""
+        if version <= self.newest:
+            return True
+        return self.making is not None and version == self.making.version and self._made.has(begin, end)
+
+    def heard(self, message: messages.store.Making | messages.store.Norms | messages.store.Committed) -> bool:
+        """The process has come so far with a version. Return whether it was to. Call `go_on` once that is passed on."""
+        if self.making is None or message.version != self.making.version:
+            return False
+        if isinstance(message, messages.store.Making):
+            self._made.add(message.begin, message.end)
+        elif isinstance(message, messages.store.Committed):
+            self.newest, self.making = message.version, None
+        return True
+
+    def lost(self) -> None:
+        """The process has gone: what was ordered will not be done."""
+        self._orders.clear()
+        self._beginning.clear()
+        if self.making is not None:
+            self._shelf.release(kept(self.making.version))
+
+    def go_on(self) -> None:
+        """Make the next version's range, if none is being made and there is a place."""
+        if self.rests or self.making is not None or not self._orders or self._store.lost:
+            return
+        ordered = self._orders[0]
+        if isinstance(ordered, messages.store.SendShare):
+            self._store.send(ordered)
+            self._orders.popleft()
+            self.go_on()
+            return
+        order, summed = ordered
+        target = self._shelf.put(Version(order.version), kept(order.version), self._plan.shared)
+        if target is None:
+            return
+        self._orders.popleft()
+        self.making = order
+        self._made.clear()
+        self._begin(order, summed, target)
+        self._beginning.come(order.version)
+
+    def _begin(self, order: host_messages.MakeRange, summed: Sequence[Update], target: int) -> None:
+        pushed = [(self._plan.area(self._shelf.place(summand_of(item))), weight) for item, weight in order.terms]
+        commit = messages.store.Commit(
+            version=order.version,
+            source=self._shelf.place(Version(order.version - 1)),
+            target=target,
+            pushed=pushed,
+            scalars=order.scalars,
+            threads=min(MOST_THREADS, max(1, self._idle_cores())),
+            look=order.look,
+            first=target not in self._used,
+            tells=self.tells,
+            edits=order.edits,
+            summed=[self._plan.area(self._shelf.place(update)) for update in summed],
+        )
+        self._awaits_norms = commit if order.exchanges else None
+        norms = messages.store.TakeNorms(order.version, target, pushed, commit.threads, commit.first)
+        self._store.send(norms if order.exchanges else commit)
+        self._used.add(target)
