@@ -312,7 +312,7 @@ def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> 
         if said_before:
             several.say(WorkerEnded(2, 9))
             assert not several.reports.of(WorkerEnded)
-        several.hosts.ends(2)
+        several.hosts.hear_end(2)
         if not said_before:
             several.say(WorkerEnded(2, 9))
         assert several.reports.told(WorkerEnded) == [(2, 9)]

@@ -132,7 +132,7 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
             members=members,
             happened=happened,
             tell=told.append,
-            workers=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
+            host=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
             departures=SimpleNamespace(go_on=lambda: None),
             shutdown=SimpleNamespace(stopping=False),
             inbox=SimpleNamespace(hear=lambda: None, wait=lambda: happened.append(waits.pop())),

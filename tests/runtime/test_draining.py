@@ -30,10 +30,10 @@ class Run:
         self.killed: list[int] = []
         self.departing, self.ledger, self.loop, self.say = Mock(), Mock(), Mock(), Mock()
         departures: Any = Mock(leave=self._leave)
-        host: Any = Mock(updates=lambda worker: Mock(coming=self.coming.get(worker, ()), unapplied=()))
-        workers: Any = Mock(numbers=range(3), end=self.killed.append)
-        workers.send = lambda worker, message: self.told.append((worker, message))
-        self.members = Members(workers, host, {0: "head", 1: "b", 2: "b"}, lambda: 0.0)
+        host: Any = Mock(numbers=range(3), kill=self.killed.append)
+        host.updates = lambda worker: Mock(coming=self.coming.get(worker, ()), unapplied=())
+        host.send = lambda worker, message: self.told.append((worker, message))
+        self.members = Members(host, {0: "head", 1: "b", 2: "b"}, lambda: 0.0)
         for worker in self.members:
             self.members.trains(worker)
         output: Any = Mock(say=self.say)

@@ -24,14 +24,15 @@ class Case:
     def __init__(self, folder: Path) -> None:
         self.done: list[tuple[Any, ...]] = []
         self.recorded: Path | None = None
-        workers: Any = SimpleNamespace(numbers=range(3), send=lambda worker, _: self.done.append(("tell", worker)))
         host: Any = SimpleNamespace(
+            numbers=range(3),
+            send=lambda worker, _: self.done.append(("tell", worker)),
             edit=lambda number, file: None,
             restructure=lambda file: self.done.append(("restructure", Path(file).name)),
             show_recorded=lambda worker, message, file: self.done.append(("take", worker, message.number)),
         )
         policy: Any = SimpleNamespace(told_edit=lambda number: self.recorded)
-        self.members = Members(workers, host, {}, lambda: 0.0)
+        self.members = Members(host, {}, lambda: 0.0)
         self.edits = Edits(folder, host, self.members, policy)
 
     def wants(self, worker: int, number: int = 1, form: Any = PRUNED) -> None:

@@ -37,9 +37,8 @@ class Run:
         output: Any = Mock(say=self.said.append)
         snapshots: Any = Mock(stop=lambda go_on: self.before(go_on))
         departures: Any = Mock(leave=lambda member, how: self.members.leaves(member.worker, how))
-        workers: Any = Mock(numbers=range(2), send=self._send, end=self.killed.append)
-        host: Any = Mock()
-        self.members = Members(workers, host, {}, lambda: 0.0)
+        host: Any = Mock(numbers=range(2), send=self._send, kill=self.killed.append)
+        self.members = Members(host, {}, lambda: 0.0)
         for worker in self.members:
             self.members.trains(worker)
         self.shutdown = Shutdown(settings, self.members, departures, snapshots, host, others, loop, output)

@@ -42,14 +42,14 @@ class Company:
         self.clock = Clock()
         self.lines: list[str] = []
         self.in_vain: list[int] = []
-        self.workers, self.host = Mock(numbers=(0, 1)), Mock()
+        self.host = Mock(numbers=(0, 1))
         self.has_room()
         settings = Mock(scenario=Scenario(), restart=1, start="together")
         loop: Any = self.clock
-        self.members = Members(self.workers, self.host, {}, lambda: 0.0)
+        self.members = Members(self.host, {}, lambda: 0.0)
         others: Any = Mock(there=lambda worker: self.there if worker == 1 else "here")
         output: Any = Mock(say=self.lines.append)
-        self.returns = Returns(settings, self.members, self.workers, self.host, others, loop, output)
+        self.returns = Returns(settings, self.members, self.host, others, loop, output)
         for worker in (0, 1):
             self.members.comes(worker)
             self.members.trains(worker)
@@ -70,7 +70,7 @@ class Company:
 
     @property
     def begun(self) -> bool:
-        return bool(self.workers.start.called)
+        return bool(self.host.start.called)
 
 
 def test_a_worker_whose_host_is_away_begins_once_its_host_is_back() -> None:
@@ -83,7 +83,7 @@ def test_a_worker_whose_host_is_away_begins_once_its_host_is_back() -> None:
     assert company.returns.awaits([1])
     company.there = "here"
     company.go_on(10 * AWAY)
-    company.workers.start.assert_called_once_with([1])
+    company.host.start.assert_called_once_with([1])
     assert not company.returns.awaits([1])
 
 

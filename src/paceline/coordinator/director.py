@@ -85,7 +85,7 @@ class Director:
         self._coordinator.open()
         for worker in absent:
             self.policy.lost[worker] = None
-            self._run_state.workers.end(worker)
+            self._run_state.host.end(worker)
         self._await(lambda: self._began is not None or not self._run_state.members.here())
         if self._began is None:
             raise RunFailed(self._run_state.shutdown.error or "all workers ended before training began")
@@ -204,7 +204,7 @@ class Director:
         self.policy.lost[worker] = None
         if how == "drained":
             member.left = how  # so its end is no death
-        self._run_state.workers.end(worker)
+        self._run_state.host.end(worker)
         self._await(lambda: not member.here)
         self.policy.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}

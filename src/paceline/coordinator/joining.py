@@ -17,7 +17,6 @@ from paceline.errors import RunFailed
 from paceline.host.cluster import Cluster
 from paceline.host.events import Report
 from paceline.host.worker_output import WorkerOutput
-from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import NoProcess
@@ -28,7 +27,6 @@ from paceline.scenario.scenario import Kill
 
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
-    from paceline.host.all_workers import AllWorkers
 
 
 There = Literal["here", "away", "gone"]
@@ -44,7 +42,6 @@ class Returns:
         self,
         settings: Settings,
         members: Members,
-        workers: Workers | AllWorkers,
         host: Cluster,
         others: HostRegistry | None,
         loop: Loop,
@@ -52,7 +49,6 @@ class Returns:
     ) -> None:
         self._settings = settings
         self._members = members
-        self._workers = workers
         self._host = host
         self._others = others
         self._loop = loop
@@ -70,7 +66,7 @@ class Returns:
         """The moment of that event has come. A worker that is away can't die."""
         if any(member.worker == event.worker for member in self._members.here()):
             self._killed[event.worker] = event
-            self._workers.end(event.worker)
+            self._host.end(event.worker)
 
     def due(self, member: Member, step: int | None) -> float | None:
         """The worker has died in that step, if in any. Return after how many seconds it is to come back, if at all."""
@@ -134,7 +130,7 @@ class Returns:
 
     def start(self, workers: Sequence[int]) -> None:
         """Begin processes as these workers, whose scripts begin beside others. Raises NoProcess."""
-        self._workers.start(workers)
+        self._host.start(workers)
         if self._settings.start == "staggered":
             for one in self._members.to_begin():
                 self._members.begins(one.worker)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.core.membership import Membership, Standing
 from paceline.host.cluster import Cluster
-from paceline.host.workers import Workers
 from paceline.ipc import messages
-
-if TYPE_CHECKING:
-    from paceline.host.all_workers import AllWorkers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,14 +67,11 @@ class Member(Standing):
 class Members(Membership[Member]):
     """The workers of the run: how far each has come, and how each is told something."""
 
-    def __init__(
-        self, workers: Workers | AllWorkers, host: Cluster, hosts: Mapping[int, str], now: Callable[[], float]
-    ) -> None:
-        super().__init__({worker: Member(worker=worker, now=now) for worker in workers.numbers})
+    def __init__(self, cluster: Cluster, hosts: Mapping[int, str], now: Callable[[], float]) -> None:
+        super().__init__({worker: Member(worker=worker, now=now) for worker in cluster.numbers})
         self.hosts = hosts
         """By worker: its host, or node. In a run on several hosts it is added to as hosts come."""
-        self._workers = workers
-        self._host = host
+        self._cluster = cluster
         self._now = now
 
     def add(self, workers: Iterable[int]) -> None:
@@ -87,13 +80,12 @@ class Members(Membership[Member]):
 
     def send(self, member: Member, message: messages.Message) -> None:
         """Tell the worker."""
-        self._workers.send(member.worker, message)
+        self._cluster.send(member.worker, message)
 
     def give_up(self, member: Member, why: str) -> None:
         """End a worker that can't go on, through no fault of the others."""
-        self._workers.give_up(member.worker, why)
+        self._cluster.give_up(member.worker, why)
 
     def kill(self, member: Member) -> None:
         """End the worker's process, whatever it has said and is still on its way."""
-        self._workers.end(member.worker)
-        self._host.ends(member.worker)
+        self._cluster.kill(member.worker)

@@ -39,7 +39,6 @@ from paceline.scenario.group_links import GroupLinks
 if TYPE_CHECKING:
     from paceline.coordinator.drain import Drain
     from paceline.coordinator.host_registry import HostRegistry
-    from paceline.host.all_workers import AllWorkers
     from paceline.host.other_hosts import Other
 
 
@@ -63,13 +62,9 @@ class RunState:
         ledger = journal.ledger
         self.settings = settings
         self.others = others
-        self.workers: Workers | AllWorkers = workers
         hosts: Mapping[int, str] = dict(enumerate(settings.scenario.hosts(settings.workers)))
         if others is not None:
-            from paceline.host.all_workers import AllWorkers  # which a run on one host does without
-
-            self.workers, hosts = (everywhere := AllWorkers(workers, others.others)), others.names
-            others.added.append(everywhere.adds)
+            hosts = others.names
         self.journal = journal
         self.output = output
         self.loop = loop
@@ -80,7 +75,7 @@ class RunState:
         self.inbox = Inbox(loop)
         self.evaluator = self._made_evaluator()
         self.host: Cluster = self._made_host(workers, others)
-        self.members = Members(self.workers, self.host, hosts, loop.now)
+        self.members = Members(self.host, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
         spec = settings.choice.spec
         self.data = Data(self.members, journal, policy, owned=spec.holder == "replica")
@@ -102,7 +97,7 @@ class RunState:
             settings, self.members, self.departures, self.snapshots, self.host, others, loop, output
         )
         self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.inbox.report, output)
-        self.returns = Returns(settings, self.members, self.workers, self.host, others, loop, output)
+        self.returns = Returns(settings, self.members, self.host, others, loop, output)
         self.draining: Drain | None = None
         if others is not None:
             others.needed = self.returns.awaits

@@ -574,10 +574,6 @@ class Cluster:
         self.commits.go_on()
         self.others.gone(worker)
 
-    def ends(self, worker: int) -> None:
-        """The worker's process is told to end. Its end is not put off for what it has said and is still on its way."""
-        self.others.ends(worker)
-
     def wake(self) -> None:
         """The run is to end: have the processes that make and record versions go on if they are stopped."""
         self.arithmetic.wake()
@@ -586,6 +582,42 @@ class Cluster:
     def close(self) -> None:
         """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""
         self.arithmetic.close()
+
+    # --- what workers are told that is not about items -----------------------------------------------
+
+    @property
+    def numbers(self) -> list[int]:
+        """All workers, ascending."""
+        return sorted([*self._workers.numbers, *self.others.workers])
+
+    def start(self, workers: Sequence[int]) -> None:
+        """Begin these workers' processes. Raises NoProcess, and then none of the head's is there."""
+        if here := [worker for worker in workers if worker not in self.others.workers]:
+            self._workers.start(here)
+        self.others.start(workers)
+
+    def send(self, worker: int, message: messages.Message) -> None:
+        """Tell the worker."""
+        self._tell(worker, message)
+
+    def end(self, worker: int) -> None:
+        """End the worker's process, once its host has passed on what it has said."""
+        if self._seats[worker].elsewhere:
+            self.others.end(worker, None)
+        else:
+            self._workers.end(worker)
+
+    def kill(self, worker: int) -> None:
+        """End the worker's process. That is not put off for what it has said and is still on its way."""
+        self.end(worker)
+        self.others.hear_end(worker)
+
+    def give_up(self, worker: int, why: str) -> None:
+        """End a worker that can't go on, through no fault of the others."""
+        if self._seats[worker].elsewhere:
+            self.others.end(worker, why)
+        else:
+            self._workers.give_up(worker, why)
 
     # --- what other hosts are told and asked ------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -313,8 +313,23 @@ class OtherHosts:
                 attached = self.attachments.offer(name, file_bytes(descriptor), other.name)
         other.tell_of(worker, host_messages.TellWorker(worker, message, attached))
 
-    def ends(self, worker: int) -> None:
-        """The worker's process is told to end. Its end is not put off for what it has said and is still on its way."""
+    @property
+    def workers(self) -> Collection[int]:
+        """Those of these hosts, also of hosts that are lost."""
+        return self._by_worker.keys()
+
+    def start(self, workers: Sequence[int]) -> None:
+        """Have the processes begin of those of these workers that are here."""
+        for worker in workers:
+            if (other := self._by_worker.get(worker)) is not None:
+                other.tell(host_messages.StartWorker(worker))
+
+    def end(self, worker: int, why: str | None) -> None:
+        """Have the worker's process ended. `why`: it can't go on, through no fault of the others."""
+        self._tell(worker, host_messages.EndWorker(worker, why))
+
+    def hear_end(self, worker: int) -> None:
+        """Hear at once that the worker's process has ended, if that waits for what the worker has said before."""
         for message in self._said_behind(worker):
             if isinstance(message, WorkerEnded):
                 self._deliver(self._by_worker[worker].name, message)
