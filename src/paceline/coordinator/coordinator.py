@@ -12,7 +12,7 @@ from paceline.coordinator.host_events import note
 from paceline.coordinator.ledger_backpressure import PAUSE, LedgerBackpressure
 from paceline.coordinator.lifecycle import Closing, Gathering, Training, begin
 from paceline.coordinator.member import Member
-from paceline.coordinator.remarks import Alike, EarlyLeavers, unused
+from paceline.coordinator.remarks import Alike, EarlyLeavers, at_end
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.shutdown import loss_is_borne
 from paceline.core.facts import Fact, GradientReady, StepDeclined
@@ -35,7 +35,7 @@ from paceline.host.contract import called
 from paceline.host.events import HostEvent, Prepared, StandInsCame, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
-from paceline.job.compatibility import epochs_over, unmeasured
+from paceline.job.compatibility import epochs_over
 from paceline.job.interrupts import without_handler
 
 GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: only worker 0's is shown
@@ -224,21 +224,7 @@ class Coordinator:
         run_state, training = self.run_state, self._training
         if training is None or run_state.shutdown.outcome != "completed":
             return
-        if line := self._early.at_end():
-            run_state.output.say(line)
-        leases, steps = run_state.data.leases, bool(run_state.adopting.book.pushed)
-        if run_state.shutdown.stopping and not steps:  # a limit left no time for one
-            return
-        line = unused(
-            training.offer,
-            steps=steps,
-            fetched=leases.left_over(),
-            resumed=run_state.settings.resumed is not None,
-        )
-        if line is not None:
-            run_state.output.say(line)
-        names = {*run_state.journal.tally.logged}.union(*(member.logged for member in run_state.members.values()))
-        for line in unmeasured(run_state.settings.targets, training.offer.evaluates, names):
+        for line in at_end(run_state, training.offer, self._early):
             run_state.output.say(line)
 
     # --- what hosts report, and workers say ---------------------------------------------------------

@@ -4,7 +4,14 @@ that leaves early, a run without a step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from paceline.ipc.messages.worker import Offered
+from paceline.job.compatibility import unmeasured
+
+if TYPE_CHECKING:
+    from paceline.coordinator.run_state import RunState
 
 
 class Alike:
@@ -66,6 +73,20 @@ class EarlyLeavers:
         if self.epochs is not None:
             return f"{after} of {self.epochs} epochs"
         return "1 epoch" if after == 1 else f"{after} epochs"
+
+
+def at_end(run_state: RunState, offer: Offered, early: EarlyLeavers) -> Iterator[str]:
+    """Yield what the script did not use of what `prepare` gave it, for the end of a run that has ended well."""
+    if line := early.at_end():
+        yield line
+    steps = bool(run_state.adopting.book.pushed)
+    if run_state.shutdown.stopping and not steps:  # a limit left no time for one
+        return
+    resumed = run_state.settings.resumed is not None
+    if line := unused(offer, steps=steps, fetched=run_state.data.leases.left_over(), resumed=resumed):
+        yield line
+    names = {*run_state.journal.tally.logged}.union(*(member.logged for member in run_state.members.values()))
+    yield from unmeasured(run_state.settings.targets, offer.evaluates, names)
 
 
 def unused(offer: Offered, *, steps: bool, fetched: int, resumed: bool) -> str | None:

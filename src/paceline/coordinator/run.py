@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -133,11 +133,7 @@ def _run(
             coordinator.run_state.shutdown.break_off(str(error))
         if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
             worker, code = coordinator.parser_ended
-            if not settings.shows(worker):
-                if worker:  # only there, such as on another host, where a folder is missing
-                    there = f" of host {host}" if (host := settings.hosts_of_workers.get(worker)) else ""
-                    sys.stderr.write(f"paceline: the script's own argument parser has ended worker {worker}{there}:\n")
-                sys.stderr.write(settings.log(worker).read_text(errors="replace"))
+            _show_parsers_words(settings, worker)
             if not keep:
                 undo(settings.folder, made)
             raise SystemExit(code)
@@ -152,6 +148,16 @@ def _run(
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+def _show_parsers_words(settings: Settings, worker: int) -> None:
+    """Print what the script's own parser has said as it ended that worker, unless that was printed."""
+    if settings.shows(worker):
+        return
+    if worker:  # only there, such as on another host, where a folder is missing
+        there = f" of host {host}" if (host := settings.hosts_of_workers.get(worker)) else ""
+        sys.stderr.write(f"paceline: the script's own argument parser has ended worker {worker}{there}:\n")
+    sys.stderr.write(settings.log(worker).read_text(errors="replace"))
 
 
 def _last_snapshot(folder: Path) -> Snapshot | None:
@@ -297,17 +303,9 @@ def _coordinate(
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
-    run_state, failure = None, ""
-    here = settings.head_workers
+    run_state = None
     try:
-        for first in range(0, len(here), AT_ONCE):
-            if interrupts.pending or failure:  # forking hundreds takes a while
-                break
-            together = here[first : first + AT_ONCE]
-            try:
-                workers.start(together)
-            except NoProcess as error:
-                failure = f"{workers_named(together)} can't be started: {error}"
+        failure = _start(workers, settings.head_workers, interrupts)
 
         def describe(offer: messages.worker.Offered | None) -> None:
             there, machines = (settings, {}) if others is None else (others.settings, others.machines)
@@ -350,11 +348,29 @@ def _coordinate(
         workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         adopt_orphans(False)
-        for unfinished in (settings.folder / "versions").glob("*"):
-            if unfinished.suffix != ".safetensors":  # the store was writing it when it was ended
-                with suppress(OSError):
-                    unfinished.unlink()
-        remove_drafts(settings.folder)
+        _remove_unfinished(settings.folder)
+
+
+def _start(workers: Workers, here: Sequence[int], interrupts: Interrupts) -> str:
+    """Fork these workers, until a signal asks for an end. Return why some can't be; empty if all can."""
+    for first in range(0, len(here), AT_ONCE):
+        if interrupts.pending:  # forking hundreds takes a while
+            break
+        together = here[first : first + AT_ONCE]
+        try:
+            workers.start(together)
+        except NoProcess as error:
+            return f"{workers_named(together)} can't be started: {error}"
+    return ""
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what was being written as the processes were ended."""
+    for unfinished in (folder / "versions").glob("*"):
+        if unfinished.suffix != ".safetensors":  # the store was writing it
+            with suppress(OSError):
+                unfinished.unlink()
+    remove_drafts(folder)
 
 
 def _code_before(settings: Settings) -> dict[str, str]:
