@@ -109,8 +109,8 @@ class Company:
         for version in (6, 7):
             self.shelf.put(Version(version), ("step", version), range(10))
         carrier: Any = self.carrier
-        self.moves = Moves(self.head, self.others, carrier, self._tell)
-        self.moves.cut = self.cut
+        self.directory = Mock(leaving=())
+        self.moves = Moves(self.head, self.others, carrier, self.directory, tell=self._tell, on_moved=self.cut)
 
     def _tell(self, host: str, message: messages.Message) -> None:
         self.told.append((host, message))
@@ -220,12 +220,12 @@ def test_a_range_whose_state_can_not_be_packed_ends_the_run() -> None:
 
 def test_ranges_move_one_after_the_other_and_not_to_a_host_that_leaves_as_well() -> None:
     company = Company()
-    company.moves.leaving = {"b", "c"}
+    company.directory.leaving = {"b", "c"}
     for host in ("c", "b"):
         company.moves.move(host, company.done)
         assert company.moves.rests()
     assert company.moves.busy_with == "the store is moving the range of host c to host b"
-    company.moves.leaving = {"b"}
+    company.directory.leaving = {"b"}
     company.head.shards = [HEAD, Shard("b", 40, 90)]
     company.moves._now = None
     assert company.moves.rests()
@@ -234,7 +234,7 @@ def test_ranges_move_one_after_the_other_and_not_to_a_host_that_leaves_as_well()
 
 def test_a_host_that_leaves_takes_a_range_over_only_if_no_other_can() -> None:
     company = Company()
-    company.moves.leaving = {"b", "c"}
+    company.directory.leaving = {"b", "c"}
     company.moves.move("b", company.done)
     assert company.moves.rests()
     assert company.moves.busy_with == "the store is moving the range of host b to host head"

@@ -568,7 +568,7 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     hosts.begin([0, 1, 2, 4])  # none of node-3's has come
     for said in told.values():
         said.clear()
-    hosts.moves.cut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
+    hosts._recut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
     shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
     assert told == {"node-1": [], "node-2": [shards], "node-3": []}
     head.remote_shards.taken.assert_called_once_with(3.0)

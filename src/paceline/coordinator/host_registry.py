@@ -109,7 +109,7 @@ class HostRegistry:
         """Hosts that make ranges of versions, or average with others."""
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
-        self._leaving: set[str] = set()
+        self.leaving: set[str] = set()
         """Hosts that were asked to leave, and do so in good order."""
         self._all: OtherHosts | None = None
         """What hears these hosts, once the run's parts are made."""
@@ -172,10 +172,6 @@ class HostRegistry:
     def reports_to(self, hosts: OtherHosts, report: Report) -> None:
         """What these hosts say goes there from now on."""
         self._all, self._report = hosts, report
-        hosts.moves.leaving = self._leaving
-        hosts.moves.begun = lambda host, by: self._say(
-            f"host {host} leaves in good order: its range of each version moves to host {by}"
-        )
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
 
@@ -252,7 +248,7 @@ class HostRegistry:
     def there(self, worker: int) -> There:
         """Whether the worker's host is there. `away`: it may come again; `gone`: it won't."""
         host = self.names[worker]
-        if host in self._leaving:
+        if host in self.leaving:
             return "gone"
         if host == self._hosts.head or host in self._prepared:
             return "here"
@@ -362,11 +358,11 @@ class HostRegistry:
             case host_messages.Reaches(host=other, reached=reached):
                 self._reach(host, other, reached)
             case host_messages.Leaves(why=why):
-                self._leaving.discard(host)
+                self.leaving.discard(host)
                 self.ended(host, incarnation, cut(printable(why), LONGEST_WHY))
             case host_messages.Drains():
                 assert self._all is not None  # nothing of this is heard before the run has begun: see `_amiss`
-                self._leaving.add(host)
+                self.leaving.add(host)
                 self._report(HostDrains(host))
             case _:
                 assert self._all is not None
@@ -585,6 +581,10 @@ class HostRegistry:
         """See `HostDirectory`."""
         self.ended(host, self._incarnations.get(host, 0), why)
 
+    def range_moves(self, host: str, by: str) -> None:
+        """See `HostDirectory`."""
+        self._say(f"host {host} leaves in good order: its range of each version moves to host {by}")
+
     def sums_lost(self, host: str, why: str) -> None:
         """See `HostDirectory`."""
         self._say(f"host {host} adds up its workers' updates no more, and they come one by one: {why}")
@@ -627,7 +627,7 @@ class HostRegistry:
                     if host not in self._meeting.agents:  # else `failure` says why
                         self._say(f"host {host} takes no part: {why}")
                     return
-                if host in self._leaving and why == IN_GOOD_ORDER:
+                if host in self.leaving and why == IN_GOOD_ORDER:
                     self._say(f"host {host} has left in good order")
                 elif why != AT_ONCE:
                     self._say(f"host {host} {'takes no part' if why == IDLE else 'is lost'}: {why}")

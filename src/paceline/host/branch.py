@@ -93,7 +93,7 @@ class Branch:
 
         `stand_in`: what this host has in the place of workers, if it has none.
         """
-        self.shelf = Shelf()
+        self.shelf = Shelf(on_freed=self._freed)
         self.versions = Elsewhere()
         self.memory = HostMemory(plan)
         self._plan = plan
@@ -120,7 +120,6 @@ class Branch:
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self._whole: set[Version] = set()
         """Versions of which all ranges are here, if one of them is made here."""
-        self.shelf.freed = self._freed
         self.attachments = Attachments(carrier)
         self._coding = Coding(messages.worker.FromWorker)
         self._later: list[Callable[[], None]] | None = None

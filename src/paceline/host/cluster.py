@@ -121,7 +121,7 @@ class Cluster:
         the rest.
         """
         self.plan = plan
-        self.shelf = Shelf()
+        self.shelf = Shelf(on_freed=self._freed, on_emptied=lambda place: self.replicas.emptied(place))
         self.memory = HostMemory(plan)
         self.shards: Sequence[Shard] = ()
         """See `contract.Host`."""
@@ -186,7 +186,6 @@ class Cluster:
             tell=self._tell_host,
         )
         self.together = AggregationScheduler(self.remote_shards, self.sums, self.summer, name, self._tell_host, report)
-        self.shelf.freed = self._freed
         self.averaging = Averaging(
             self.shelf,
             plan,
@@ -199,7 +198,6 @@ class Cluster:
             deaths_are_told=deaths_are_told,
         )
         self.replicas = ReplicaPlacement(self, carrier)
-        self.shelf.emptied = self.replicas.emptied
         self.averages = GroupAverages(
             self.shelf,
             plan,

@@ -102,6 +102,13 @@ class HostDirectory(Protocol):
     def sums_lost(self, host: str, why: str) -> None:
         """The host adds up no updates any more, though it trains."""
 
+    @property
+    def leaving(self) -> Container[str]:
+        """Hosts that were asked to leave. One of them takes a range over only if no other can."""
+
+    def range_moves(self, host: str, by: str) -> None:
+        """The range of the first host begins to move to the second one."""
+
     def exchanges(self, host: str) -> None:
         """The host makes a range of each version from now on, or averages with others."""
 
@@ -158,9 +165,10 @@ class OtherHosts:
         self._standing_in: dict[str, messages.worker.Offered | None] = {}
         """By host without workers that was told to run the script: what that has brought to `prepare`, if it has."""
         self._coding = Coding(messages.worker.FromWorker)
-        self.moves = Moves(cluster, cluster.remote_shards, carrier, self.tell_host)
+        self.moves = Moves(
+            cluster, cluster.remote_shards, carrier, directory, tell=self.tell_host, on_moved=self._recut
+        )
         """Moves ranges of versions between hosts, if several make some."""
-        self.moves.cut = self._recut
         self.replicas = cluster.replicas
 
     # --- what they are told: see `Cluster` ----------------------------------------------------------

@@ -19,11 +19,18 @@ class Shelf:
     is made.
     """
 
-    def __init__(self) -> None:
-        self.freed: Callable[[Item], object] = lambda item: None
-        """Told of an item that lay in a place, and that nobody claims any more."""
-        self.emptied: Callable[[int], object] = lambda place: None
-        """Told of a place in which nothing lies any more."""
+    def __init__(
+        self,
+        *,
+        on_freed: Callable[[Item], object] | None = None,
+        on_emptied: Callable[[int], object] | None = None,
+    ) -> None:
+        """`on_freed` is told of each item that lay in a place, once no owner claims it.
+
+        `on_emptied` is told of each place in which nothing lies any more.
+        """
+        self._on_freed = on_freed
+        self._on_emptied = on_emptied
         self._places: dict[Item, int] = {}
         self._items: dict[int, dict[Item, None]] = {}
         """By place. No place without an item."""
@@ -104,7 +111,8 @@ class Shelf:
         del self._items[place][item]
         if not self._items[place]:
             del self._items[place]
-            self.emptied(place)
+            if self._on_emptied is not None:
+                self._on_emptied(place)
 
     def claim(self, owner: Owner, *items: Item) -> None:
         """The owner needs these items from now on, and no longer those that it has claimed before."""
@@ -149,4 +157,5 @@ class Shelf:
         del self._owners[item]
         if item in self._places:
             self.withdraw(item)
-            self.freed(item)
+            if self._on_freed is not None:
+                self._on_freed(item)

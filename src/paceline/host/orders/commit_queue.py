@@ -102,12 +102,11 @@ class CommitQueue:
         self._said: dict[tuple[int, int], Scalars] = {}
         """By worker and step: the hyperparameters, as the worker may have pushed another step by the commit."""
         self._edits = StateEdits()
-        self._look = True
         self._orders: deque[_Ordered] = deque()
         self._committing: ApplyUpdate | None = None
         self._ranges: dict[str, messages.store.Committed | None] = {}
         """By host that makes a range of it, the head's first: what it has said of that. None: it makes it."""
-        self._waiting, self._beginning = Awaited(), Awaited()
+        self._waiting = Awaited()
         self._known_scalars: Scalars | None = None
 
     def begin(self, version: int) -> None:
@@ -163,10 +162,7 @@ class CommitQueue:
 
     def when_begun(self, version: int, call: Callable[[], None]) -> None:
         """See `Versions`."""
-        if version <= self.newest or version == self.making:
-            call()
-        else:
-            self._beginning.add(version, call)
+        self._own.when_begun(version, call)
 
     def adopted(self, worker: int) -> None:
         """The first version is what that worker has written from now on."""
@@ -233,8 +229,7 @@ class CommitQueue:
         if self.clips_norms:  # one worker's NaN spreads to ranges where its gradient has none
             lost.sort(key=lambda one: one[1] is None)
         found = next(iter(lost), None)
-        if found is not None and self._look:
-            self._look = False
+        if found is not None and self._sums.look:
             self._sums.look, found = False, self._sums.found or found
             self._report(VersionNotFinite(order, *found))
         for worker, step, _ in order.contributions:
@@ -249,7 +244,6 @@ class CommitQueue:
         """The store has gone: its orders will not be done."""
         self._orders.clear()
         self._waiting.clear()
-        self._beginning.clear()
         self._own.lost()
         self._committing = None
 
@@ -265,12 +259,11 @@ class CommitQueue:
         self._known_scalars = ordered.scalars
         terms = [(fields_of(item), weight) for item, weight in ordered.pushed]
         exchanges = self.clips_norms and bool(self._others.hosts)
-        make = host_messages.MakeRange(order.version, terms, scalars, self._look, exchanges, list(ordered.edits))
+        make = host_messages.MakeRange(order.version, terms, scalars, self._sums.look, exchanges, list(ordered.edits))
         self._ranges = dict.fromkeys([self._host, *self._others.hosts])
         self._norms.clear()
         self._others.make(make)
         self._own.make(make, ordered.summed)
-        self._beginning.come(order.version)
 
     def _longest(self, order: ApplyUpdate) -> tuple[int, int]:
         """The contribution of the worker that has served longest: one that has joined may have other hyperparameters.

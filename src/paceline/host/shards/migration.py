@@ -31,6 +31,7 @@ from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
+    from paceline.host.other_hosts import HostDirectory
     from paceline.host.shards.remote import RemoteShards
     from paceline.transfer.manager import TransferManager
 
@@ -117,16 +118,18 @@ class Moves:
         head: Cluster,
         others: RemoteShards,
         carrier: TransferManager | None,
+        directory: HostDirectory | None,
+        *,
         tell: Callable[[str, messages.Message], None],
+        on_moved: Callable[[Sequence[Shard], str], object],
     ) -> None:
-        """`carrier`: None if there are no other hosts. `tell(host, message)`."""
-        self.begun: Callable[[str, str], object] = lambda host, by: None
-        """Told whose range begins to move, and to which host."""
-        self.cut: Callable[[Sequence[Shard], str], object] = lambda shards, left: None
-        """Told who makes versions from now on, and whose range has moved."""
-        self.leaving: Container[str] = ()
-        """Hosts that were asked to leave. One of them takes a range over only if no other can."""
+        """`carrier` and `directory`: None if there are no other hosts. `tell(host, message)`.
+
+        `on_moved(shards, left)` is told who makes versions from now on, and whose range has moved.
+        """
         self._head = head
+        self._directory = directory
+        self._on_moved = on_moved
         self._others = others
         self._carrier = carrier
         self._tell = tell
@@ -205,11 +208,12 @@ class Moves:
 
     def _begin(self, move: _Move) -> None:
         head = self._head
-        move.by = heir(head.shards, move.host, head.name, self.leaving)
+        assert self._directory is not None
+        move.by = heir(head.shards, move.host, head.name, self._directory.leaving)
         move.number = head.shares.number()
         head.shelf.claim(MOVING, *self._versions())
         head.moves(True)
-        self.begun(move.host, move.by)
+        self._directory.range_moves(move.host, move.by)
         self._tell(move.host, host_messages.PackState(move.number))
 
     def _is_taken(self) -> None:
@@ -218,7 +222,7 @@ class Moves:
         self._now = None
         shards = taken_over(head.shards, move.host, move.by)
         head.recut(shards)
-        self.cut(shards, move.host)
+        self._on_moved(shards, move.host)
         head.shelf.release(MOVING)
         head.moves(False)
         move.done(shards, head.newest)
