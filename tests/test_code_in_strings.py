@@ -1,0 +1,41 @@
+"""Tests hand code to other processes as text, which neither mypy nor ruff reads: the names in it exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+IMPORT = re.compile(r"^\s*from (paceline[\w.]*) import ([\w, ]+?)(?:\s*#.*)?$", re.MULTILINE)
+PATCHED = re.compile(r'\("(paceline\.[\w.]+)", "(\w+)"')
+MESSAGE = re.compile(r"\bmessages\.(worker|store|zygote)\.([A-Z]\w+)")
+
+
+def names(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) that code in a string of that file imports or mentions."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for module, imported in IMPORT.findall(node.value):
+                yield from ((module, name.split(" as ")[0].strip()) for name in imported.split(","))
+            for side, name in MESSAGE.findall(node.value):
+                yield f"paceline.ipc.messages.{side}", name
+    yield from PATCHED.findall(text)
+
+
+def is_there(module: str, name: str) -> bool:
+    try:
+        found = import_module(module)
+        return hasattr(found, name) or bool(import_module(f"{module}.{name}"))
+    except ImportError:
+        return False
+
+
+def test_what_code_in_strings_imports_is_there() -> None:
+    found = {(module, name): path.name for path in sorted(TESTS.rglob("*.py")) for module, name in names(path)}
+    missing = [f"{path}: {module}.{name}" for (module, name), path in found.items() if not is_there(module, name)]
+    assert len(found) > 50
+    assert not missing, "\n".join(missing)
