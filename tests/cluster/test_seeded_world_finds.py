@@ -18,6 +18,7 @@ from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
 from paceline.host.branch import Branch
 from paceline.host.cluster import Cluster
+from paceline.host.item_table import ItemTable
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import CommitQueue
@@ -35,9 +36,10 @@ from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
+from paceline.host.version_items import FetchedVersions, StoredVersions
 from paceline.host.version_shelf import Shelf
-from paceline.host.versions import Elsewhere
 from paceline.ipc import messages
+from paceline.ipc.memory import Span
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
 from paceline.transfer.fetcher import RemoteFetcher
@@ -95,7 +97,7 @@ def a_host_that_is_cut_off_goes_on(patch: Patch) -> None:
 
 
 def what_is_served_stays_claimed(patch: Patch) -> None:
-    patch.setattr(OtherHosts, "release", lambda self, item, owner: None)
+    patch.setattr(ItemTable, "release", lambda self, item, owner: None)
 
 
 def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
@@ -103,7 +105,7 @@ def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
 
 
 def what_training_begins_with_stays_lent_to_a_lost_host(patch: Patch) -> None:
-    patch.setattr(Cluster, "begun", lambda self, host: None)
+    patch.setattr(StoredVersions, "begun", lambda self, host: None)
 
 
 def an_update_stays_after_its_worker(patch: Patch) -> None:
@@ -138,8 +140,7 @@ def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
 
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
-    look = Cluster.look
-    patch.setattr(Cluster, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
+    _what_is_laid_is_here(patch, StoredVersions)
     carry_out, begin, hosts = CommitQueue.carry_out, OtherHosts.__init__, list[OtherHosts]()
 
     def begun(self: OtherHosts, *of: Any) -> None:
@@ -155,24 +156,29 @@ def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     patch.setattr(CommitQueue, "carry_out", early)
 
 
-def an_older_version_is_served(patch: Patch) -> None:
-    view = Cluster.view
+def _what_is_laid_is_here(patch: Patch, kind: type[StoredVersions | FetchedVersions]) -> None:
+    look: Any = kind.look
+    patch.setattr(kind, "look", lambda self, item, *of: "here" if self._shelf.has(item) else look(self, item, *of))
 
-    def older(self: Cluster, item: Any) -> memoryview:
-        if isinstance(item, Version) and self.shelf.has(before := Version(item.version - 1)):
+
+def an_older_version_is_served(patch: Patch) -> None:
+    view = StoredVersions.view
+
+    def older(self: StoredVersions, item: Any) -> Span:
+        if isinstance(item, Version) and self._shelf.has(before := Version(item.version - 1)):
             return view(self, before)
         return view(self, item)
 
-    patch.setattr(Cluster, "view", older)
+    patch.setattr(StoredVersions, "view", older)
 
 
 def half_a_version_counts_as_here(patch: Patch) -> None:
-    patch.setattr(Branch, "_away", lambda self, item: isinstance(item, Version) and not self.shelf.has(item))
+    patch.setattr(FetchedVersions, "away", lambda self, item: isinstance(item, Version) and not self._shelf.has(item))
 
 
 def a_version_that_did_not_come_counts_as_here(patch: Patch) -> None:
-    free = Branch.free
-    patch.setattr(Branch, "free", lambda self, item, whole: free(self, item, True))
+    free = FetchedVersions.free
+    patch.setattr(FetchedVersions, "free", lambda self, item, whole: free(self, item, True))
 
 
 def an_update_counts_twice(patch: Patch) -> None:
@@ -198,7 +204,7 @@ def an_update_is_applied_before_it_is_here(patch: Patch) -> None:
 
 
 def the_workers_of_a_lost_host_are_not_told(patch: Patch) -> None:
-    patch.setattr(OtherHosts, "lost", lambda self, name, why: self._cluster.begun(name))
+    patch.setattr(OtherHosts, "lost", lambda self, name, why: self._cluster.versions.begun(name))
 
 
 def a_worker_that_has_left_takes_a_version(patch: Patch) -> None:
@@ -261,8 +267,7 @@ def _any_range_made(range_made: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def a_range_is_served_before_it_is_made(patch: Patch) -> None:
-    look = Branch.look
-    patch.setattr(Branch, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
+    _what_is_laid_is_here(patch, FetchedVersions)
     a_version_counts_as_made_before_its_last_range(patch)
 
 
@@ -276,7 +281,7 @@ def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
 
 
 def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
-    patch.setattr(Elsewhere, "when_made", lambda self, version, call: call())
+    patch.setattr(FetchedVersions, "when_made", lambda self, version, call: call())
 
 
 def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
@@ -328,8 +333,8 @@ def what_a_worker_has_withdrawn_still_counts_at_the_head(patch: Patch) -> None:
 
 
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
-    away = Branch._away
-    patch.setattr(Branch, "_away", lambda self, item: self._ranges is None and away(self, item))
+    away = FetchedVersions.away
+    patch.setattr(FetchedVersions, "away", lambda self, item: self.maker is None and away(self, item))
 
 
 def the_heads_own_range_counts_as_a_version(patch: Patch) -> None:
@@ -342,10 +347,10 @@ def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
 
 
 def a_lost_hosts_range_is_left_out(patch: Patch) -> None:
-    elsewhere: Any = OtherHosts._elsewhere
+    elsewhere: Any = OtherHosts.elsewhere
     patch.setattr(OtherHosts, "_shard_lost", lambda self, host, why: None)
     left = property(lambda self: [one for one in elsewhere.fget(self) if one.host in self._others])
-    patch.setattr(OtherHosts, "_elsewhere", left)
+    patch.setattr(OtherHosts, "elsewhere", left)
 
 
 def a_run_goes_on_without_a_host_that_made_ranges(patch: Patch) -> None:
@@ -601,16 +606,15 @@ def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
 
 
 def replicas_begin_without_buffers(patch: Patch) -> None:
-    ranges = Branch.ranges
+    ranges = FetchedVersions.ranges
 
-    def without(self: Branch, item: Any) -> Any:
+    def without(self: FetchedVersions, item: Any) -> Any:
         found = ranges(self, item)
-        if isinstance(item, Version) and self._replicas is not None:
-            offer = self.memory.offer
-            return [(host, begin, offer.cuts[-1]) for host, begin, _ in found]
+        if isinstance(item, Version) and self._of_replicas:
+            return [(host, begin, self._memory.offer.cuts[-1]) for host, begin, _ in found]
         return found
 
-    patch.setattr(Branch, "ranges", without)
+    patch.setattr(FetchedVersions, "ranges", without)
 
 
 def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:

@@ -51,7 +51,7 @@ class Host:
             threads=1,
             now=lambda: 0.0,
         )
-        self.carrier.begins(0, self.branch)
+        self.carrier.begins(0, self.branch.items)
         plane_of(self.carrier).connected(HEAD)
         self.branch.open()
         self._hear = workers.open.call_args.args[0]
@@ -102,7 +102,7 @@ def test_a_version_comes_once_for_all_workers_of_the_host(host: Host) -> None:
     assert host.taken() == []
     host.comes(3)
     assert host.taken() == [(2, 1), (3, 1)]
-    assert bytes(host.branch.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([3]) * OFFER.cuts[-1]
+    assert bytes(host.branch.items.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([3]) * OFFER.cuts[-1]
     assert host.carrier.pending() == []
 
 
@@ -134,7 +134,7 @@ def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> Non
     assert host.taken() == []
     host.comes(4)
     assert host.taken() == [(3, 1)]
-    assert bytes(host.branch.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([4]) * OFFER.cuts[-1]
+    assert bytes(host.branch.items.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([4]) * OFFER.cuts[-1]
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
@@ -209,6 +209,6 @@ def test_a_long_message_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(ho
     host.says(2, long)
     worker, message, attached = host.reports.told(WorkerSaid)[-1]
     assert (worker, message) == (2, None)
-    said = bytes(host.branch.view(Blob(attached.name)).memory)
+    said = bytes(host.branch.items.view(Blob(attached.name)).memory)
     assert msgspec.msgpack.decode(said, type=messages.worker.Remarked) == long
     assert attached.size == len(said)

@@ -81,7 +81,7 @@ def test_a_range_may_move_once_a_version_is_made_and_all_hosts_have_what_trainin
     one.host.lends_beginning("b")
     one.make()
     assert not one.host.may_move
-    one.host.begun("b")
+    one.host.versions.begun("b")
     assert one.host.may_move
 
 

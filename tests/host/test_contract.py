@@ -1095,7 +1095,7 @@ class TestSeveral:
         three.computed(2, 0)
         three.carry_out(StartPush(worker=2, step=0))
         three.apply(1, (2, 0))
-        three.head.view(Version(1)).memory[:8] = b"contents"
+        three.head.others.items.view(Version(1)).memory[:8] = b"contents"
         three.between.slow = True
         three.crew.told.clear()
         three.carry_out(Release(worker=0, step=0, version=1))
@@ -1104,7 +1104,7 @@ class TestSeveral:
         assert three.told == []
         three.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in three.told] == [(1, "Compute")]
-        assert three.agent._branch.view(Version(1)).memory[:8] == b"contents"
+        assert three.agent._branch.items.view(Version(1)).memory[:8] == b"contents"
 
     def test_a_worker_of_another_host_forks_no_store(self) -> None:
         two = elsewhere(2)

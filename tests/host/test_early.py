@@ -44,14 +44,14 @@ class Case:
 
     def writes(self, value: int, begin: int = 0, end: int = SIZE) -> None:
         """The worker has put these bytes of its gradient into the push area."""
-        self.company.agent._branch.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
+        self.company.agent._branch.items.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
 
     def tells(self, begin: int, end: int, step: int = 0) -> None:
         self.company.crew.hear(0, messages.worker.Accumulated(step, begin, end))
 
     def at_store(self) -> bytes:
         """What the store's host has in the update's place."""
-        return bytes(self.company.head.view(FIRST).memory[:SIZE])
+        return bytes(self.company.head.others.items.view(FIRST).memory[:SIZE])
 
     def laid(self) -> bool:
         return self.company.head.shelf.has(FIRST)
@@ -142,12 +142,12 @@ def test_the_heads_own_workers_tell_what_others_may_have_as_well() -> None:
     own = company.forker
     company.carry_out(Release(worker=own, step=0, version=0, parameters="held"))
     company.at_head.hear(own, messages.worker.Accumulated(0, QUARTER, SIZE))
-    assert company.head.look(Update(own, 0), QUARTER, SIZE) == "here"
-    assert company.head.look(Update(own, 0), 0, SIZE) == "coming"
+    assert company.head.others.items.look(Update(own, 0), QUARTER, SIZE) == "here"
+    assert company.head.others.items.look(Update(own, 0), 0, SIZE) == "coming"
     company.at_head.hear(own, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    assert company.head.look(Update(own, 0), 0, SIZE) == "here"
+    assert company.head.others.items.look(Update(own, 0), 0, SIZE) == "here"
     company.carry_out(Release(worker=own, step=1, version=0, parameters="held"))
-    assert company.head.look(Update(own, 1), 0, SIZE) == "coming"
+    assert company.head.others.items.look(Update(own, 1), 0, SIZE) == "coming"
 
 
 def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:
@@ -202,7 +202,7 @@ def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
 def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol: str, tells: bool) -> None:
     branch = elsewhere(2, protocol).agent._branch
     assert branch._tells == tells
-    branch._shards = (Shard("node-1", 0, SIZE),)
+    branch.versions.shards = (Shard("node-1", 0, SIZE),)
     assert not branch._tells, "no other host makes versions"
 
 
@@ -228,7 +228,7 @@ def test_of_an_update_nothing_is_brought_that_lies_behind_its_buffers() -> None:
     """Places are filled up to pages, which may be large."""
     company = elsewhere(1, "asp")
     several: Any = company.host
-    assert several.others.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
+    assert several.others.items.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
     assert SIZE + OFFER.flags_bytes + OFFER.buffers_bytes < OFFER.push_bytes
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock, call, patch
 
 import msgspec
@@ -24,6 +26,7 @@ from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.other_hosts import Other, OtherHosts
 from paceline.host.replicas.placement import ReplicaPlacement
+from paceline.host.version_items import StoredVersions
 from paceline.ipc import messages
 from paceline.records.times import Fetch
 from support.reports import Reports
@@ -80,10 +83,10 @@ class Several:
         item, _, arrived, lost = call.args
 
         def ends(data: bytes = b"", why: str = "") -> None:
-            ((host, begin, end),) = self.hosts.ranges(item)
+            ((host, begin, end),) = self.hosts.items.ranges(item)
             assert (host, begin) == ("node-1", 0)
-            there = self.hosts.lay(item, 0)
-            self.hosts.free(item, bool(data))
+            there = self.hosts.items.lay(item, 0)
+            self.hosts.items.free(item, bool(data))
             if data:
                 there.memory[begin:end] = data
                 arrived()
@@ -109,7 +112,7 @@ def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None
     several.hosts.begin([0, 1, 2, 3])
     several.head.lends_beginning.assert_called_once_with("node-1", [2, 3])
     several.hosts.lost("node-1", "silent for 15.0 s")
-    several.head.begun.assert_called_once_with("node-1")
+    several.head.versions.begun.assert_called_once_with("node-1")
     assert [event.worker for event in several.reports.of(WorkerEnded)] == [2, 3]
 
 
@@ -126,7 +129,7 @@ def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
     several = Several()
     several.at = 7.5
     here = Fetch(host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5)
-    several.hosts.fetched(here)
+    several.hosts.items.fetched(here)
     assert several.reports.of(Fetch) == [replace(here, began=7.0, ended=7.5)]
 
 
@@ -239,13 +242,13 @@ def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> 
     several = Several()
     name = several.hands()
     for number in range(2):
-        assert several.hosts.look(name, 0, 1) == "here"
-        several.hosts.claim(name, ("serve", number))
-        assert several.hosts.view(name).memory == b"what comes along"
-        several.hosts.release(name, ("serve", number))
+        assert several.hosts.items.look(name, 0, 1) == "here"
+        several.hosts.items.claim(name, ("serve", number))
+        assert several.hosts.items.view(name).memory == b"what comes along"
+        several.hosts.items.release(name, ("serve", number))
     several.hosts.delivered("node-1", host_messages.AttachmentFetched(name.name))
     several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")
-    assert several.hosts.look(name, 0, 1) == "gone"
+    assert several.hosts.items.look(name, 0, 1) == "gone"
 
 
 def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_workers(tmp_path: Path) -> None:
@@ -263,7 +266,7 @@ def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_worke
     several.head.look.return_value = "gone"
     for there in ("here", "gone"):
         several.say(host_messages.AttachmentFetched(name))
-        assert several.hosts.look(Blob(name), 0, 1) == there
+        assert several.hosts.items.look(Blob(name), 0, 1) == there
     several.say(host_messages.AttachmentFetched(name))
 
 
@@ -272,7 +275,7 @@ def test_nothing_that_comes_along_is_kept_for_a_host_that_is_lost() -> None:
     name = several.hands()
     several.hosts.lost("node-1", "silent for 15.0 s")
     several.head.look.return_value = "gone"
-    assert several.hosts.look(name, 0, 1) == "gone"
+    assert several.hosts.items.look(name, 0, 1) == "gone"
 
 
 def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_that_it_is_made() -> None:
@@ -453,7 +456,7 @@ def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
     assert isinstance(said, host_messages.TellWorker)
     assert said.attached is not None
     several.say(host_messages.AttachmentFetched(said.attached.name))
-    assert several.hosts.view(Blob(said.attached.name)).nbytes == 4
+    assert several.hosts.items.view(Blob(said.attached.name)).nbytes == 4
 
 
 def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:
@@ -471,9 +474,11 @@ HALVES = [Shard("node-0", 0, 32), Shard("node-1", 32, 64)]
 def test_a_version_lacks_the_range_of_a_host_that_is_lost() -> None:
     """Who fetches it hears that it can't come, and never sees the rest for all of it."""
     several = Several()
-    several.head.shards, several.head.cuts = HALVES, [0, *(one.end for one in HALVES)]
+    several.head.shards = HALVES
+    memory: Any = SimpleNamespace(offer=structs.replace(OFFER, cuts=[0, *(one.end for one in HALVES)]))
+    versions = StoredVersions(Mock(), memory, Mock(), Mock(), lambda: several.hosts.elsewhere, Mock())
     several.hosts.lost("node-1", "silent for 15.0 s")
-    assert several.hosts.ranges(Version(3)) == HALVES[1:]
+    assert versions.ranges(Version(3)) == HALVES[1:]
 
 
 @pytest.mark.parametrize("prepared", [False, True])

@@ -57,7 +57,7 @@ class Host:
             threads=threads,
             now=lambda: 0.0,
         )
-        self.carrier.begins(0, self.branch)
+        self.carrier.begins(0, self.branch.items)
         plane_of(self.carrier).connected(HEAD)
         self.branch.open()
         hear = self.workers.open.call_args.args[0]
@@ -235,7 +235,7 @@ def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() ->
         assert there is not None
         plane_of(host.carrier).came(OTHER, request, there.nbytes)
     assert len(host.reports.of(host_messages.RangeTaken)) == 1
-    assert host.branch.look(Version(1), 32, 64) == "here"
+    assert host.branch.items.look(Version(1), 32, 64) == "here"
     host.branch.recut([Shard("node-1", 0, 64)], "node-2")
     host.branch.carry_out(Release(worker=1, step=1, version=1))
     assert host.taken() == [1]

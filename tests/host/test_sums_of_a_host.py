@@ -51,7 +51,7 @@ class Host:
             threads=1,
             now=lambda: 0.0,
         )
-        self.carrier.begins(0, self.branch)
+        self.carrier.begins(0, self.branch.items)
         plane_of(self.carrier).connected(HEAD)
         self.branch.open()
         hear, self._gone = self.workers.open.call_args.args
@@ -106,11 +106,11 @@ def test_a_sum_is_served_as_it_is_made() -> None:
     host = Host()
     host.trains()
     host.branch.about_sum(SUM)
-    assert host.branch.look(Sum(1), 0, 32) == "coming"
+    assert host.branch.items.look(Sum(1), 0, 32) == "coming"
     host.loop.hear(STORE, messages.store.Summing(1, 0, 32))
-    assert [host.branch.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
+    assert [host.branch.items.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
     host.loop.hear(STORE, messages.store.Summed(1, ("weight", 2)))
-    assert host.branch.look(Sum(1), 0, 64) == "here"
+    assert host.branch.items.look(Sum(1), 0, 64) == "here"
     assert host.reports.told(host_messages.SumNotFinite) == [("weight", 2)]
     host.branch.about_sum(host_messages.DropSum(1))
     assert not host.branch.shelf.has(Sum(1))
@@ -179,9 +179,9 @@ def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head
     host.branch.about_sum(SUM)
     host.loop.ends[7]()
     assert host.lost() == ["the process that adds up died"]
-    assert host.branch.look(Sum(1), 0, 32) == "coming"
+    assert host.branch.items.look(Sum(1), 0, 32) == "coming"
     host.branch.about_sum(msgspec.structs.replace(SUM, number=2))
     for number in (1, 2):
         host.branch.about_sum(host_messages.DropSum(number))
         assert not host.branch.shelf.has(Sum(number))
-    assert host.branch.look(Update(1, 0), 0, 64) == "here"
+    assert host.branch.items.look(Update(1, 0), 0, 64) == "here"

@@ -418,7 +418,7 @@ def elsewhere(
         deaths_are_told=False,
         **given,
     )
-    carrier.begins(0, head.others)
+    carrier.begins(0, head.others.items)
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (
         patch.object(agents, "HostLink", lambda *_: agents_end),

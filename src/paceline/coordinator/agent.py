@@ -497,7 +497,7 @@ class _Agent:
             now=self._now,
             stand_in=self._stand_in,
         )
-        self._carrier.begins(0, self._branch)
+        self._carrier.begins(0, self._branch.items)
         self.takes_part = True
 
     def _meet(self, neighbours: Sequence[host_messages.Neighbour]) -> None:

@@ -173,7 +173,7 @@ class HostRegistry:
         """What these hosts say goes there from now on."""
         self._all, self._report = hosts, report
         self.added.append(hosts.adds)
-        self.carrier.begins(0, hosts)
+        self.carrier.begins(0, hosts.items)
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
         """Wait until enough hosts have come, and tell them the run. Return its settings; None: it is `to_end`.

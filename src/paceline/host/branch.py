@@ -9,18 +9,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
-from paceline.core.shards import Shard, pieces
+from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.attachments import Attachments, file_bytes, long_message
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.contract import STORE, SUMS
 from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
 from paceline.host.host_memory import HostMemory
+from paceline.host.item_table import ItemKind, ItemTable
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.messages import GoesOn
 from paceline.host.orders.pulls import Pulls
@@ -30,9 +31,10 @@ from paceline.host.overlap import Computing
 from paceline.host.replicas.here import ReplicasHere
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
+from paceline.host.shards.summands import ShardSummands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
+from paceline.host.version_items import FetchedVersions, written_by
 from paceline.host.version_shelf import Owner, Shelf
-from paceline.host.versions import Elsewhere
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
@@ -40,7 +42,6 @@ from paceline.ipc.endpoint import Coding
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
-from paceline.transfer.fetch_table import Where
 from paceline.transfer.fetcher import RemoteFetcher
 from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
 from paceline.transfer.manager import TransferManager
@@ -48,16 +49,6 @@ from paceline.transfer.manager import TransferManager
 BEGINNING = ("version that training begins with",)
 LONG = 1 << 20
 """Bytes of a worker's message from which on it goes to the head as items do. It would delay the beats behind it."""
-
-
-def _arriving(version: Version) -> Owner:
-    """Who claims the place that a version is brought to."""
-    return "arriving", version.version
-
-
-def _written_by(worker: int) -> Owner:
-    """Who claims what that worker has written for all to begin with, until it is the first version here."""
-    return "written by", worker
 
 
 BranchEvent = WorkerEvent | host_messages.ToHead
@@ -94,8 +85,16 @@ class Branch:
         `stand_in`: what this host has in the place of workers, if it has none.
         """
         self.shelf = Shelf(on_freed=self._freed)
-        self.versions = Elsewhere()
         self.memory = HostMemory(plan)
+        self.versions = FetchedVersions(
+            self.shelf,
+            self.memory,
+            plan,
+            name=name,
+            head=head,
+            of_replicas=spec.holder == "replica",
+            begins=lambda: self._later is not None,
+        )
         self._plan = plan
         self._spec = spec
         self._workers = workers
@@ -103,11 +102,8 @@ class Branch:
         self._carrier = carrier
         self._report = report
         self._name = name
-        self._hosts = hosts
         self._head = head
         self._threads = threads
-        self._shards: Sequence[Shard] = ()
-        """Who makes which range of each version. Empty: the head makes them all."""
         self._ranges: ShardServer | None = None
         """What makes that. None: nothing is made here."""
         self._adds_up = False
@@ -118,8 +114,6 @@ class Branch:
         """Lets training begin, once the process is there that computes for this host, or can't be."""
         self._prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
-        self._whole: set[Version] = set()
-        """Versions of which all ranges are here, if one of them is made here."""
         self.attachments = Attachments(carrier)
         self._coding = Coding(messages.worker.FromWorker)
         self._later: list[Callable[[], None]] | None = None
@@ -141,7 +135,20 @@ class Branch:
             )
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        fetcher = RemoteFetcher(carrier, now, report, away=self._away, lost=self._lacks)
+        self._summands = ShardSummands(self.shelf, self.memory, self._summer, self._computing, seats, hosts)
+        kinds: dict[type[Item], ItemKind[Any]] = {
+            Version: self.versions,
+            Beginning: self.versions,
+            Update: self._summands,
+            Sum: self._summands,
+            Buffers: UpdateBuffers(self.shelf, self.memory, hosts.__getitem__),
+            Blob: self.attachments,
+        }
+        if self._replicas is not None:
+            averaging = self._replicas.averaging
+            kinds |= {Replica: self._replicas, Mean: averaging, Partial: averaging}
+        self.items = ItemTable(self.shelf, kinds, self._has_fetched, self._place_is_free)
+        fetcher = RemoteFetcher(carrier, now, report, away=self.versions.away, lost=self._lacks)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._summer.dropped)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
@@ -179,7 +186,7 @@ class Branch:
         self.attachments.offer(ADOPTED.name, self.memory.adopted, None)
         self._later = []
         self.versions.newest = version
-        self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
+        self.versions.shards, own = shards, next((one for one in shards if one.host == self._name), None)
         self._adds_up, self._store.name = sums, SUMS if own is None else STORE
         if own is not None:
             self._ranges = ShardServer(
@@ -193,7 +200,7 @@ class Branch:
                 own=self._seats,
                 idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
             )
-            self.versions.maker = self._ranges.maker
+            self.versions.maker, self._summands.server = self._ranges.maker, self._ranges
         elif not sums:
             self._fetch_beginning(workers, version, begun, None)
             return
@@ -242,7 +249,7 @@ class Branch:
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
             if self._ranges is not None:
-                self._whole.add(Version(version))
+                self.versions.is_whole(Version(version))
                 with self._came(state) as file:
                     self._ranges.begins(version, file)
             if self._replicas is not None and begins_here:
@@ -325,7 +332,7 @@ class Branch:
 
     def recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make all versions from now on, and that host leaves. What is on its way is asked for anew."""
-        self._shards = shards
+        self.versions.shards = shards
         self._carrier.again(lambda item: isinstance(item, Version))
         self._carrier.ended(left, "it has left in good order")
 
@@ -410,7 +417,7 @@ class Branch:
 
     def adopt(self, worker: int) -> None:
         """See `contract.Host`."""
-        place = self.shelf.put(Beginning(worker), _written_by(worker), self._plan.shared)
+        place = self.shelf.put(Beginning(worker), written_by(worker), self._plan.shared)
         assert place is not None  # only the first version is here
         self._workers.send(worker, messages.worker.AdoptInto(place))
 
@@ -430,7 +437,7 @@ class Branch:
             if self._ranges is not None:
                 with self._came(state) as file:
                     self._ranges.adopted(file)
-            self.shelf.release(_written_by(worker))
+            self.shelf.release(written_by(worker))
             self._go_on()
 
         self._later = []
@@ -463,7 +470,7 @@ class Branch:
         self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
         self.releases.gone(worker)
-        self.shelf.release(_written_by(worker))
+        self.shelf.release(written_by(worker))
 
     def wake(self) -> None:
         """See `contract.Host`."""
@@ -475,154 +482,41 @@ class Branch:
         self.memory.free()
 
     def _of_range(self, event: host_messages.OfShard) -> None:
-        if isinstance(event, host_messages.RangeMade) and len(self._shards) == 1:
-            self._whole.add(Version(event.made.version))
+        if isinstance(event, host_messages.RangeMade) and len(self.versions.shards) == 1:
+            self.versions.is_whole(Version(event.made.version))
         self._report(event)
 
-    # --- items: see `manager.Items` -----------------------------------------------------------------
+    # --- items --------------------------------------------------------------------------------------
 
-    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `Items`. The head's host has what training begins with, and what comes along with what it says."""
-        if isinstance(item, Blob):
-            return self.attachments.ranges(item)
-        if isinstance(item, Update | Sum):  # this host's range of it, and which parameters have a gradient
-            assert self._ranges is not None
-            if (moving := self._ranges.parts_of(item)) is not None:
-                return [moving]
-            host = self._hosts[item.worker] if isinstance(item, Update) else self._ranges.source_of(item)
-            cuts, flags = self.memory.offer.cuts, self.memory.offer.flags_bytes
-            own = pieces(cuts, [self._ranges.shard._replace(host=host)])
-            return [*own, (host, cuts[-1], cuts[-1] + flags)]
-        if self._replicas is not None and isinstance(item, Partial | Mean | Replica):
-            return self._replicas.ranges(item)
-        if self._replicas is not None and isinstance(item, Version | Beginning):  # replicas have flags and buffers, too
-            return [(self._head, 0, self.memory.offer.push_bytes)]
-        if isinstance(item, Version) and self._later is None:
-            shards = self._shards or [Shard(self._head, 0, self.memory.offer.cuts[-1])]
-            return pieces(self.memory.offer.cuts, [one for one in shards if one.host != self._name])
-        return [(self._head, 0, self.memory.offer.cuts[-1])]
-
-    def lay(self, item: Item, number: int) -> Span:
-        """See `Items`. Nothing here writes where updates of other hosts come to."""
-        if isinstance(item, Blob):
-            return self.attachments.lay(item, number)
-        place = self._place_for(item)
-        if not isinstance(item, Update):
-            self.shelf.comes(number, place)
-        return self.memory.place(place)
-
-    def _place_for(self, item: Item) -> int:
-        """There is a place for a version that was claimed, as there is for all that workers may claim."""
-        if isinstance(item, Update | Sum):
-            assert self._ranges is not None
-            return self._ranges.place_of(item)
-        if isinstance(item, Partial | Mean | Replica):
-            assert self._replicas is not None
-            return self._replicas.place(item)
-        assert isinstance(item, Version | Beginning)
-        if self.shelf.has(item):  # a range of it is made here
-            return self.shelf.place(item)
-        owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
-        place = self.shelf.put(item, owner, self._plan.shared, comes=True)
-        assert place is not None
-        return place
-
-    def free(self, item: Item, whole: bool) -> None:
-        """See `Items`. A worker that has left may claim a version that did not come, until its process ends."""
-        if isinstance(item, Version):
-            if whole and self._ranges is not None:
-                self._whole.add(item)
-            if not whole and item in self.shelf.claimed(_arriving(item)):
-                self.shelf.withdraw(item)
-            self.shelf.release(_arriving(item))
-        elif isinstance(item, Beginning):
-            if not whole:
-                self.shelf.release(_written_by(item.worker))
-        elif isinstance(item, Update | Sum):
-            if self._ranges is not None:
-                self._ranges.comes_no_more(item, whole)
-        elif isinstance(item, Blob):
-            self.attachments.free(item, whole)
-
-    def settled(self, number: int) -> None:
-        """See `Items`. What has waited for a place goes on."""
-        if self.shelf.settled(number):
-            self._summer.go_on()
-            if self._ranges is not None:
-                self._ranges.maker.go_on()
-
-    def fetched(self, fetch: Fetch) -> None:
-        """See `Items`."""
+    def _has_fetched(self, fetch: Fetch) -> None:
         if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
             fetch = fetch.moved()
         self._report(host_messages.Fetched.of(fetch))
 
-    def look(self, item: Item, begin: int, end: int) -> Where:
-        """See `Items`. An update is here before the head hears that it is ready, and what was told of it before."""
-        if isinstance(item, Blob):
-            return self.attachments.look(item, begin, end)
-        if isinstance(item, Version):
-            if self._ranges is None:
-                return "gone"
-            if item.version > self._ranges.maker.newest:
-                return "here" if self._ranges.maker.has(item.version, begin, end) else "coming"
-            return "here" if self.shelf.has(item) else "gone"
-        if isinstance(item, Sum):
-            return self._summer.look(item, begin, end)
-        if isinstance(item, Partial | Mean | Replica):
-            return "gone" if self._replicas is None else self._replicas.look(item, begin, end)
-        if isinstance(item, Update) and item.worker in self._seats:  # else a range of it that was made here moves
-            return self._computing.look(item, begin, end, laid=self.shelf.has(item))
-        if isinstance(item, Buffers):
-            item = Update(item.worker, item.step)
-        return "here" if isinstance(item, Update | Beginning) and self.shelf.has(item) else "gone"
-
-    def view(self, item: Item) -> Span:
-        """See `Items`. Raises NotHere."""
-        if isinstance(item, Blob):
-            return self.attachments.view(item)
-        if isinstance(item, Buffers):
-            return self.view(Update(item.worker, item.step)).part(*self.memory.offer.buffers_at)
-        if isinstance(item, Partial | Mean | Replica):
-            assert self._replicas is not None
-            return self.memory.place(self._replicas.place(item))
-        return self.memory.place(self.shelf.place(item))
-
-    def claim(self, item: Item, owner: Owner) -> None:
-        """See `Items`. An update stays until it is in a version: who makes that has fetched it before."""
-        if isinstance(item, Version):
-            self.shelf.claim(owner, item)
-
-    def release(self, item: Item, owner: Owner) -> None:
-        """See `Items`."""
-        self.shelf.release(owner)
+    def _place_is_free(self) -> None:
+        """What has waited for a place goes on."""
+        self._summer.go_on()
+        if self._ranges is not None:
+            self._ranges.maker.go_on()
 
     def _take(self, order: host_messages.TakeRange) -> None:
         """Take over another host's range of versions."""
         assert self._ranges is not None
-        lacking = [Version(one) for one in order.versions if self._away(Version(one))]
+        lacking = [Version(one) for one in order.versions if self.versions.away(Version(one))]
         state = self.attachments.comes(order.state, order.host)
         self._ranges.take(order, [*lacking, state], self.attachments.take_file(order.state))
 
     def _freed(self, item: Item) -> None:
         """Nobody claims it any more, and its place is free."""
-        self._whole.discard(item)
+        self.versions.freed(item)
         if self._ranges is not None:
             self._ranges.maker.go_on()
 
     @property
     def _tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
-        makes_all = [one.host for one in self._shards] == [self._name]
+        makes_all = [one.host for one in self.versions.shards] == [self._name]
         return self._spec.brings_early and not makes_all and not self._adds_up
-
-    def _away(self, item: Update | Sum | Buffers | Version) -> bool:
-        """Whether the item has to be brought here, or is on its way."""
-        if not isinstance(item, Version):
-            return False
-        if self._ranges is not None:
-            return len(self._shards) > 1 and item not in self._whole
-        return not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item))
 
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
@@ -630,7 +524,7 @@ class Branch:
         def lost(why: str) -> None:
             self._lacks(worker, f"{version} can't come: {why}")
 
-        if self._away(version):
+        if self.versions.away(version):
             self._carrier.fetch(version, _shown_to(worker), there, lost)
         else:
             there()

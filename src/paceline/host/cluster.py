@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Buffers, Former, Item, Sum, Update, Version
+from paceline.core.items import Beginning, Buffers, Item, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -55,6 +55,7 @@ from paceline.host.orders.releases import Releases
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import HostDirectory, Other, OtherHosts
+from paceline.host.overlap import Computing, Early
 from paceline.host.replicas.copies import Copies
 from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
@@ -64,6 +65,7 @@ from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
+from paceline.host.version_items import StoredVersions
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.version_streaming import VersionStreaming
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
@@ -77,8 +79,6 @@ from paceline.scenario.scenario import Network
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
 
 if TYPE_CHECKING:  # which a run on one host does without
-    from paceline.host.overlap import Computing, Early
-    from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 
 
@@ -130,8 +130,6 @@ class Cluster:
         self.name = name
         self.shards_on = shards_on
         """The hosts that are to make versions, if not this one alone."""
-        self._whole: set[Version] = set()
-        """Versions of which all ranges are here, if others make some."""
         self._taking: Shard | None = None
         """Another's range, which this host is about to make as well."""
         self._first = 0
@@ -155,8 +153,6 @@ class Cluster:
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
-        self._lent: set[str] = set()
-        """Other hosts that fetch what training begins with."""
         self._offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._shaped = ShapedFetcher(
@@ -212,14 +208,10 @@ class Cluster:
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
         self.pushes = Pushes(self.shelf, plan, self.together, seats, self.sums.dropped)
-        self._computing: Computing | None = None
+        self.computing = Computing()
         self._early: Early | None = None
-        if remote is not None:
-            from paceline.host.overlap import Computing, Early  # which a run on one host does without
-
-            self._computing = Computing()
-            if spec.brings_early:
-                self._early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
+        if remote is not None and spec.brings_early:
+            self._early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
         self.range_maker = RangeMaker(self.shelf, plan, self.arithmetic, self._idle_cores, tells=carrier is not None)
         """Makes this host's range of each version."""
         self.commits = CommitQueue(
@@ -237,6 +229,14 @@ class Cluster:
             sums=self.sums,
             brings=self._brings,
             rests=lambda: self.others.moves.rests(),
+        )
+        self.versions = StoredVersions(
+            self.shelf,
+            self.memory,
+            self.commits,
+            self.range_maker,
+            elsewhere=lambda: self.others.elsewhere,
+            host_of=lambda worker: self.others.host_of(worker),
         )
         self.shares = Shares(self.arithmetic, self.remote_shards)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self.replicas.bring)
@@ -270,7 +270,7 @@ class Cluster:
             self._tell,
             self.replicas,
         )
-        self.others = OtherHosts(self, others, carrier, report, directory, now)
+        self.others: OtherHosts = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""
 
     # --- how orders are going ---------------------------------------------------------------------
@@ -358,7 +358,7 @@ class Cluster:
         if not resumes:
             self.commits.begin(0)
         self._first = self.newest
-        self._whole.add(Version(self.newest))
+        self.versions.is_whole(Version(self.newest))
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._shaped.size = model_bytes if given is None else given
@@ -652,15 +652,9 @@ class Cluster:
 
         In a resumed run each of these workers begins with a replica of its own, if any has one.
         """
-        self._lent.add(host)
         owns = self.snapshots.resumption is not None and self._spec.holder == "replica"
         items = [self.steps.replica(worker) for worker in workers] if owns else [Version(self.newest)]
-        self.shelf.claim(("lent", host), *items)
-
-    def begun(self, host: str) -> None:
-        """That host has what training begins with."""
-        self._lent.discard(host)
-        self.shelf.release(("lent", host))
+        self.versions.lend(host, *items)
 
     def goes_on(self, worker: int) -> tuple[int, int | Span, BinaryIO | None] | None:
         """What that worker goes on with: its epoch, its buffers, and the open file of what its script kept, if any.
@@ -673,26 +667,6 @@ class Cluster:
         if self.steps.owned_by(worker):
             return resumed.epoch, self.shelf.place(self.steps.replica(worker)), kept
         return resumed.epoch, self.memory.buffers(worker), kept
-
-    def view(self, item: Item) -> Span:
-        """The bytes of an item that has a place here. Raises NotHere."""
-        if isinstance(item, Buffers):
-            return self.view(Update(item.worker, item.step)).part(*self.memory.offer.buffers_at)
-        return self.memory.place(self.shelf.place(self.meant(item)))
-
-    def look(self, item: Item, begin: int, end: int) -> Where:
-        """Where an item is that another host asks for: a version, or an update or a sum for its range."""
-        if isinstance(item, Version) and item.version > self.commits.newest:
-            made = self.range_maker.has(item.version, begin, end)
-            return "here" if made and self.shelf.has(item) else "coming"  # its place is free if it can't be made
-        if isinstance(item, Sum):
-            return self.summer.look(item, begin, end)
-        if isinstance(item, Update):
-            if self._computing is None or self._seats[item.worker].elsewhere:
-                return "gone"
-            return self._computing.look(item, begin, end, laid=self.shelf.has(item))
-        there = isinstance(item, Version | Beginning) and self.shelf.has(self.meant(item))
-        return "here" if there and self.memory.laid_out else "gone"
 
     @property
     def _tells(self) -> bool:
@@ -708,16 +682,7 @@ class Cluster:
                 return self._seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
             case Sum():
                 return self.together.host_of(item) != self.name
-        return bool(self.shards) and item not in self._whole
-
-    @property
-    def cuts(self) -> Sequence[int]:
-        """Where versions may be cut. See `messages.worker.Offered`."""
-        return self.memory.offer.cuts
-
-    def is_whole(self, version: Version) -> None:
-        """All ranges of that version are here."""
-        self._whole.add(version)
+        return self.versions.away(item)
 
     def _brings(self, version: int, then: Callable[[], object]) -> None:
         """Bring the ranges of that version here that are made elsewhere, then go on. Whoever needs it has claimed it.
@@ -734,14 +699,14 @@ class Cluster:
     def _freed(self, item: Item) -> None:
         """Nobody claims that item any more."""
         if isinstance(item, Version):
-            self._whole.discard(item)
+            self.versions.freed(item)
             self.remote_shards.freed(item.version)
 
     def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
         """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
         (begin, end), (buffers, whole) = self._own_range(self.memory.offer), self.memory.offer.buffers_at
-        own = [(first, last) for _, first, last in pieces(self.cuts, [Shard(self.name, begin, end)])]
-        return with_rest(own, (self.cuts[-1], whole if isinstance(item, Update) else buffers))
+        own = [(first, last) for _, first, last in pieces(self.memory.offer.cuts, [Shard(self.name, begin, end)])]
+        return with_rest(own, (self.memory.offer.cuts[-1], whole if isinstance(item, Update) else buffers))
 
     def forget_state(self) -> None:
         """All others have been told of the optimizer's state, or there is another: it takes as much as the model."""
@@ -767,7 +732,7 @@ class Cluster:
     @property
     def may_move(self) -> bool:
         """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
-        return self.newest > self._first and not self._lent and not self.arithmetic.lost
+        return self.newest > self._first and not self.versions.lends and not self.arithmetic.lost
 
     def elsewhere(self, item: Update | Sum) -> bool:
         """Whether another host's worker has made the update, or another host the sum."""
@@ -863,11 +828,11 @@ class Cluster:
 
     def _computes(self, seat: WorkerState, message: messages.worker.Accumulated | messages.worker.Withdrawn) -> None:
         """The worker has told of the update that it computes, or takes that back."""
-        if self._computing is None:
+        if self._carrier is None:
             return
         match message:
             case messages.worker.Accumulated(step=step, begin=begin, end=end):
-                self._computing.told(seat.worker, step, begin, end)
+                self.computing.told(seat.worker, step, begin, end)
                 self._there_is_more(Update(seat.worker, step))
             case messages.worker.Withdrawn(step=step):
                 if self._early is not None:
@@ -875,8 +840,8 @@ class Cluster:
 
     def _computed(self, seat: WorkerState, step: int, edits: Sequence[StateEdit]) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
-        if self._computing is not None and not seat.elsewhere:
-            self._computing.finished(seat.worker, step)
+        if self._carrier is not None and not seat.elsewhere:
+            self.computing.finished(seat.worker, step)
             self._there_is_more(Update(seat.worker, step))
         self.releases.computed(seat.worker)
         self.steps.computed(seat.worker, step)
@@ -1045,14 +1010,3 @@ class Cluster:
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at
-
-    def meant(self, item: Item) -> Item:
-        """What lies here by that name.
-
-        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
-        the first version is as it was: that host's workers change it, too.
-        """
-        if isinstance(item, Beginning) and not self.shelf.has(item):
-            return Version(0)
-        former = Former(item)
-        return former if self._lent and self.shelf.has(former) else item

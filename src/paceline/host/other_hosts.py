@@ -7,13 +7,13 @@ import signal
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.core.facts import Fact, ParametersTaken, WorkerResumed
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.phrases import workers_named
-from paceline.core.shards import Shard, pieces
+from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import messages as host_messages
@@ -31,20 +31,19 @@ from paceline.host.events import (
     WorkerEnded,
     WorkerSaid,
 )
+from paceline.host.item_table import ItemKind, ItemTable
 from paceline.host.message_validation import MessageValidation
 from paceline.host.orders.steps import shown
 from paceline.host.shards.migration import Moves
-from paceline.host.version_shelf import Owner
+from paceline.host.shards.summands import HeadSummands, UpdateBuffers
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
-from paceline.ipc.memory import Span
 from paceline.net.numbered import LONGEST
 from paceline.records.times import Fetch
 from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
-    from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 
 MOST_SAID = 128 << 20
@@ -171,6 +170,19 @@ class OtherHosts:
         """Moves ranges of versions between hosts, if several make some."""
         self.replicas = cluster.replicas
 
+        summands = HeadSummands(cluster, self.moves, self.host_of)
+        kinds: dict[type[Item], ItemKind[Any]] = {
+            Version: cluster.versions,
+            Beginning: cluster.versions,
+            Update: summands,
+            Sum: summands,
+            Buffers: UpdateBuffers(cluster.shelf, cluster.memory, self.host_of),
+            Blob: self.attachments,
+        }
+        if cluster.owns_replicas:
+            kinds |= {Replica: self.replicas, Mean: cluster.averaging, Partial: cluster.averaging}
+        self.items = ItemTable(cluster.shelf, kinds, self._fetched_here, self._place_is_free)
+
     # --- what they are told: see `Cluster` ----------------------------------------------------------
 
     @property
@@ -197,7 +209,7 @@ class OtherHosts:
 
     def why_not(self, workers: Sequence[int]) -> str:
         """See `contract.Host`."""
-        for host in (one.host for one in self._elsewhere):
+        for host in (one.host for one in self.elsewhere):
             other = self._others.get(host)
             if other is None or (other.workers and not any(worker in other.workers for worker in workers)):
                 why = "it is lost" if other is None else "none of its workers has come to prepare()"
@@ -211,7 +223,7 @@ class OtherHosts:
         if self._cluster.owns_replicas:
             self.replicas.begins(workers)
         if self._cluster.shards:
-            makers = [one.host for one in self._elsewhere]
+            makers = [one.host for one in self.elsewhere]
             self._cluster.remote_shards.begin(makers)
             for host in makers:
                 self._directed.exchanges(host)
@@ -435,7 +447,7 @@ class OtherHosts:
                 self._standing_in[name] = offer
                 self._report(StandInsCame())
             case host_messages.Begun():
-                self._cluster.begun(name)
+                self._cluster.versions.begun(name)
             case AwaitsPlace(worker=worker):
                 self._pulled.pop(worker, None)
                 self._report(message)
@@ -491,7 +503,7 @@ class OtherHosts:
         self.moves.lost(name)
         self._cluster.together.ends(name)
         self._shard_lost(name, f"it is lost ({why})")
-        self._cluster.begun(name)  # what training begins with is not lent to it any more
+        self._cluster.versions.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
         if self._cluster.owns_replicas:
             self._lose_replicas(other, why)
@@ -540,81 +552,6 @@ class OtherHosts:
         self._others[name] = other
         other.tell(host_messages.BeginScripts())
 
-    # --- items: see `manager.Items` -----------------------------------------------------------------
-
-    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `Items`. What workers have made or said comes here, from their hosts."""
-        if isinstance(item, Blob):
-            return self.attachments.ranges(item)
-        if isinstance(item, Update | Sum) and (moving := self.moves.ranges(item)) is not None:
-            return moving
-        if isinstance(item, Partial | Mean | Replica):
-            return self.replicas.ranges(item)
-        if isinstance(item, Version):
-            return pieces(self._cluster.cuts, self._elsewhere)  # also of one that is lost: then it never comes
-        if isinstance(item, Sum):
-            return [(self._cluster.together.host_of(item), *bytes_) for bytes_ in self._cluster.ranges_of(item)]
-        assert isinstance(item, Update | Buffers | Beginning)
-        host = self._by_worker[item.worker].name
-        if isinstance(item, Update):
-            return [(host, *bytes_) for bytes_ in self._cluster.ranges_of(item)]
-        return [(host, 0, self.view(item).nbytes)]
-
-    def lay(self, item: Item, number: int) -> Span:
-        """See `Items`. It was laid out as the item's fetch was ordered. Nothing here writes where updates come to."""
-        if isinstance(item, Blob):
-            return self.attachments.lay(item, number)
-        if isinstance(item, Partial | Mean | Replica):
-            self._cluster.shelf.comes(number, self.replicas.place(item))
-        elif not isinstance(item, Update | Buffers):
-            self._cluster.shelf.comes(number, self._cluster.shelf.place(self._cluster.meant(item)))
-        return self.view(item)
-
-    def free(self, item: Item, whole: bool) -> None:
-        """See `Items`."""
-        if isinstance(item, Blob):
-            self.attachments.free(item, whole)
-        if whole and isinstance(item, Version):
-            self._cluster.is_whole(item)
-
-    def settled(self, number: int) -> None:
-        """See `Items`. What has waited for a place goes on."""
-        if self._cluster.shelf.settled(number):
-            self._cluster.commits.go_on()
-            self._cluster.summer.go_on()
-
-    def fetched(self, fetch: Fetch) -> None:
-        """See `Items`."""
-        fetch = fetch.ending(self._now())
-        if (item := fetch.summand) is not None and self.moves.had(item):
-            fetch = fetch.moved()
-        self._report(fetch)
-
-    def look(self, item: Item, begin: int, end: int) -> Where:
-        """See `Items`."""
-        if isinstance(item, Partial | Mean | Replica):
-            return "gone" if not self._cluster.owns_replicas else self.replicas.look(item, begin, end)
-        if isinstance(item, Blob):
-            return self.attachments.look(item, begin, end)
-        return self._cluster.look(item, begin, end)
-
-    def view(self, item: Item) -> Span:
-        """See `Items`."""
-        if isinstance(item, Partial | Mean | Replica):
-            return self._cluster.memory.place(self.replicas.place(item))
-        if isinstance(item, Blob):
-            return self.attachments.view(item)
-        return self._cluster.view(item)
-
-    def claim(self, item: Item, owner: Owner) -> None:
-        """See `Items`. What is no version stays."""
-        if isinstance(item, Version | Beginning):
-            self._cluster.shelf.claim(owner, self._cluster.meant(item))
-
-    def release(self, item: Item, owner: Owner) -> None:
-        """See `Items`."""
-        self._cluster.shelf.release(owner)
-
     # --- inside -------------------------------------------------------------------------------------
 
     @property
@@ -633,7 +570,7 @@ class OtherHosts:
         return {one.host for one in self._cluster.shards}
 
     @property
-    def _elsewhere(self) -> list[Shard]:
+    def elsewhere(self) -> list[Shard]:
         """The ranges that other hosts make, or did before they were lost."""
         return [one for one in self._cluster.shards if one.host != self._cluster.name]
 
@@ -657,6 +594,18 @@ class OtherHosts:
             other.made(version)
         else:
             self._awaited.setdefault(version, {})[other.name] = other
+
+    def _fetched_here(self, fetch: Fetch) -> None:
+        """This host has fetched that."""
+        fetch = fetch.ending(self._now())
+        if (item := fetch.summand) is not None and self.moves.had(item):
+            fetch = fetch.moved()
+        self._report(fetch)
+
+    def _place_is_free(self) -> None:
+        """What has waited for a place goes on."""
+        self._cluster.commits.go_on()
+        self._cluster.summer.go_on()
 
     def _has_fetched(self, fetch: Fetch) -> None:
         if fetch.kind == "version" and fetch.number is not None:

@@ -7,14 +7,18 @@ what came early.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.core.items import Update
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushes
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.version_shelf import Shelf
 from paceline.transfer.byte_ranges import ByteRanges
-from paceline.transfer.fetch_table import Where
 from paceline.transfer.fetcher import RemoteFetcher
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.transfer.fetch_table import Where
 
 
 class Computing:

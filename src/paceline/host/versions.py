@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from paceline.host.shards.range_maker import RangeMaker
+from typing import Protocol
 
 
 class Versions(Protocol):
-    """What is known of versions where workers are. See `CommitQueue`, where the store is, and `Elsewhere`."""
+    """What is known of versions where workers are. See `CommitQueue`, where the store is, and `FetchedVersions`."""
 
     @property
     def newest(self) -> int:
@@ -42,32 +39,3 @@ class Awaited:
     def clear(self) -> None:
         """No version comes any more."""
         self._calls.clear()
-
-
-class Elsewhere:
-    """The store is on another host, which tells what it has made."""
-
-    def __init__(self) -> None:
-        self.newest = 0
-        self.maker: RangeMaker | None = None
-        """What makes a range of each version on this host, if anything does."""
-        self._waiting = Awaited()
-
-    def when_begun(self, version: int, call: Callable[[], None]) -> None:
-        """See `Versions`."""
-        if self.maker is None:
-            call()
-        else:
-            self.maker.when_begun(version, call)
-
-    def when_made(self, version: int, call: Callable[[], None]) -> None:
-        """See `Versions`."""
-        if version <= self.newest:
-            call()
-        else:
-            self._waiting.add(version, call)
-
-    def made(self, version: int) -> None:
-        """The store has made that version, and all before it."""
-        self.newest = version
-        self._waiting.come(version)

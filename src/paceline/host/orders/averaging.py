@@ -20,6 +20,7 @@ from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.events import Averaged, GivenUp
 from paceline.host.host_memory import HostMemory
+from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
@@ -109,7 +110,7 @@ class _Work:
     """Whether that was told, or that the mean is there."""
 
 
-class Averaging:
+class Averaging(Placed[Partial | Mean]):
     """Makes this host's part of averages."""
 
     def __init__(
@@ -130,13 +131,12 @@ class Averaging:
         `give_up(worker, why)` ends a worker that can't go on. `memory`: which bytes replicas have. For
         `deaths_are_told` see `GroupAverages`.
         """
-        self._shelf = shelf
+        super().__init__(shelf, memory)
         self._plan = plan
         self._loop = loop
         self._carrier = carrier
         self._report = report
         self._give_up = give_up
-        self._memory = memory
         self._name = name
         self._deaths_are_told = deaths_are_told
         self._averagers: dict[int, _Averager] = {}
@@ -237,7 +237,7 @@ class Averaging:
         """Whether that host's part of averages is made here."""
         return self._carrier is None or host == self._name
 
-    # --- items: see `manager.Items` -----------------------------------------------------------------
+    # --- items: see `ItemKind` ----------------------------------------------------------------------
 
     def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
         """Which hosts have which bytes of that: of a partial, those of the slice that is made here."""

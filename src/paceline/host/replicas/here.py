@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.items import Item, Mean, Partial, Replica, There
+from paceline.core.items import Item, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
 from paceline.host.host_memory import HostMemory
+from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.place_translation import placed
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.transfer.manager import TransferManager
 
 
-class ReplicasHere:
+class ReplicasHere(Placed[Replica]):
     """Has places for what the head places here, averages, and exchanges replicas with other hosts."""
 
     def __init__(
@@ -44,11 +45,10 @@ class ReplicasHere:
     ) -> None:
         """`name`: this host's."""
         self.averaging = Averaging(shelf, plan, loop, carrier, report, workers.give_up, memory, name=name)
-        self._shelf = shelf
+        super().__init__(shelf, memory)
         self._plan = plan
         self._carrier = carrier
         self._report = report
-        self._memory = memory
         self._lent: dict[Item, list[int]] = {}
         """By what other hosts may fetch: its place, once for each time that it is lent."""
         self._borrowed: dict[Item, tuple[str, int]] = {}
@@ -106,23 +106,17 @@ class ReplicasHere:
             case host_messages.CopyItem():
                 self._borrow(order)
 
-    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `manager.Items`."""
-        if isinstance(item, Partial | Mean):
-            return self.averaging.ranges(item)
+    def ranges(self, item: Replica) -> list[tuple[str, int, int]]:
+        """See `ItemKind`."""
         host, _ = self._borrowed[item]
         return whole(host, self._memory.offer)
 
-    def place(self, item: Item) -> int:
-        """Where that lies here, or comes to."""
-        if isinstance(item, Partial | Mean):
-            return self.averaging.place(item)
+    def place(self, item: Replica) -> int:
+        """See `Placed`."""
         return self._lent[item][0] if item in self._lent else self._borrowed[item][1]
 
-    def look(self, item: Item, begin: int, end: int) -> Where:
-        """Where that is, which another host asks for."""
-        if isinstance(item, Partial | Mean):
-            return self.averaging.look(item, begin, end)
+    def look(self, item: Replica, begin: int, end: int) -> Where:
+        """See `ItemKind`."""
         return "here" if item in self._lent else "coming"
 
     def _source(self, host: str, source: int) -> int:

@@ -13,8 +13,9 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline.core.items import Item, Mean, Partial, Replica
+from paceline.core.items import Item, Replica
 from paceline.host import messages as host_messages
+from paceline.host.item_table import Placed
 from paceline.host.orders.averaging import Group
 from paceline.host.place_translation import places_of
 from paceline.host.replicas.here import whole
@@ -39,7 +40,7 @@ class _Carried:
     lost: Callable[[str], None]
 
 
-class ReplicaPlacement:
+class ReplicaPlacement(Placed[Replica]):
     """Has the hosts of a group's members make its average, and moves replicas between hosts."""
 
     def __init__(
@@ -48,6 +49,7 @@ class ReplicaPlacement:
         carrier: TransferManager | None,
     ) -> None:
         """`carrier`: None if there are no other hosts."""
+        super().__init__(cluster.shelf, cluster.memory)
         self._cluster = cluster
         self._carrier = carrier
         self._numbers = count()
@@ -129,9 +131,9 @@ class ReplicaPlacement:
             if not self._cluster.others.is_there(one):  # a machine is about to hear of it
                 lost(f"host {one} takes no part any more")
                 return
-        number, place = next(self._numbers), self._cluster.shelf.place(item)
+        number, place = next(self._numbers), self._shelf.place(item)
         self._carried[number] = _Carried(item, source, host, then, lost)
-        self._cluster.shelf.claim(_carries(number), item)  # so it stays as it is
+        self._shelf.claim(_carries(number), item)  # so it stays as it is
         if source != self._cluster.name:
             self.binds_place(source, place)
             self._cluster.others.tell_host(source, host_messages.Lend(fields_of(item), place))
@@ -172,7 +174,7 @@ class ReplicaPlacement:
         Cuts that are still to be brought have earlier replicas of theirs. What is on its way from there to another host
         comes there before.
         """
-        claimed = [item for _, item, _ in self._cluster.shelf.claims() if isinstance(item, Replica)]
+        claimed = [item for _, item, _ in self._shelf.claims() if isinstance(item, Replica)]
         lacking = dict.fromkeys(item for item in claimed if item.worker in workers and item.worker not in self._without)
 
         def go_on() -> None:
@@ -215,25 +217,15 @@ class ReplicaPlacement:
         self._lie_here.discard(worker)
         self._without.add(worker)
 
-    # --- items: see `manager.Items` -----------------------------------------------------------------
+    # --- items: see `ItemKind` ----------------------------------------------------------------------
 
-    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `Items`."""
-        if isinstance(item, Partial | Mean):
-            return self._cluster.averaging.ranges(item)
-        return whole(self._coming[item], self._cluster.memory.offer)
+    def ranges(self, item: Replica) -> list[tuple[str, int, int]]:
+        """See `ItemKind`."""
+        return whole(self._coming[item], self._memory.offer)
 
-    def place(self, item: Item) -> int:
-        """Where that lies at the head, or comes to."""
-        if isinstance(item, Partial | Mean):
-            return self._cluster.averaging.place(item)
-        return self._cluster.shelf.place(item)
-
-    def look(self, item: Item, begin: int, end: int) -> Where:
-        """See `Items`."""
-        if isinstance(item, Partial | Mean):
-            return self._cluster.averaging.look(item, begin, end)
-        return "here" if self._cluster.shelf.has(item) else "gone"
+    def look(self, item: Replica, begin: int, end: int) -> Where:
+        """See `ItemKind`."""
+        return "here" if self._shelf.has(item) else "gone"
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -289,7 +281,7 @@ class ReplicaPlacement:
             one.item == carried.item and one.host == carried.host for one in self._carried.values()
         ):
             del self._coming[carried.item]
-        self._cluster.shelf.release(_carries(number))
+        self._shelf.release(_carries(number))
 
     def _let_go(self) -> None:
         """Have those hosts go of which nothing is on its way any more."""
@@ -305,7 +297,7 @@ class ReplicaPlacement:
             self._cluster.others.tell_host(host, host_messages.Emptied(place))
         if place in self._copied:
             self._copied.discard(place)
-            self._cluster.memory.discard(place)
+            self._memory.discard(place)
 
 
 def _unawaited(why: str) -> None:

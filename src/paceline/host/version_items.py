@@ -1,0 +1,236 @@
+"""Versions as items of a host: where the store is, and on the other hosts.
+
+A worker's script may change the first version before its first step. What it has written is an item of its own, a
+`Beginning`, until all hosts have it as their first version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.core.items import Beginning, Former, Item, Version
+from paceline.core.shards import Shard, pieces
+from paceline.host.host_memory import HostMemory
+from paceline.host.item_table import Placed
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.versions import Awaited
+from paceline.ipc.memory import Span
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.host.orders.commit_queue import CommitQueue
+    from paceline.host.shards.range_maker import RangeMaker
+    from paceline.transfer.fetch_table import Where
+
+
+class StoredVersions(Placed[Version | Beginning]):
+    """Versions where the store is. Ranges that other hosts make come to the place where this host makes its own."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        memory: HostMemory,
+        commits: CommitQueue,
+        maker: RangeMaker,
+        elsewhere: Callable[[], Sequence[Shard]],
+        host_of: Callable[[int], str],
+    ) -> None:
+        """`maker` makes this host's range, and `elsewhere()` are those that other hosts make. `host_of(worker)`: its
+        host.
+        """
+        super().__init__(shelf, memory)
+        self._commits = commits
+        self._maker = maker
+        self._elsewhere = elsewhere
+        self._host_of = host_of
+        self._whole: set[Version] = set()
+        """Versions of which all ranges are here, if others make some."""
+        self._lent: set[str] = set()
+        """Other hosts that fetch what training begins with."""
+
+    def lend(self, host: str, *items: Item) -> None:
+        """That host fetches these, which training begins with. Keep them as they are until it has them."""
+        self._lent.add(host)
+        self._shelf.claim(("lent", host), *items)
+
+    def begun(self, host: str) -> None:
+        """That host has what training begins with."""
+        self._lent.discard(host)
+        self._shelf.release(("lent", host))
+
+    @property
+    def lends(self) -> bool:
+        """Whether a host is still to begin."""
+        return bool(self._lent)
+
+    def is_whole(self, version: Version) -> None:
+        """All ranges of that version are here."""
+        self._whole.add(version)
+
+    def freed(self, version: Version) -> None:
+        """Nobody claims that version any more."""
+        self._whole.discard(version)
+
+    def away(self, version: Version) -> bool:
+        """Whether some of the version has to be brought here."""
+        return bool(self._elsewhere()) and version not in self._whole
+
+    def place(self, item: Version | Beginning) -> int:
+        """See `Placed`."""
+        return self._shelf.place(self._meant(item))
+
+    def ranges(self, item: Version | Beginning) -> list[tuple[str, int, int]]:
+        """See `ItemKind`."""
+        if isinstance(item, Version):
+            return pieces(self._memory.offer.cuts, self._elsewhere())  # also of one that is lost: then it never comes
+        return [(self._host_of(item.worker), 0, self.view(item).nbytes)]
+
+    def free(self, item: Version | Beginning, whole: bool) -> None:
+        """See `ItemKind`."""
+        if whole and isinstance(item, Version):
+            self.is_whole(item)
+
+    def look(self, item: Version | Beginning, begin: int, end: int) -> Where:
+        """See `ItemKind`."""
+        if isinstance(item, Version) and item.version > self._commits.newest:
+            made = self._maker.has(item.version, begin, end)
+            return "here" if made and self._shelf.has(item) else "coming"  # its place is free if it can't be made
+        return "here" if self._shelf.has(self._meant(item)) else "gone"
+
+    def claim(self, item: Version | Beginning, owner: Owner) -> None:
+        """See `ItemKind`."""
+        self._shelf.claim(owner, self._meant(item))
+
+    def _meant(self, item: Version | Beginning) -> Item:
+        """What lies here by that name.
+
+        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
+        the first version is as it was: that host's workers change it, too.
+        """
+        if isinstance(item, Beginning) and not self._shelf.has(item):
+            return Version(0)
+        former = Former(item)
+        return former if self._lent and self._shelf.has(former) else item
+
+
+def _arriving(version: Version) -> Owner:
+    """Who claims the place that a version is brought to."""
+    return "arriving", version.version
+
+
+def written_by(worker: int) -> Owner:
+    """Who claims what that worker has written for all to begin with, until it is the first version here."""
+    return "written by", worker
+
+
+class FetchedVersions(Placed[Version | Beginning]):
+    """Versions where the store isn't: they come, but for the range that is made here. Keeps the contract `Versions`."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        memory: HostMemory,
+        plan: MemoryPlan,
+        *,
+        name: str,
+        head: str,
+        of_replicas: bool,
+        begins: Callable[[], bool],
+    ) -> None:
+        """`name`: this host's. `of_replicas`: whether replicas begin as versions. `begins()`: whether what training
+        begins with is still to come.
+        """
+        super().__init__(shelf, memory)
+        self.newest = 0
+        self.shards: Sequence[Shard] = ()
+        """Who makes which range of each version. Empty: the head makes them all."""
+        self.maker: RangeMaker | None = None
+        """What makes this host's range. None: nothing is made here."""
+        self._plan = plan
+        self._name = name
+        self._head = head
+        self._of_replicas = of_replicas
+        self._begins = begins
+        self._whole: set[Version] = set()
+        """Versions of which all ranges are here, if one of them is made here."""
+        self._waiting = Awaited()
+
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """See `Versions`. A host with a range of it begins itself."""
+        if self.maker is None:
+            call()
+        else:
+            self.maker.when_begun(version, call)
+
+    def when_made(self, version: int, call: Callable[[], None]) -> None:
+        """See `Versions`."""
+        if version <= self.newest:
+            call()
+        else:
+            self._waiting.add(version, call)
+
+    def made(self, version: int) -> None:
+        """That version is made, and all before it."""
+        self.newest = version
+        self._waiting.come(version)
+
+    def is_whole(self, version: Version) -> None:
+        """All ranges of that version are here."""
+        self._whole.add(version)
+
+    def freed(self, item: Item) -> None:
+        """Nobody claims that item any more."""
+        self._whole.discard(item)
+
+    def away(self, item: Item) -> bool:
+        """Whether the item is a version that has to be brought here, or is on its way."""
+        if not isinstance(item, Version):
+            return False
+        if self.maker is not None:
+            return len(self.shards) > 1 and item not in self._whole
+        return not self._shelf.has(item) or item in self._shelf.claimed(_arriving(item))
+
+    def ranges(self, item: Version | Beginning) -> list[tuple[str, int, int]]:
+        """See `ItemKind`. The head's host has what training begins with."""
+        offer = self._memory.offer
+        if self._of_replicas:  # they have flags and buffers, too
+            return [(self._head, 0, offer.push_bytes)]
+        if isinstance(item, Beginning) or self._begins():
+            return [(self._head, 0, offer.cuts[-1])]
+        shards = self.shards or [Shard(self._head, 0, offer.cuts[-1])]
+        return pieces(offer.cuts, [one for one in shards if one.host != self._name])
+
+    def lay(self, item: Version | Beginning, number: int) -> Span:
+        """See `ItemKind`. There is a place for a version that was claimed, as there is for all that workers claim."""
+        if not self._shelf.has(item):  # else a range of it is made here
+            owner = _arriving(item) if isinstance(item, Version) else written_by(item.worker)
+            place = self._shelf.put(item, owner, self._plan.shared, comes=True)
+            assert place is not None
+        return super().lay(item, number)
+
+    def free(self, item: Version | Beginning, whole: bool) -> None:
+        """See `ItemKind`. A worker that has left may claim a version that did not come, until its process ends."""
+        if isinstance(item, Beginning):
+            if not whole:
+                self._shelf.release(written_by(item.worker))
+            return
+        if whole and self.maker is not None:
+            self.is_whole(item)
+        if not whole and item in self._shelf.claimed(_arriving(item)):
+            self._shelf.withdraw(item)
+        self._shelf.release(_arriving(item))
+
+    def look(self, item: Version | Beginning, begin: int, end: int) -> Where:
+        """See `ItemKind`."""
+        if isinstance(item, Version):
+            if self.maker is None:
+                return "gone"
+            if item.version > self.maker.newest:
+                return "here" if self.maker.has(item.version, begin, end) else "coming"
+        return "here" if self._shelf.has(item) else "gone"
+
+    def claim(self, item: Version | Beginning, owner: Owner) -> None:
+        """See `ItemKind`. A beginning stays until the head has it."""
+        if isinstance(item, Version):
+            self._shelf.claim(owner, item)
