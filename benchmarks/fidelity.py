@@ -40,7 +40,7 @@ from step import Failed, machine, print_table
 from paceline.core.choice import choose
 from paceline.protocols import registry
 from paceline.scenario.scenario_file import load
-from paceline.sim.calibration import Run, read
+from paceline.sim.calibration import CalibratedRun, read
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 
@@ -136,7 +136,7 @@ class Compared:
     a run whose hosts have links."""
 
 
-def measure(case: Case, protocol: str, seed: int, folder: Path) -> tuple[Speed, Run | None]:
+def measure(case: Case, protocol: str, seed: int, folder: Path) -> tuple[Speed, CalibratedRun | None]:
     """A real run, and what its ledger says; None if its hosts have links. One that is there is not made again."""
     kept = folder / protocol
     if not (kept / "summary.json").exists():
@@ -160,7 +160,7 @@ def make(case: Case, protocol: str, seed: int, folder: Path) -> None:
         raise Failed(f"{protocol}: exit code {done.returncode}\n{done.stderr}")
 
 
-def predicted(run: Run | None, protocol: str) -> Speed | None:
+def predicted(run: CalibratedRun | None, protocol: str) -> Speed | None:
     """Of that protocol in the run's place."""
     return None if run is None else Speed.of(simulate(run.simulation(choose(protocol, registry()))))
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paceline.core.items import Update, Version
-from paceline.scenario.host_traffic import Came, HostTraffic
+from paceline.scenario.host_traffic import HostTraffic, ItemCame
 from paceline.scenario.scenario import HostTable, Scenario
 
 SCENARIO = Scenario(
@@ -27,7 +27,7 @@ def traffic(begins: int = 0) -> HostTraffic:
     return found
 
 
-def drain(of: HostTraffic) -> list[Came]:
+def drain(of: HostTraffic) -> list[ItemCame]:
     came = []
     while (one := of.finish(math.inf)) is not None:
         came.append(one)

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from paceline.scenario.network import Direction, SharedLink, Transfer
+from paceline.scenario.network import Direction, LinkTransfer, SharedLink
 from paceline.scenario.scenario import Network
 from support.seeds import each_seed
 
@@ -23,7 +23,7 @@ def link(bandwidth: float | None = B, latency: float = 0.0, incast: float = 1.0)
     return SharedLink(bandwidth, latency, incast)
 
 
-def drain(of: SharedLink) -> list[Transfer]:
+def drain(of: SharedLink) -> list[LinkTransfer]:
     """All that end, if nothing else begins."""
     ended = []
     while (transfer := of.finish(math.inf)) is not None:
@@ -43,7 +43,7 @@ def ends(of: SharedLink) -> dict[int, float]:
 def test_alone_it_takes_latency_and_size_over_bandwidth(direction: Direction) -> None:
     of = link(latency=0.5)
     of.begin(3, direction, 200, 1.0)
-    assert drain(of) == [Transfer(number=0, worker=3, direction=direction, size=200, began=1.0, ended=3.5)]
+    assert drain(of) == [LinkTransfer(number=0, worker=3, direction=direction, size=200, began=1.0, ended=3.5)]
 
 
 @pytest.mark.parametrize("direction", ["push", "pull"])
@@ -370,10 +370,10 @@ def exact_ends(
     return ended
 
 
-def lived(of: SharedLink, chance: random.Random, events: int) -> tuple[list[Began | Cancelled], list[Transfer]]:
+def lived(of: SharedLink, chance: random.Random, events: int) -> tuple[list[Began | Cancelled], list[LinkTransfer]]:
     """A random history as a caller makes it: ends are taken as they come, and some give rise to another transfer."""
     history: list[Began | Cancelled] = []
-    ended: list[Transfer] = []
+    ended: list[LinkTransfer] = []
     mean = 100.0
     assert of.bandwidth is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.hosts import Admit, EndHost, Fence, Hosts, Refuse
+from paceline.core.hosts import Admit, EndHost, Fence, Hosts, RefuseHost
 
 T = 10.0
 
@@ -48,7 +48,7 @@ def test_hosts_that_come_are_admitted_and_none_is_missing_once_all_are_here() ->
 def test_hosts_whose_names_are_known_are_expected_and_no_others_are_let_in() -> None:
     found = hosts(names=("b", "c"))
     assert found.stage("b") == "expected"
-    assert found.came("d", 0.0) == [Refuse("d", "this run's hosts are b, c")]
+    assert found.came("d", 0.0) == [RefuseHost("d", "this run's hosts are b, c")]
     assert found.came("b", 0.0) == [Admit("b", 1)]
 
 
@@ -61,7 +61,7 @@ def test_hosts_whose_names_are_known_are_expected_and_no_others_are_let_in() -> 
     ],
 )
 def test_a_host_too_many_is_refused_in_one_line(host: str, why: str) -> None:
-    assert begun("b", "c").came(host, 0.0) == [Refuse(host, why)]
+    assert begun("b", "c").came(host, 0.0) == [RefuseHost(host, why)]
 
 
 def test_a_host_lost_while_others_gather_is_expected_again_and_has_not_left() -> None:
@@ -168,11 +168,11 @@ def test_another_host_may_come_in_place_of_one_that_has_left() -> None:
     assert found.leaves("c", 1, "drained") == [EndHost("c", 1, True, "drained")]
     assert found.came("d", 1.0) == [Admit("d", 1)]
     assert found.number("d") == 3
-    assert found.came("c", 1.0) == [Refuse("c", "this run has all of its 3 hosts")]
+    assert found.came("c", 1.0) == [RefuseHost("c", "this run has all of its 3 hosts")]
 
 
 def test_a_run_of_two_hosts_has_one_besides_the_head() -> None:
-    assert begun("b").came("c", 1.0) == [Refuse("c", "this run has all of its 2 hosts")]
+    assert begun("b").came("c", 1.0) == [RefuseHost("c", "this run has all of its 2 hosts")]
 
 
 @pytest.mark.parametrize("silent", ["disconnected", "unheard"])

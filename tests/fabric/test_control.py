@@ -13,17 +13,17 @@ from paceline.net import control, numbered
 from paceline.net.control import (
     HANDSHAKE,
     BeatAcknowledged,
-    Came,
     Close,
-    Connected,
     Delivered,
-    Dial,
-    Disconnected,
-    Ended,
+    DialHead,
     HeadEnd,
     HeardFrom,
     Hello,
+    HostCame,
+    HostConnected,
+    HostDisconnected,
     HostEnd,
+    IncarnationEnded,
     Outcome,
     Refused,
     Write,
@@ -58,7 +58,7 @@ def data_of(outcome: Outcome) -> bytes:
 
 
 def events(outcome: Outcome) -> Outcome:
-    return [one for one in outcome if not isinstance(one, Write | Dial | HeardFrom)]
+    return [one for one in outcome if not isinstance(one, Write | DialHead | HeardFrom)]
 
 
 def values(outcome: Outcome) -> list[int]:
@@ -84,7 +84,7 @@ class Two:
     def connect(self) -> Two:
         """Dial, and let both say hello."""
         (dial,) = self.host.tick(self.now)
-        assert isinstance(dial, Dial)
+        assert isinstance(dial, DialHead)
         self.connection = dial.connection
         self.on_head(self.head.connected(self.before + dial.connection, self.now))
         self.on_host(self.host.connected(dial.connection, self.now))
@@ -109,10 +109,10 @@ class Two:
     def on_head(self, outcome: Outcome) -> None:
         """See to what the head's end returned. Whoever comes is admitted."""
         self.at_head += events(outcome)
-        for one in [one for one in outcome if isinstance(one, Came)]:
+        for one in [one for one in outcome if isinstance(one, HostCame)]:
             self.incarnation += 1
             outcome = outcome + self.head.admit(one.connection, self.incarnation, self.now, **self.given)
-        self.at_head += [one for one in outcome if isinstance(one, Connected) and one not in self.at_head]
+        self.at_head += [one for one in outcome if isinstance(one, HostConnected) and one not in self.at_head]
         data = data_of(outcome)
         if data and self.connection is not None:
             self.on_host(self.host.received(self.connection, data, self.now))
@@ -128,8 +128,8 @@ class Two:
 
 def test_a_host_dials_says_hello_and_is_given_an_incarnation() -> None:
     two = Two().connect()
-    assert two.at_head == [Came(1, "b"), Connected("b", 1)]
-    assert two.at_host == [BeatAcknowledged(0.0), Connected("b", 1), BeatAcknowledged(0.0)]
+    assert two.at_head == [HostCame(1, "b"), HostConnected("b", 1)]
+    assert two.at_host == [BeatAcknowledged(0.0), HostConnected("b", 1), BeatAcknowledged(0.0)]
     assert two.host.incarnation == 1
 
 
@@ -162,7 +162,7 @@ def test_what_is_sent_while_no_connection_is_there_arrives_over_the_next_one_and
     assert values(two.at_host) == [2, 4]
     assert two.incarnation == 1
     assert [type(one) for one in two.at_host if not isinstance(one, Delivered | BeatAcknowledged)] == [
-        *(Connected, Disconnected, Connected, Disconnected, Connected),
+        *(HostConnected, HostDisconnected, HostConnected, HostDisconnected, HostConnected),
     ]
 
 
@@ -296,9 +296,9 @@ def test_a_host_dials_again_once_the_head_is_silent_for_three_beats() -> None:
     assert events(two.host.tick(8.9)) == []
     assert two.host.tick(9.0) == [
         Close(1, ""),
-        Disconnected("b", 1, "the head has been silent for 9.0 s"),
+        HostDisconnected("b", 1, "the head has been silent for 9.0 s"),
     ]
-    assert two.host.tick(10.0) == [Dial(2)]
+    assert two.host.tick(10.0) == [DialHead(2)]
 
 
 def test_a_newer_connection_replaces_the_older_one_which_brings_nothing_any_more() -> None:
@@ -308,7 +308,7 @@ def test_a_newer_connection_replaces_the_older_one_which_brings_nothing_any_more
     two.now = 1.0
     two.connect()
     assert two.at_head[2:] == [
-        *(Close(1, ""), Disconnected("b", 1, "a newer connection has replaced it"), Connected("b", 1)),
+        *(Close(1, ""), HostDisconnected("b", 1, "a newer connection has replaced it"), HostConnected("b", 1)),
         Delivered("b", 1, Told(1)),
     ]
     assert two.head.received(1, late, 1.0) == []
@@ -320,7 +320,7 @@ def test_a_host_whose_first_answer_was_lost_comes_again_as_the_same_incarnation(
     two.host.tick(0.0)
     two.head.connected(1, 0.0)
     two.head.received(1, data_of(two.host.connected(1, 0.0)), 0.0)
-    assert isinstance(two.head.admit(1, 1, 0.0)[-1], Connected)
+    assert isinstance(two.head.admit(1, 1, 0.0)[-1], HostConnected)
     two.head.send("b", 1, Order(1), 0.0)
     two.host.lost(1, "reset", 0.0)
     two.now = 1.0
@@ -342,8 +342,8 @@ def test_another_incarnation_than_the_one_that_is_here_is_refused(ended: bool) -
         another.connect()
     two.at_host.clear()
     two.connect()
-    assert [type(one) for one in two.at_host] == [Close, Ended]
-    assert two.at_host[-1] == Ended("b", 1, "incarnation 1 of host b has ended: it came too late")
+    assert [type(one) for one in two.at_host] == [Close, IncarnationEnded]
+    assert two.at_host[-1] == IncarnationEnded("b", 1, "incarnation 1 of host b has ended: it came too late")
     assert two.host.tick(100.0) == [] == two.host.send(Told(1), 100.0)
     assert two.host.due() is None
 
@@ -351,7 +351,7 @@ def test_another_incarnation_than_the_one_that_is_here_is_refused(ended: bool) -
 def test_an_incarnation_that_ends_while_it_is_connected_is_told_why() -> None:
     two = Two().connect()
     two.on_head(two.head.end("b", 1, "silent for 16.0 s"))
-    assert two.at_host[-1] == Ended("b", 1, "incarnation 1 of host b has ended: silent for 16.0 s")
+    assert two.at_host[-1] == IncarnationEnded("b", 1, "incarnation 1 of host b has ended: silent for 16.0 s")
     assert two.head.send("b", 1, Order(1), 0.0) == []
     assert two.head.end("b", 1, "again") == []
 
@@ -362,7 +362,7 @@ def test_a_number_used_by_another_process_is_no_way_in() -> None:
     another = Two(host_end(nonce=b"2"), two.head, before=1)
     another.host.incarnation = 1
     another.connect()
-    assert isinstance(another.at_host[-1], Ended)
+    assert isinstance(another.at_host[-1], IncarnationEnded)
     two.tell(1)
     assert values(two.at_head) == [1]
 
@@ -385,7 +385,7 @@ def test_a_head_that_takes_a_host_for_another_incarnation_is_left(incarnation: i
     two.host.connected(2, two.now)
     found = two.host.received(2, hello(incarnation=incarnation), two.now)
     why = f"the head takes incarnation 1 of this host for {incarnation}"
-    assert found == [Close(2, why), Ended("b", 1, why)]
+    assert found == [Close(2, why), IncarnationEnded("b", 1, why)]
 
 
 def test_a_message_for_an_incarnation_that_has_ended_goes_to_no_other() -> None:
@@ -407,7 +407,7 @@ def test_a_host_that_is_refused_is_told_why_and_dials_no_more() -> None:
     outcome = two.head.refuse(1, "a host b is here already")
     assert outcome[-1] == Close(1, "connection from 10.0.0.2:4711 refused: a host b is here already")
     found = two.host.received(1, data_of(outcome), 0.0)
-    assert found == [Close(1, ""), Ended("b", 0, "a host b is here already")]
+    assert found == [Close(1, ""), IncarnationEnded("b", 0, "a host b is here already")]
 
 
 def hello(**changes: Any) -> bytes:
@@ -453,7 +453,7 @@ def test_what_a_stranger_says_is_shown_as_one_line_of_text() -> None:
     host.tick(0.0)
     host.connected(1, 0.0)
     (_, ended) = host.received(1, written(Refused("\x1b[2J no\nway" + "y" * 1000)), 0.0)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, IncarnationEnded)
     assert ended.why.startswith(" [2J no wayyy")
     assert len(ended.why) == 300
 
@@ -476,7 +476,7 @@ def test_a_head_that_does_not_answer_is_dialled_again(waits: str) -> None:
     assert host.due() == HANDSHAKE
     assert host.tick(HANDSHAKE) == [Close(1, "")]
     assert host.due() == HANDSHAKE + control.SHORTEST_PAUSE
-    assert host.tick(HANDSHAKE + 1.0) == [Dial(2)]
+    assert host.tick(HANDSHAKE + 1.0) == [DialHead(2)]
     assert host.connected(1, HANDSHAKE + 1.0) == [], "that connection is closed"
 
 
@@ -494,7 +494,7 @@ def test_a_host_waits_longer_before_each_try_and_starts_over_once_it_was_heard()
     two, pauses = Two(), []
     for _ in range(7):
         (dial,) = two.host.tick(two.now)
-        assert isinstance(dial, Dial)
+        assert isinstance(dial, DialHead)
         two.host.lost(dial.connection, "refused", two.now)
         due = two.host.due()
         assert due is not None
@@ -511,14 +511,14 @@ def test_what_a_connection_garbles_is_sent_again_over_another_one() -> None:
     (close, gone) = outcome[1:]
     assert isinstance(close, Close)
     assert close.why.startswith("connection to host b closed: ")
-    assert isinstance(gone, Disconnected)
+    assert isinstance(gone, HostDisconnected)
     two.host.lost(1, "reset", 0.0)
     two.tell(1)
     two.now = 1.0
     two.connect()
     assert values(two.at_head) == [1]
     found = two.host.received(2, framed(b"\xc1"), 0.0)
-    assert [type(one) for one in found] == [Close, Disconnected]
+    assert [type(one) for one in found] == [Close, HostDisconnected]
     assert events(two.host.received(2, framed(b"\xc1"), 0.0)) == []
 
 
@@ -526,16 +526,16 @@ def test_a_message_that_may_not_come_ends_the_incarnation() -> None:
     two = Two().connect()
     two.on_host(two.host.send(Order(1), 0.0))
     why = "host b has sent what can't be read: "
-    assert [type(one) for one in two.at_head[2:]] == [Close, Ended]
+    assert [type(one) for one in two.at_head[2:]] == [Close, IncarnationEnded]
     assert all(one.why.startswith(why) for one in two.at_head[2:])
-    assert isinstance(two.at_host[-1], Ended), "the host is told"
+    assert isinstance(two.at_host[-1], IncarnationEnded), "the host is told"
     assert two.head.send("b", 1, Order(1), 0.0) == []
 
 
 def test_an_order_that_may_not_come_ends_the_incarnation() -> None:
     two = Two().connect()
     two.on_head(two.head.send("b", 1, Told(1), 0.0))
-    assert [type(one) for one in two.at_host[3:]] == [Close, Ended]
+    assert [type(one) for one in two.at_host[3:]] == [Close, IncarnationEnded]
     assert all(one.why.startswith("the head has sent what can't be read: ") for one in two.at_host[3:])
 
 
@@ -546,17 +546,17 @@ def test_a_beat_of_an_earlier_connection_is_not_answered_over_the_next() -> None
     two.host.tick(two.now)
     two.host.connected(2, two.now)
     two.host.received(2, hello(incarnation=1), two.now)
-    assert [type(one) for one in two.host.received(2, written(BeatHeard(2, 0)), two.now)] == [Close, Disconnected]
+    assert [type(one) for one in two.host.received(2, written(BeatHeard(2, 0)), two.now)] == [Close, HostDisconnected]
 
 
 def test_bytes_that_can_only_be_too_long_close_the_connection_with_what_came_before_them() -> None:
     two = Two().connect()
     too_long = LENGTH.pack(1 << 40)
     found = two.head.received(1, data_of(two.host.send(Told(1), 0.0)) + too_long, 0.0)
-    assert [type(one) for one in found] == [HeardFrom, Delivered, Close, Disconnected]
+    assert [type(one) for one in found] == [HeardFrom, Delivered, Close, HostDisconnected]
     two.cut().connect()
     found = two.host.received(2, data_of(two.head.send("b", 1, Order(1), 2.0)) + too_long, 2.0)
-    assert [type(one) for one in found] == [Delivered, Close, Disconnected]
+    assert [type(one) for one in found] == [Delivered, Close, HostDisconnected]
 
 
 def test_what_came_before_bad_bytes_is_delivered() -> None:
@@ -568,7 +568,7 @@ def test_what_came_before_bad_bytes_is_delivered() -> None:
 @pytest.mark.parametrize("frame", [Acknowledged(5), BeatHeard(9, 0), BeatHeard(1, 5), Beat(1, 0), Data(1, 5, b"")])
 def test_a_head_that_acknowledges_what_was_not_sent_is_disconnected(frame: Any) -> None:
     two = Two().connect()
-    assert [type(one) for one in two.host.received(1, written(frame), 0.0)] == [Close, Disconnected]
+    assert [type(one) for one in two.host.received(1, written(frame), 0.0)] == [Close, HostDisconnected]
 
 
 def test_an_end_that_has_forgotten_what_it_received_ends_the_incarnation() -> None:
@@ -578,7 +578,7 @@ def test_an_end_that_has_forgotten_what_it_received_ends_the_incarnation() -> No
     two.cut()
     two.head.connected(2, 0.0)
     outcome = two.head.received(2, hello(nonce=b"1", incarnation=1), 0.0)
-    assert [type(one) for one in outcome] == [Write, Close, Ended]
+    assert [type(one) for one in outcome] == [Write, Close, IncarnationEnded]
     two.host.tick(1.0)
     assert isinstance(frames(data_of(outcome))[0], Refused)
 
@@ -588,13 +588,13 @@ def test_a_host_that_takes_nothing_is_given_up_once_too_much_waits_for_it(monkey
     two = Two().connect().cut()
     two.order(1, 2, 3)
     two.tell(1, 2, 3)
-    assert [type(one) for one in two.at_head + two.at_host if isinstance(one, Ended)] == []
+    assert [type(one) for one in two.at_head + two.at_host if isinstance(one, IncarnationEnded)] == []
     two.order(4)
     two.tell(4)
-    assert two.at_head[-1] == Ended(
+    assert two.at_head[-1] == IncarnationEnded(
         "b", 1, "host b does not take what it is sent: 3 messages of 24 bytes are not acknowledged"
     )
-    assert isinstance(two.at_host[-1], Ended)
+    assert isinstance(two.at_host[-1], IncarnationEnded)
 
 
 def test_only_incarnations_that_are_new_are_admitted() -> None:
@@ -602,8 +602,8 @@ def test_only_incarnations_that_are_new_are_admitted() -> None:
     another = host_end(nonce=b"2")
     another.tick(0.0)
     two.head.connected(2, 0.0)
-    assert two.head.received(2, data_of(another.connected(1, 0.0)), 0.0) == [Came(2, "b")]
+    assert two.head.received(2, data_of(another.connected(1, 0.0)), 0.0) == [HostCame(2, "b")]
     with pytest.raises(AssertionError, match="incarnation 1 is not new"):
         two.head.admit(2, 1, 0.0)
     two.on_head(two.head.admit(2, 2, 0.0)[:2])
-    assert two.at_host[-1] == Ended("b", 1, "incarnation 1 of host b has ended: it has come again")
+    assert two.at_host[-1] == IncarnationEnded("b", 1, "incarnation 1 of host b has ended: it has come again")

@@ -20,7 +20,17 @@ from paceline.ipc.channel import INLINE, Channel
 from paceline.ipc.endpoint import Endpoint, framed
 from paceline.ipc.send_queue import SendQueue
 from paceline.net import numbered
-from paceline.net.control import Came, Close, Connected, Delivered, Disconnected, Ended, Event, HeadEnd, HostEnd
+from paceline.net.control import (
+    Close,
+    Delivered,
+    Event,
+    HeadEnd,
+    HostCame,
+    HostConnected,
+    HostDisconnected,
+    HostEnd,
+    IncarnationEnded,
+)
 from paceline.net.handshake import Keys
 from paceline.net.link import HeadLink, HostLink
 from paceline.net.tcp import Stream
@@ -241,11 +251,11 @@ class HeadThere(EndNode):
 
     def happened(self, event: Event) -> None:
         match event:
-            case Came(connection=connection):
+            case HostCame(connection=connection):
                 self.carry_out(self.end.admit(connection, 1, self.network.now))
-            case Connected():
+            case HostConnected():
                 self.way.connections.append(max(self.network._nodes[HEAD].ends))
-            case Ended():
+            case IncarnationEnded():
                 self.way.given_up += 1
 
 
@@ -268,9 +278,9 @@ class HostThere(EndNode):
         match event:
             case Delivered(message=message):
                 self.way.heard(message)
-            case Ended(why=why):
+            case IncarnationEnded(why=why):
                 self.way.ends.append(why)
-            case Disconnected():
+            case HostDisconnected():
                 pass  # it dials again
 
 

@@ -27,7 +27,7 @@ from paceline.core.facts import (
 from paceline.core.orders import CopyReplica, Hold, Order, Reduce, Release, StepReplica
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.protocols.ripples import SPEC, Config, Group, Machine, remark, static_group
+from paceline.protocols.ripples import SPEC, Config, Machine, PlannedGroup, remark, static_group
 from support.replica_walk import ReplicaWorld
 from support.tables import refuses
 from support.walk import wander
@@ -609,7 +609,9 @@ def test_in_random_histories_a_division_obeys_the_filter_has_one_head_a_node_and
     assert divisions > HISTORIES
 
 
-def check_division(machine: Machine, asker: int, groups: list[Group], counts: dict[int, int], idle: list[int]) -> None:
+def check_division(
+    machine: Machine, asker: int, groups: list[PlannedGroup], counts: dict[int, int], idle: list[int]
+) -> None:
     """Rules of a division; `groups` are all but one of the asker alone, which is over. `counts`, `idle`: before it."""
     count, threshold = counts[asker] + 1, machine.config.threshold
     wanted = [w for w in idle if w == asker or threshold is None or count - counts[w] < threshold]

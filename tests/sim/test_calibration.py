@@ -21,7 +21,7 @@ from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.scenario.scenario_file import to_plain
-from paceline.sim.calibration import RecordedCosts, Run, Step, read
+from paceline.sim.calibration import CalibratedRun, RecordedCosts, StepCosts, read
 from paceline.sim.costs import Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
@@ -54,7 +54,7 @@ def simulation(
 
 def made(
     folder: Path, protocol: str = "asp", scenario: Scenario = STRAGGLER, limit: Limit | None = None, **more: Any
-) -> tuple[Summary, Run]:
+) -> tuple[Summary, CalibratedRun]:
     """A simulation's summary, and what its ledger says."""
     return simulate(simulation(protocol, scenario, limit, **more), folder), read(folder, registry())
 
@@ -184,7 +184,7 @@ def test_of_a_version_that_had_to_wait_for_another_only_its_own_time_counts(tmp_
 Written = list[tuple[Fact, tuple[Order, ...]]]
 
 
-def written(folder: Path, facts: Written, times: dict[tuple[int, int], StepTimes]) -> Run:
+def written(folder: Path, facts: Written, times: dict[tuple[int, int], StepTimes]) -> CalibratedRun:
     """A ledger of one worker that these facts are in, and these steps' times."""
     folder.mkdir()
     ledger = Ledger(folder / "ledger.sqlite")
@@ -240,7 +240,7 @@ def test_every_version_of_a_run_whose_workers_pull_when_they_like_has_its_own_ti
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(1.0), TIMES)
     before, after = Overhead(own=0.09), Overhead(own=0.02, messages=0.18)
-    step = Step(began=0.1, release=0.01, before=before, compute=0.7, works=0.7, after=after)
+    step = StepCosts(began=0.1, release=0.01, before=before, compute=0.7, works=0.7, after=after)
     assert run.recorded.steps == {0: {0: step}}
 
 
@@ -253,7 +253,7 @@ def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path
     run = written(tmp_path / "run", [*one_step(1.0), (ready, ())], times)
     before, after = Overhead(own=0.06, messages=0.04), Overhead(own=0.01, messages=0.09)
     assert run.recorded.steps[0][0].before.own == pytest.approx(0.09)
-    step = Step(began=1.2, release=0.0, before=before, compute=0.8, works=0.8, after=after)
+    step = StepCosts(began=1.2, release=0.0, before=before, compute=0.8, works=0.8, after=after)
     assert run.recorded.steps[0][1] == step
 
 

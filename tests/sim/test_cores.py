@@ -18,7 +18,7 @@ from paceline.records.ledger import connect
 from paceline.records.summary import Summary
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.scenario.scenario_file import to_plain
-from paceline.sim.calibration import Run, read
+from paceline.sim.calibration import CalibratedRun, read
 from paceline.sim.costs import NOTHING, Overhead
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
@@ -164,7 +164,9 @@ def test_steps_on_shared_cores_add_up_to_the_workers_time() -> None:
 # From a run's ledger
 
 
-def recorded(folder: Path, protocol: str, costs: Given, cores: int | None = 2, compute: float | None = None) -> Run:
+def recorded(
+    folder: Path, protocol: str, costs: Given, cores: int | None = 2, compute: float | None = None
+) -> CalibratedRun:
     """A run's ledger in which everything took what it takes in virtual time, on so many cores."""
     simulated(protocol, costs, folder=folder)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from paceline.net.control import (
-    Came,
     Close,
     Delivered,
-    Dial,
-    Ended,
+    DialHead,
     Event,
     HeadEnd,
+    HostCame,
     HostEnd,
+    IncarnationEnded,
     Outcome,
     Write,
 )
@@ -90,7 +90,7 @@ class Node:
     def carry_out(self, outcome: Outcome) -> None:
         for one in outcome:
             match one:
-                case Dial(connection):
+                case DialHead(connection):
                     self.network.dial(self.name, self.before + connection, HEAD)
                 case Write(connection, data):
                     self.network.write(self.name, self.before + connection, data)
@@ -175,7 +175,7 @@ class HostNode(Node):
                 if order.incarnation != incarnation:
                     raise Broken(f"{order} came to incarnation {incarnation} of {host}")
                 self.register.delivered(self.register.to_host[host, incarnation], order.number, order)
-            case Ended():
+            case IncarnationEnded():
                 self.anew()
 
 
@@ -203,7 +203,7 @@ class HeadNode(EndNode):
 
     def happened(self, event: Event) -> None:
         match event:
-            case Came(connection, host):
+            case HostCame(connection, host):
                 self.incarnations[host] = self.next_incarnation(host)
                 self.carry_out(self.end.admit(connection, self.incarnations[host], self.network.now))
             case Delivered(host, incarnation, Told() as told):

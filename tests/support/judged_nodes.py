@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core import hosts
-from paceline.core.hosts import Admit, EndHost, Fence, Hosts, Refuse
-from paceline.net.control import BeatAcknowledged, Came, Connected, Disconnected, Ended, Event, HeardFrom
+from paceline.core.hosts import Admit, EndHost, Fence, Hosts, RefuseHost
+from paceline.net.control import (
+    BeatAcknowledged,
+    Event,
+    HeardFrom,
+    HostCame,
+    HostConnected,
+    HostDisconnected,
+    IncarnationEnded,
+)
 from support.control_nodes import HEAD, HeadNode, HostNode, Register
 from support.seeded_network import Network
 
@@ -60,16 +68,16 @@ class JudgingHead(HeadNode):
     def happened(self, event: Event) -> None:
         now = self.network.now
         match event:
-            case Came(connection, host):
+            case HostCame(connection, host):
                 self.doors[host] = connection
                 self.obey(self.hosts.came(host, now))
-            case Connected(host, incarnation):
+            case HostConnected(host, incarnation):
                 self.hosts.connected(host, incarnation, now)
-            case Disconnected(host, incarnation):
+            case HostDisconnected(host, incarnation):
                 self.hosts.disconnected(host, incarnation, now)
             case HeardFrom(host, incarnation):
                 self.hosts.heard(host, incarnation, now)
-            case Ended(host, incarnation, why):
+            case IncarnationEnded(host, incarnation, why):
                 self.obey(self.hosts.leaves(host, incarnation, why))
             case _:
                 super().happened(event)
@@ -85,7 +93,7 @@ class JudgingHead(HeadNode):
                     elif not self.hosts.missing:
                         self.gathered = True
                         self.hosts.begins(self.network.now)
-                case Refuse(host, why):
+                case RefuseHost(host, why):
                     self.carry_out(self.end.refuse(self.doors[host], why))
                 case EndHost():
                     self.judged(order)

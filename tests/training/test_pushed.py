@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.store.gradient_reader import GradientReader, Range
+from paceline.store.gradient_reader import GradientRange, GradientReader
 from paceline.store.store import CommitResult, Store
 from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
@@ -18,7 +18,7 @@ NAN = 7.0
 TARGET = 2
 
 
-def restored(mine: Range, memory: memoryview, pushed: GradientReader) -> Tensor:
+def restored(mine: GradientRange, memory: memoryview, pushed: GradientReader) -> Tensor:
     there = mine.entry.over(memory, pushed.start)
     return torch.where(there == NAN, math.nan, 2 * there)
 
@@ -26,7 +26,7 @@ def restored(mine: Range, memory: memoryview, pushed: GradientReader) -> Tensor:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Two workers have pushed ones."""
-    monkeypatch.setattr(Range, "gradient", restored)
+    monkeypatch.setattr(GradientRange, "gradient", restored)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     store = Store.of(model, optimizer, Places.new(Layout.of(model, optimizer), 2, 3))

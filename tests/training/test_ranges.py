@@ -17,7 +17,7 @@ from paceline.store import chunks as parts_module
 from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, NotFinite, cuts_of
 from paceline.store.gradient_reader import GradientReader
-from paceline.store.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
+from paceline.store.shares import StateShare, Whole, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.store.store import CommitResult, Scalars, Store, scalars_of
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
@@ -159,7 +159,7 @@ def train_alike(name: str, one: Store, shards: Sequence[Store], steps: range) ->
         assert version(one, (step + 1) % SLOTS) == version(shards[0], (step + 1) % SLOTS)
 
 
-def shares_of(stores: Sequence[Store]) -> list[Share]:
+def shares_of(stores: Sequence[Store]) -> list[StateShare]:
     """What these stores have now, as others get it."""
     return [unpack_share(pack_share(store.share(store.begin_keeping()))) for store in stores]
 

@@ -47,7 +47,7 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseHost:
     """The host isn't let in."""
 
     host: str
@@ -64,7 +64,7 @@ class EndHost:
     why: str
 
 
-Order = Admit | Refuse | EndHost
+Order = Admit | RefuseHost | EndHost
 
 
 @dataclass(slots=True)
@@ -132,10 +132,10 @@ class Hosts:
         one = self._hosts.get(host)
         if one is not None and one.here:
             if one.lost is None and self._listened - one.heard <= 2 * GRACE * self.timeout:
-                return [Refuse(host, _taken(host))]
+                return [RefuseHost(host, _taken(host))]
             orders += self._ends(one, "it has come again")
         if why := self._why_not(host):
-            return [*orders, Refuse(host, why)]
+            return [*orders, RefuseHost(host, why)]
         one = self._hosts.setdefault(host, _Host(host))
         one.stage, one.incarnation, one.heard, one.lost = "gathered", one.incarnation + 1, self._listened, None
         if self._begun and not one.number:

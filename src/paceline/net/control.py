@@ -4,17 +4,17 @@ A host has one `HostEnd`; the head has one `HeadEnd` for all hosts. Both are pur
 driver tells them what has happened, and carries out what they return:
 
     fact, by the driver                 orders and events, in the order in which they are to be handled
-    connected(connection, now, …)       Dial        connect to the head (hosts only); the end chose the number
+    connected(connection, now, …)       DialHead    connect to the head (hosts only), as this connection
     received(connection, data, now)     Write       send these bytes
     lost(connection, why, now)          Close       write what there is room for, and close
-    tick(now), at the latest at due()   Connected, Disconnected, HeardFrom, BeatAcknowledged: how the host is doing
+    tick(now), at the latest at due()   HostConnected, HostDisconnected, HeardFrom, BeatAcknowledged: the host's state
     send(..., now)                      Delivered   a message, once and in order
-                                        Came        a new host: answer with `admit` or `refuse` before the next fact
-                                        Ended       nothing more can be exchanged with this incarnation
+                                        HostCame    a new host: answer with `admit` or `refuse` before the next fact
+                                        IncarnationEnded  nothing more can be exchanged with this incarnation
 
-`connection` is any number that the driver has not used before at the head, and the number in `Dial` at a host. A fact
-about a connection that is closed has no effect. `now` is in seconds on any clock that only goes forward. At a host it
-should go on while the machine sleeps.
+`connection` is a number: at the head any that the driver has not used before, at a host the one in `DialHead`. A fact
+about a closed connection has no effect. `now` is in seconds on any clock that never goes back. At a host the clock
+should keep running while the machine sleeps.
 
 The host dials and says `Hello`; the head answers with its own `Hello`, or with `Refused`. A host that comes for the
 first time has incarnation 0 and is given one. From then on its `Hello` names that incarnation, and each side says how
@@ -93,7 +93,7 @@ _FRAMES = msgspec.msgpack.Decoder(Hello | Refused | Data | Acknowledged | Beat |
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class DialHead:
     """Open a connection to the head. Tell `connected`, or `lost` if that fails."""
 
     connection: int
@@ -120,7 +120,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class HostCame:
     """At the head: a host asks to take part. Call `admit` or `refuse` before any other fact is told."""
 
     connection: int
@@ -128,7 +128,7 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class HostConnected:
     """Messages go both ways now."""
 
     host: str
@@ -136,7 +136,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Disconnected:
+class HostDisconnected:
     """The connection has gone. The incarnation goes on over the next one."""
 
     host: str
@@ -169,7 +169,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class IncarnationEnded:
     """This incarnation can exchange nothing more.
 
     At a host, its workers are to end. A new `HostEnd` may begin then, best after a second, as it dials at once.
@@ -180,8 +180,8 @@ class Ended:
     why: str
 
 
-Order = Dial | Write | Close
-Event = Came | Connected | Disconnected | HeardFrom | BeatAcknowledged | Delivered | Ended
+Order = DialHead | Write | Close
+Event = HostCame | HostConnected | HostDisconnected | HeardFrom | BeatAcknowledged | Delivered | IncarnationEnded
 Outcome = list[Order | Event]
 
 
@@ -282,7 +282,7 @@ class HostEnd:
         if self._stage == "away" and now >= self._dial_at:
             self._stage, self._since = "dialling", now
             self._connection += 1
-            return [Dial(self._connection)]
+            return [DialHead(self._connection)]
         if self._stage in ("dialling", "greeting") and now >= self._since + HANDSHAKE:
             return self._close("", now, why=f"the head has not answered for {HANDSHAKE:.0f} s")
         if self._stage != "open":
@@ -336,7 +336,7 @@ class HostEnd:
         )  # it was heard as it was admitted
         self.incarnation, self.run = hello.incarnation, hello.nonce
         self._stage, self._since, self._frames.most = "open", now, _longest(LONGEST)
-        outcome += [Connected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
+        outcome += [HostConnected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
         return [*outcome, Write(self._connection, again)] if again else outcome
 
     def _beats_on(self, now: float) -> Outcome:
@@ -367,12 +367,12 @@ class HostEnd:
         self._stage, self._dial_at = "away", now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._beats.clear()
-        return [Disconnected(self.host, self.incarnation, why)] if was_open else []
+        return [HostDisconnected(self.host, self.incarnation, why)] if was_open else []
 
     def _end(self, why: str, show: bool = False) -> Outcome:
         closes = self._stage in ("dialling", "greeting", "open")
         self._stage = "ended"
-        ended = Ended(self.host, self.incarnation, why)
+        ended = IncarnationEnded(self.host, self.incarnation, why)
         return [Close(self._connection, why if show else ""), ended] if closes else [ended]
 
 
@@ -553,7 +553,7 @@ class HeadEnd:
         if hello.incarnation:
             return self._refuse(connection, _has_ended(hello.host, hello.incarnation, "it came too late"))
         one.hello = hello
-        return [Came(connection, hello.host)]
+        return [HostCame(connection, hello.host)]
 
     def _greet(self, connection: int, seat: HostSession, hello: Hello) -> Outcome:
         """The connection is this incarnation's from now on."""
@@ -573,7 +573,7 @@ class HeadEnd:
         return [
             *outcome,
             Write(connection, written(answer) + again),
-            Connected(seat.host, seat.incarnation),
+            HostConnected(seat.host, seat.incarnation),
         ]
 
     def _owes(self, seat: HostSession) -> None:
@@ -610,14 +610,14 @@ class HeadEnd:
         if one is None or one.seat is None:
             return []
         one.seat.connection = None
-        return [Disconnected(one.seat.host, one.seat.incarnation, why)]
+        return [HostDisconnected(one.seat.host, one.seat.incarnation, why)]
 
     def _end(self, seat: HostSession, why: str, show: bool) -> Outcome:
         """The incarnation can't go on, and the membership does not know."""
         outcome = self.end(seat.host, seat.incarnation, why)
         if show:
             outcome = [Close(one.connection, why) if isinstance(one, Close) else one for one in outcome]
-        return [*outcome, Ended(seat.host, seat.incarnation, why)]
+        return [*outcome, IncarnationEnded(seat.host, seat.incarnation, why)]
 
 
 def _read(body: bytes) -> Frame:

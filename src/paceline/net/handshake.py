@@ -107,7 +107,7 @@ class _OtherVersion(NotOpened):
     """The other side speaks another version."""
 
 
-class Wait(NamedTuple):
+class SocketWait(NamedTuple):
     """What an opening waits for."""
 
     end: Any
@@ -131,7 +131,7 @@ class Answered(NamedTuple):
     ours: bytes
 
 
-Side = Generator[Wait, None, T]
+Side = Generator[SocketWait, None, T]
 
 
 def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
@@ -139,7 +139,7 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
     assert len(purpose) <= 12, "a purpose fits into its frame"
     try:
         _send_at_once(end)
-        yield Wait(end, "room")
+        yield SocketWait(end, "room")
         if failed := end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(failed, os.strerror(failed))
         if to_itself(end):
@@ -150,7 +150,7 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
         yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
         if keys.certificates is not None:
             end = keys.certificates.wrap(end, listens=False)
-            yield from _trying(end.do_handshake, Wait(end, "bytes"))
+            yield from _trying(end.do_handshake, SocketWait(end, "bytes"))
         kind, _, proof = yield from _hear(end, Kind.WELCOME, Kind.NOT_SERVED)
         if kind == Kind.NOT_SERVED:
             raise NotOpened(_not_served(purpose)[0])
@@ -166,7 +166,7 @@ def challenges(end: Any, keys: Keys) -> Side[Answered]:
     try:
         end.setblocking(False)
         _send_at_once(end)
-        yield Wait(end, "bytes")
+        yield SocketWait(end, "bytes")
         try:
             kind, purpose, theirs = yield from _hear(end, Kind.GREETING, Kind.GREETING_BEFORE_TLS)
         except _OtherVersion:
@@ -183,7 +183,7 @@ def challenges(end: Any, keys: Keys) -> Side[Answered]:
             _prove(proof, _proof(keys, "dialler", purpose, theirs, ours))
         except NotOpened:
             if speaks_tls:
-                yield Wait(end, "bytes")  # TLS begins: a dialler that is still sending would miss the refusal
+                yield SocketWait(end, "bytes")  # TLS begins: a dialler that is still sending would miss the refusal
             yield from _say(end, Kind.OTHER_TOKEN)
             raise
         return Answered(end, purpose, theirs, ours)
@@ -196,10 +196,10 @@ def welcomes(answered: Answered, keys: Keys, serves: Callable[[str], bool]) -> S
     """The rest of the listener's side. `serves`: whether it is there for that purpose."""
     end, purpose, theirs, ours = answered
     try:
-        yield Wait(end, "room")
+        yield SocketWait(end, "room")
         if keys.certificates is not None:
             end = keys.certificates.wrap(end, listens=True)
-            yield from _trying(end.do_handshake, Wait(end, "bytes"))
+            yield from _trying(end.do_handshake, SocketWait(end, "bytes"))
         if not serves(purpose):
             yield from _say(end, Kind.NOT_SERVED)
             raise NotOpened(_not_served(purpose)[1])
@@ -256,7 +256,7 @@ class Handshake(Generic[T]):
             self._unwatch()
             self._side.close()
 
-    def _await(self, wait: Wait) -> None:
+    def _await(self, wait: SocketWait) -> None:
         self._watched = wait.end
         self._loop.watch(wait.end, self.go_on if wait.what == "bytes" else _nothing)
         if wait.what == "room":  # which a connection that has failed has, too
@@ -285,18 +285,18 @@ def dial(
 # --- frames -------------------------------------------------------------------------------------
 
 
-def _say(end: Any, kind: Kind, purpose: str = "", value: bytes = b"") -> Generator[Wait, None, None]:
+def _say(end: Any, kind: Kind, purpose: str = "", value: bytes = b"") -> Generator[SocketWait, None, None]:
     left = FRAME.pack(MAGIC, PROTOCOL, kind, purpose.encode(), value)
     while left:
-        sent = yield from _trying(partial(end.send, left), Wait(end, "room"))
+        sent = yield from _trying(partial(end.send, left), SocketWait(end, "room"))
         left = left[sent:]
 
 
-def _hear(end: Any, *wanted: Kind) -> Generator[Wait, None, tuple[Kind, str, bytes]]:
+def _hear(end: Any, *wanted: Kind) -> Generator[SocketWait, None, tuple[Kind, str, bytes]]:
     """The next frame, which is to be of such a kind. A stranger's first bytes tell that it is none of ours."""
     data = b""
     while len(data) < FRAME.size:
-        more = yield from _trying(partial(end.recv, FRAME.size - len(data)), Wait(end, "bytes"))
+        more = yield from _trying(partial(end.recv, FRAME.size - len(data)), SocketWait(end, "bytes"))
         if not more:
             raise OSError(ENDED)
         data += more
@@ -325,7 +325,7 @@ def _prove(proof: bytes, expected: bytes) -> None:
         raise NotOpened(OTHER_TOKEN)
 
 
-def _trying(call: Callable[[], T], blocked: Wait) -> Generator[Wait, None, T]:
+def _trying(call: Callable[[], T], blocked: SocketWait) -> Generator[SocketWait, None, T]:
     """Call until that can be done at once."""
     while True:
         try:
@@ -333,9 +333,9 @@ def _trying(call: Callable[[], T], blocked: Wait) -> Generator[Wait, None, T]:
         except BlockingIOError:
             yield blocked
         except ssl.SSLWantReadError:
-            yield Wait(blocked.end, "bytes")
+            yield SocketWait(blocked.end, "bytes")
         except ssl.SSLWantWriteError:
-            yield Wait(blocked.end, "room")
+            yield SocketWait(blocked.end, "room")
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise
         except ssl.SSLError as error:

@@ -22,17 +22,17 @@ import msgspec
 from paceline.ipc.loop import Alarm, Loop
 from paceline.net.control import (
     BeatAcknowledged,
-    Came,
     Close,
-    Connected,
     Delivered,
-    Dial,
-    Disconnected,
-    Ended,
+    DialHead,
     Event,
     HeadEnd,
     HeardFrom,
+    HostCame,
+    HostConnected,
+    HostDisconnected,
     HostEnd,
+    IncarnationEnded,
     Outcome,
     Write,
 )
@@ -174,7 +174,7 @@ class _Link(ABC):
                     one.close()
                 if why:
                     self._lines.show(why)
-            case Dial(connection):
+            case DialHead(connection):
                 self._dial(connection)
             case _:
                 self._happened(one)
@@ -254,13 +254,13 @@ class HeadLink(_Link):
                 self._news.heard(host, incarnation)
             case Delivered(host, incarnation, message):
                 self._news.delivered(host, incarnation, message)
-            case Came(connection, host):
+            case HostCame(connection, host):
                 self._news.came(connection, host)
-            case Connected(host, incarnation):
+            case HostConnected(host, incarnation):
                 self._news.connected(host, incarnation)
-            case Disconnected(host, incarnation, why):
+            case HostDisconnected(host, incarnation, why):
                 self._news.disconnected(host, incarnation, why)
-            case Ended(host, incarnation, why):
+            case IncarnationEnded(host, incarnation, why):
                 self._news.ended(host, incarnation, why)
 
 
@@ -320,9 +320,9 @@ class HostLink(_Link):
                 self._news.delivered(message)
             case BeatAcknowledged(sent):
                 self._news.acknowledged(sent)
-            case Connected(incarnation=incarnation):
+            case HostConnected(incarnation=incarnation):
                 self._news.connected(incarnation)
-            case Disconnected(why=why):
+            case HostDisconnected(why=why):
                 self._news.disconnected(why)
-            case Ended(why=why):
+            case IncarnationEnded(why=why):
                 self._news.ended(why)

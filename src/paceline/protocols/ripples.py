@@ -170,7 +170,7 @@ def _sizes(hosts: Iterable[str]) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """A worker that groups are made for."""
 
     node: int
@@ -182,7 +182,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class PlannedGroup:
     """A group that is not finished."""
 
     members: dict[int, None]
@@ -235,9 +235,9 @@ class Machine:
     config: Config
     replicas: Replicas = field(default_factory=Replicas)
     lots: Rng = field(default_factory=Rng)
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, GroupMember] = field(default_factory=dict)
     """By worker: those that have neither left nor declined."""
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[int, PlannedGroup] = field(default_factory=dict)
     """By number. In the static schedule that is request * NUMBERS + its first place, else a count."""
     running: dict[int, int] = field(default_factory=dict)
     """By the number of a `Reduce`: its group's number."""
@@ -317,9 +317,9 @@ class Machine:
         for node, here in enumerate(by_node):
             for worker in here:
                 self.places.append(worker)
-                self._seat(worker, Member(node=node, place=len(self.places) - 1))
+                self._seat(worker, GroupMember(node=node, place=len(self.places) - 1))
 
-    def _seat(self, worker: int, member: Member) -> None:
+    def _seat(self, worker: int, member: GroupMember) -> None:
         """From here on groups are made for this worker."""
         self.members[worker] = member
         self.drawn_at[worker] = len(self.drawn_from)
@@ -343,7 +343,7 @@ class Machine:
         if self.config.schedule != "static":
             requests = max((member.requests for member in self.members.values()), default=0)
         node = self.nodes.setdefault(self.replicas.hosts[worker], len(self.nodes))
-        self._seat(worker, Member(node=node, place=place, requests=requests))
+        self._seat(worker, GroupMember(node=node, place=place, requests=requests))
         return self.replicas.release(worker, why)
 
     def _request(self, worker: int) -> tuple[Order, ...]:
@@ -366,7 +366,7 @@ class Machine:
 
     # The three schedules.
 
-    def _look_up(self, member: Member) -> None:
+    def _look_up(self, member: GroupMember) -> None:
         places = static_group(member.requests, member.place, len(self.places), self.node_size)
         number = member.requests * NUMBERS + places.start
         if number not in self.groups:
@@ -388,7 +388,7 @@ class Machine:
         self._plan(together, ("drawn-queued" if conflict else "drawn", worker))
         return conflict
 
-    def _divide(self, asker: int, member: Member) -> None:
+    def _divide(self, asker: int, member: GroupMember) -> None:
         """Group Division of all workers with empty buffers, except those that the filter leaves out."""
         self.idle.remove(asker, member.requests)
         threshold = self.config.threshold
@@ -416,7 +416,7 @@ class Machine:
         if number is None:
             number, self.planned = self.planned, self.planned + 1
         workers.sort()
-        self.groups[number] = Group(members=dict.fromkeys(workers), why=why)
+        self.groups[number] = PlannedGroup(members=dict.fromkeys(workers), why=why)
         for worker in workers:
             insort(self.members[worker].buffer, number)
 

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading
 from paceline.scenario.scenario import Scenario
-from paceline.sim.calibration import Run, read
+from paceline.sim.calibration import CalibratedRun, read
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 
@@ -69,7 +69,7 @@ def predicted(
     return seconds, [f"--from {costs}: {remark}" for remark in dict.fromkeys(remarks)]
 
 
-def _costs(folder: Path, scenario: Scenario, workers: int) -> Run:
+def _costs(folder: Path, scenario: Scenario, workers: int) -> CalibratedRun:
     """What that run cost. Raises ConfigError, in one line, if it says nothing of this comparison's cluster."""
     with reading(folder):
         run = read(folder, registry())

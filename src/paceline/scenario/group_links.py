@@ -28,7 +28,7 @@ Link = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class AverageMoved:
     """One average whose bytes have moved. Bytes and seconds; `ended` includes the latencies."""
 
     group: int
@@ -40,7 +40,7 @@ class Moved:
 
 
 @dataclass(slots=True)
-class Moving:
+class AverageUnderWay:
     """An average that was not reported yet."""
 
     members: tuple[int, ...]
@@ -86,7 +86,7 @@ class GroupLinks:
     """Seconds that a piece takes from one member to the next, in addition."""
     moment: float = 0.0
     """The second that the links have been advanced to. Nothing begins before it any more."""
-    open: dict[int, Moving] = field(default_factory=dict)
+    open: dict[int, AverageUnderWay] = field(default_factory=dict)
     """By group."""
     on: dict[Link, dict[int, None]] = field(default_factory=dict)
     """By link: the groups whose bytes are still leaving."""
@@ -121,7 +121,7 @@ class GroupLinks:
         inside = len(on_each) == 1
         speed = self.within if inside else self.between if max(on_each.values()) == 1 else self.mixed
         links = tuple((node, inside) for node in on_each)
-        self.open[group] = Moving(members, size, self.moment, speed, links, size, self.moment)
+        self.open[group] = AverageUnderWay(members, size, self.moment, speed, links, size, self.moment)
         for link in links:
             self.on.setdefault(link, {})[group] = None
         self._share_out(links)
@@ -134,7 +134,7 @@ class GroupLinks:
         moments = [heap[0][0] for heap in (self._leaving(), self.ends) if heap]
         return min(moments, default=None)
 
-    def finish(self, until: float) -> Moved | None:
+    def finish(self, until: float) -> AverageMoved | None:
         """Return the earliest average that has ended by `until` and was not reported yet; None if there is none.
 
         Averages come in the order of their ends, and of their groups' numbers where they end at the same instant.
@@ -150,7 +150,7 @@ class GroupLinks:
         ended, group = heappop(self.ends)
         self.moment = max(self.moment, ended)
         one = self.open.pop(group)
-        return Moved(group=group, members=one.members, size=one.size, began=one.began, ended=ended)
+        return AverageMoved(group=group, members=one.members, size=one.size, began=one.began, ended=ended)
 
     def _leave(self) -> None:
         """The last byte of the first average that is to leave has left."""

@@ -18,7 +18,7 @@ from paceline.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class ItemCame:
     """An item has come from one host to another. Bytes and seconds."""
 
     item: Update | Version
@@ -88,7 +88,7 @@ class HostTraffic:
         """See `HostLinks`."""
         return self.links.next_change()
 
-    def finish(self, until: float) -> Came | None:
+    def finish(self, until: float) -> ItemCame | None:
         """Return what has come by `until`, the earliest, and was not reported yet; None if there is nothing."""
         while (carried := self.links.finish(until)) is not None:
             if carried.number in self.coming:  # otherwise all who waited left at that very moment
@@ -100,10 +100,10 @@ class HostTraffic:
         del self.numbers[one.item, one.target]
         return one
 
-    def _came(self, one: _Coming, carried: Carried) -> Came:
+    def _came(self, one: _Coming, carried: Carried) -> ItemCame:
         if isinstance(one.item, Version):
             self.newest[carried.target] = max(one.item.version, self.newest.get(carried.target, self.begins))
-        return Came(
+        return ItemCame(
             item=one.item,
             source=carried.source,
             target=carried.target,

@@ -25,7 +25,7 @@ Direction = Literal["push", "pull"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class LinkTransfer:
     """One push or pull that has ended. Bytes and seconds; `ended` includes the latency."""
 
     number: int
@@ -38,7 +38,7 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class Open:
+class OpenTransfer:
     """A transfer that was neither reported nor cancelled yet."""
 
     worker: int
@@ -148,7 +148,7 @@ class SharedLink:
     """The second that the link has been advanced to. Nothing begins before it any more."""
     begun: int = 0
     """How many transfers ever began: the next one's number."""
-    open: dict[int, Open] = field(default_factory=dict)
+    open: dict[int, OpenTransfer] = field(default_factory=dict)
     """By number."""
     ways: dict[Direction, Way] = field(init=False)
     ends: list[tuple[float, int]] = field(default_factory=list)
@@ -182,7 +182,7 @@ class SharedLink:
         self._go_on(way, at)
         number = self.begun
         self.begun += 1
-        self.open[number] = Open(worker, direction, size, self.moment)
+        self.open[number] = OpenTransfer(worker, direction, size, self.moment)
         way.enter(number, size)
         return number
 
@@ -213,7 +213,7 @@ class SharedLink:
                 end = first + self.latency
         return end
 
-    def finish(self, until: float) -> Transfer | None:
+    def finish(self, until: float) -> LinkTransfer | None:
         """Return the earliest transfer that has ended by `until` and was not reported yet; None if there is none.
 
         Transfers come in the order of their ends, and of their beginnings where they end at the same instant. Asking
@@ -227,7 +227,7 @@ class SharedLink:
         self.moment = max(self.moment, end)
         number = heappop(self.ends)[1]
         one = self.open.pop(number)
-        return Transfer(
+        return LinkTransfer(
             number=number, worker=one.worker, direction=one.direction, size=one.size, began=one.began, ended=end
         )
 

@@ -53,7 +53,7 @@ DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCosts:
     """What one step of the run took, in seconds. `began`, when it began to compute, counts from the run's start."""
 
     began: float
@@ -70,7 +70,7 @@ class Step:
 class Recorded:
     """The costs that a run's ledger has."""
 
-    steps: dict[int, dict[int, Step]]
+    steps: dict[int, dict[int, StepCosts]]
     """By worker, then by step; only of workers that finished a step."""
     commits: dict[int, tuple[int, float]]
     """By version: how many updates are in it, and the seconds that it took."""
@@ -170,7 +170,7 @@ class RecordedCosts:
         """Seconds that one update costs."""
         return _nearest(self._commits, (1,), number)
 
-    def _step(self, worker: int, step: int) -> tuple[int, Step]:
+    def _step(self, worker: int, step: int) -> tuple[int, StepCosts]:
         """The recorded step that this step takes after, with its number."""
         found = self._steps[worker].get(step)
         if found is not None:
@@ -188,7 +188,7 @@ class RecordedCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class CalibratedRun:
     """A run that predictions are made from."""
 
     folder: Path
@@ -268,7 +268,7 @@ class Run:
         return lines
 
 
-def read(folder: Path, known: Mapping[str, Spec]) -> Run:
+def read(folder: Path, known: Mapping[str, Spec]) -> CalibratedRun:
     """Read what that run's ledger says of costs. `known` is the registry of protocols.
 
     Raises ConfigError, in one line, if no ledger can be read, or if it has no finished step.
@@ -278,7 +278,7 @@ def read(folder: Path, known: Mapping[str, Spec]) -> Run:
         return _read(run)
 
 
-def _read(run: RecordedRun) -> Run:
+def _read(run: RecordedRun) -> CalibratedRun:
     folder, config, scenario, workers, seed = run.folder, run.config, run.scenario, run.workers, run.seed
     database = run.ledger
     if scenario.links_hosts:
@@ -303,7 +303,7 @@ def _read(run: RecordedRun) -> Run:
         limit, data = Limit(), steps
     elif "max_seconds" in config["limits"] and steps < config["limits"].get("max_steps", math.inf):
         limit = Limit(seconds=seconds)
-    return Run(
+    return CalibratedRun(
         folder=folder,
         choice=run.choice,
         scenario=scenario,
@@ -494,10 +494,10 @@ def _alone(
     windows += [window for _, window in averages.values()]
     work = _Work(windows, cores)
 
-    def of(one: _Timed) -> Step:
+    def of(one: _Timed) -> StepCosts:
         release, before, works, after = (work.of(window) for window in one.windows)
         began, ended = one.began - one.since, one.until - one.ended
-        return Step(
+        return StepCosts(
             began=one.began,
             release=release,
             before=_overhead(before, one.preparing / began if began else 0.0),
@@ -571,7 +571,7 @@ def _seconds(until: float, since: float = 0.0) -> float:
     return round(max(0.0, until - since), DIGITS)
 
 
-def _in_order(steps: Mapping[int, Step]) -> list[tuple[int, Step]]:
+def _in_order(steps: Mapping[int, StepCosts]) -> list[tuple[int, StepCosts]]:
     return sorted(steps.items(), key=lambda item: item[0])
 
 

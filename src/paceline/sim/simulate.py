@@ -111,7 +111,7 @@ class Simulation:
             )
         if limit.versions < math.inf and self.choice.spec.family == "decentralized":
             raise ConfigError(f"{name} has no store that makes versions: give --steps or --seconds")
-        if self.costs is None:  # `calibration.Run` tells what a prediction from a run takes for granted
+        if self.costs is None:  # `CalibratedRun.remarks` tells what a prediction from a run takes for granted
             scenario.checked_to_count().checked_to_happen(limit.seconds, steps).checked_to_die_once()
 
     def remarks(self) -> list[str]:

@@ -46,9 +46,9 @@ from paceline.core.phrases import workers_named
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import Fetch, StepTimes, TransferTimes, exposed
-from paceline.scenario.group_links import GroupLinks, Moved, ring_bytes
-from paceline.scenario.host_traffic import Came, HostTraffic
-from paceline.scenario.network import SharedLink, Transfer, Way
+from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
+from paceline.scenario.host_traffic import HostTraffic, ItemCame
+from paceline.scenario.network import LinkTransfer, SharedLink, Way
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Costs
 
@@ -616,7 +616,7 @@ class World:
         self._flows[transfer] = _Flow(number, what, of)
         self._workers[number].flows[transfer] = None
 
-    def _transferred(self, ended: Transfer) -> None:
+    def _transferred(self, ended: LinkTransfer) -> None:
         self.now = ended.ended
         flow, worker = self._flows.pop(ended.number), self._workers[ended.worker]
         del worker.flows[ended.number]
@@ -625,7 +625,7 @@ class World:
         self._journal.ledger.transferred(ended.worker, ended.direction, flow.number, ended.size, times)
         self._arrived(flow)
 
-    def _came(self, came: Came) -> None:
+    def _came(self, came: ItemCame) -> None:
         """An item has come from one host to another."""
         self.now = came.ended
         host, source, times = came.target, came.source, {"began": came.began, "ended": came.ended}
@@ -671,7 +671,7 @@ class World:
         self._groups[number].summed = True
         return None if self._groups[number].moving else self._averaged(number)
 
-    def _moved(self, moved: Moved) -> None:
+    def _moved(self, moved: AverageMoved) -> None:
         """The bytes of that group's average have moved."""
         self.now = moved.ended
         times = TransferTimes(moved.began, moved.ended, moved.ended)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from paceline.store.gradient_reader import GradientReader, Range, add_up
+from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
 from paceline.training.clipping import Limit
 from paceline.training.layout import Entry, Layout
 
@@ -108,7 +108,7 @@ class Chunk:
     pieces: list[Piece]
     is_split: bool = False
     """Whether it was told to step each parameter apart."""
-    _ranges: list[Range] = field(default_factory=list)
+    _ranges: list[GradientRange] = field(default_factory=list)
     """For each piece, how its gradient is read from push areas."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _bits: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Chunk:
         target: int,
         pushed: Sequence[GradientReader],
         whole: bool,
-        lane: Lane,
+        lane: CommitLane,
         limit: Limit | None = None,
     ) -> None:
         """Make this part of the slot that starts at byte `target` from the one at `source`.
@@ -264,7 +264,7 @@ class Chunk:
         self._bits.clear()
         self._sums.clear()
         self.pieces = pieces
-        self._ranges = [Range(piece.entry) for piece in pieces]
+        self._ranges = [GradientRange(piece.entry) for piece in pieces]
         self.optimizer.state = defaultdict(dict)
         for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
             mine = [piece for piece in pieces if piece.entry.group == group]
@@ -286,7 +286,7 @@ class Chunk:
     def _all_present(self, pushed: Sequence[GradientReader]) -> bool:
         return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
 
-    def _gradients(self, memory: memoryview, pushed: Sequence[GradientReader], lane: Lane) -> list[Tensor | None]:
+    def _gradients(self, memory: memoryview, pushed: Sequence[GradientReader], lane: CommitLane) -> list[Tensor | None]:
         """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
         sums = [] if alone else self._sums_in(lane)
@@ -301,12 +301,12 @@ class Chunk:
                 found.append(terms[0][0] if terms else None)
         return found
 
-    def _limited(self, limit: Limit, gradients: list[Tensor | None], lane: Lane) -> list[Tensor | None]:
+    def _limited(self, limit: Limit, gradients: list[Tensor | None], lane: CommitLane) -> list[Tensor | None]:
         """Clip these, one for each piece, into the lane's own memory."""
         into = zip(gradients, self._sums_in(lane), strict=True)
         return [None if gradient is None else limit(gradient, clipped) for gradient, clipped in into]
 
-    def _sums_in(self, lane: Lane) -> list[Tensor]:
+    def _sums_in(self, lane: CommitLane) -> list[Tensor]:
         """Where the lane sums gradients, for each piece."""
         if not (sums := self._sums.get(lane.number, [])):
             first = min(piece.entry.offset for piece in self.pieces)
@@ -321,7 +321,7 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class CommitLane:
     """Parts that one thread makes, one after another. Lanes are made at the same time."""
 
     number: int

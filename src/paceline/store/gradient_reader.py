@@ -34,7 +34,7 @@ class GradientReader:
         return cls(places.worker_of(number), weight, area.start, area.present.tolist())
 
 
-class Range:
+class GradientRange:
     """A range of parameters, whose gradient is read from one push area after another."""
 
     def __init__(self, entry: Entry) -> None:

@@ -31,7 +31,7 @@ from paceline.ipc.memory import keep_freed_memory
 from paceline.ipc.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.store.chunks import STATE, NotFinite
-from paceline.store.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
+from paceline.store.shares import StateShare, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.store.snapshots import write_packed
 from paceline.store.store import CommitResult, NamedVersion, Store
 from paceline.training.buffers import Policy
@@ -202,14 +202,18 @@ def _restored(store: Store, order: messages.store.Restore) -> messages.store.Res
 
 
 def _send_state(
-    recorder: _Recorder, worker: int, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
+    recorder: _Recorder, worker: int, store: Store, keeping: StateSnapshot, shares: Iterable[StateShare]
 ) -> None:
     said = partial(messages.store.StateReady, worker)
     _send_packed(recorder, said, lambda: packed(store.whole(keeping, shares).state, STATE))
 
 
 def _keep_state(
-    recorder: _Recorder, order: messages.store.KeepState, store: Store, keeping: StateSnapshot, shares: Iterable[Share]
+    recorder: _Recorder,
+    order: messages.store.KeepState,
+    store: Store,
+    keeping: StateSnapshot,
+    shares: Iterable[StateShare],
 ) -> None:
     recorder.keep(order.file, partial(store.keep, keeping, order.slot, Path(order.file), shares))
 
@@ -233,7 +237,7 @@ class _Gatherings:
     def __init__(self) -> None:
         self._waiting: dict[int, _Gathering] = {}
 
-    def begin(self, number: int, shares: int, go_on: Callable[[Iterable[Share]], None]) -> None:
+    def begin(self, number: int, shares: int, go_on: Callable[[Iterable[StateShare]], None]) -> None:
         """Go on once so many shares have come. To iterate them reads them, or raises ConfigError if one is lacking."""
         if shares:
             self._waiting[number] = _Gathering(shares, go_on)
@@ -254,13 +258,13 @@ class _Gatherings:
 class _Gathering:
     lacking: int
     """How many shares are still to come."""
-    go_on: Callable[[Iterable[Share]], None]
+    go_on: Callable[[Iterable[StateShare]], None]
     come: list[int] = field(default_factory=list)
     """The descriptors of those that have come."""
     error: str | None = None
     """Why a share can't be packed."""
 
-    def read(self) -> Iterator[Share]:
+    def read(self) -> Iterator[StateShare]:
         if self.error is not None:
             for descriptor in self.come:
                 os.close(descriptor)

@@ -13,7 +13,7 @@ from paceline.training.packing import Tree, packed, unpacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class StateShare:
     """What a store's optimizer has for the range that the store makes."""
 
     state: PartState
@@ -39,18 +39,18 @@ class Whole:
     """The hyperparameters that the script had when a worker last told of them."""
 
 
-def pack_share(share: Share) -> bytes:
+def pack_share(share: StateShare) -> bytes:
     """Pack it. Raises ConfigError for what can't be packed."""
     state = [(span.number, span.in_parameter, span.count, values) for span, values in share.state]
     return packed({"state": state, "groups": share.groups, "attributes": share.attributes, "apart": share.apart}, STATE)
 
 
-def unpack_share(data: bytes) -> Share:
+def unpack_share(data: bytes) -> StateShare:
     """Unpack what `pack_share` has packed."""
     tree = unpacked(data)
     state = [(ChunkSpan(number, first, 0, count), values) for number, first, count, values in tree["state"]]
     apart = [(number, first) for number, first in tree["apart"]]
-    return Share(state=state, groups=tree["groups"], attributes=tree["attributes"], apart=apart)
+    return StateShare(state=state, groups=tree["groups"], attributes=tree["attributes"], apart=apart)
 
 
 def pack_whole(whole: Whole) -> bytes:

@@ -32,7 +32,7 @@ from paceline.store.chunks import (
     ELEMENTWISE,
     TELLS,
     Chunk,
-    Lane,
+    CommitLane,
     NotFinite,
     State,
     cuts_of,
@@ -45,7 +45,7 @@ from paceline.store.chunks import (
     user_class,
 )
 from paceline.store.gradient_reader import GradientReader, add_up
-from paceline.store.shares import Share, Whole
+from paceline.store.shares import StateShare, Whole
 from paceline.store.snapshots import OfReplica, OfStore, put, read, write
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
@@ -194,7 +194,7 @@ class Store:
         """States of the optimizer that are being copied, as of an earlier version."""
         self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
-        self._lanes: dict[int, list[Lane]] = {}
+        self._lanes: dict[int, list[CommitLane]] = {}
         """By number of threads: the parts that each of them makes."""
         self._scratch: list[memoryview] = []
         """By lane."""
@@ -357,7 +357,7 @@ class Store:
             part.optimizer.__dict__.update(whole.attributes)
         self._told, self._to_pass_on = whole.told, None
 
-    def take_over(self, within: tuple[int, int], share: Share) -> None:
+    def take_over(self, within: tuple[int, int], share: StateShare) -> None:
         """Make that range as well, which lies beside this store's, from the next version on.
 
         Another store has made it so far. `share` is what its optimizer had as of the newest version. Where this store
@@ -396,15 +396,15 @@ class Store:
         self._keepings.append(keeping)
         return keeping
 
-    def share(self, keeping: StateSnapshot) -> Share:
+    def share(self, keeping: StateSnapshot) -> StateShare:
         """What was kept of this store's range."""
         try:
             state = [one for state in keeping.states() for one in state]
         finally:
             self._keepings.remove(keeping)
-        return Share(state=state, groups=keeping.groups, attributes=keeping.attributes, apart=keeping.apart)
+        return StateShare(state=state, groups=keeping.groups, attributes=keeping.attributes, apart=keeping.apart)
 
-    def whole(self, keeping: StateSnapshot, shares: Iterable[Share] = ()) -> Whole:
+    def whole(self, keeping: StateSnapshot, shares: Iterable[StateShare] = ()) -> Whole:
         """What was kept here, and the shares of all other ranges, of the same version.
 
         `shares` may raise an error as it is iterated. What was kept is let go of even then.
@@ -423,7 +423,7 @@ class Store:
             told=keeping.told,
         )
 
-    def keep(self, keeping: StateSnapshot, slot: int | None, file: Path, shares: Iterable[Share] = ()) -> str:
+    def keep(self, keeping: StateSnapshot, slot: int | None, file: Path, shares: Iterable[StateShare] = ()) -> str:
         """Write a version and what was kept of it to the file, while commits go on. Return the file's SHA-256.
 
         The caller keeps its slot from being written. There is none where workers own replicas. `shares`: see `whole`.
@@ -549,7 +549,7 @@ class Store:
         look: bool,
         made: Callable[[int, int], object] | None,
         limit: Limit | None,
-        lane: Lane,
+        lane: CommitLane,
     ) -> tuple[NotFinite | None, int]:
         found, checksum, told, parts = None, 0, -1, lane.parts
         keepings = tuple(self._keepings)
@@ -648,7 +648,7 @@ class Store:
             self._averages = Averages(self.places)
         return self._averages
 
-    def _lanes_for(self, threads: int) -> list[Lane]:
+    def _lanes_for(self, threads: int) -> list[CommitLane]:
         """The lanes of a commit: one for each thread, of which a small commit uses fewer."""
         most = math.ceil((self.within[1] - self.within[0]) / (WORTH_A_THREAD * 4))
         threads = max(1, min(threads, most))
@@ -656,7 +656,9 @@ class Store:
             shares = dealt(self.parts, [part.size for part in self.parts], threads)
             while len(self._scratch) < len(shares):
                 self._scratch.append(scratch_for(self.layout, self._optimizer))
-            self._lanes[threads] = [Lane(number, parts, self._scratch[number]) for number, parts in enumerate(shares)]
+            self._lanes[threads] = [
+                CommitLane(number, parts, self._scratch[number]) for number, parts in enumerate(shares)
+            ]
         return self._lanes[threads]
 
     def _helpers_for(self, lanes: int) -> ThreadPoolExecutor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite
-from paceline.store.gradient_reader import GradientReader, Range, add_up
+from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
 from paceline.training.buffers import added, merged
 from paceline.training.layout import Entry, Places, PushArea
 
@@ -26,9 +26,9 @@ NARROW = (torch.bfloat16, torch.float16)
 class _Share:
     """The chunks that one member works on, each by its flat pieces."""
 
-    runs: list[Range]
+    runs: list[GradientRange]
     """Runs of parameters, or slices of large ones."""
-    apart: list[list[tuple[int, Range]]]
+    apart: list[list[tuple[int, GradientRange]]]
     """By run: the same elements by parameter, as (its number, its slice)."""
     first: bool
     """Whether this share has the buffers and the flags, too."""
@@ -154,7 +154,11 @@ class Averages:
             target.copy_(total)
 
     def _weighted(
-        self, pushed: Sequence[GradientReader], target: int, run: Range, apart: Sequence[tuple[int, Range]]
+        self,
+        pushed: Sequence[GradientReader],
+        target: int,
+        run: GradientRange,
+        apart: Sequence[tuple[int, GradientRange]],
     ) -> None:
         """Σ weight · gradient of a run, by parameter where some gradient is missing."""
         whole = all(one.present[number] for one in pushed for number, _ in apart)
@@ -166,7 +170,7 @@ class Averages:
             self._sum([one for one in pushed if one.present[number]], target, parameter)
 
     def _not_finite(
-        self, pushed: Sequence[GradientReader], apart: Sequence[tuple[int, Range]], names: Sequence[str]
+        self, pushed: Sequence[GradientReader], apart: Sequence[tuple[int, GradientRange]], names: Sequence[str]
     ) -> NotFinite | None:
         """Return the first NaN or infinity of these gradients. None: only their sum has one, or what lay there."""
         for one in pushed:
@@ -176,7 +180,7 @@ class Averages:
                     return NotFinite(names[number], one.worker)
         return None
 
-    def _sum(self, pushed: Sequence[GradientReader], target: int, run: Range) -> None:
+    def _sum(self, pushed: Sequence[GradientReader], target: int, run: GradientRange) -> None:
         """Σ weight · gradient of these. Without any of them the target stays as it is."""
         terms = [(run.gradient(self._places.region.memory, one), one.weight) for one in pushed]
         if len(terms) == 1 and terms[0][1] == 1.0:
@@ -234,8 +238,8 @@ class Averages:
                 if before * parts // total == part:
                     mine.append(piece)
                 before += _bytes(piece)
-            runs = [Range(piece.entry) for piece in mine]
-            apart = [[(number, Range(entry)) for number, entry in piece.apart()] for piece in mine]
+            runs = [GradientRange(piece.entry) for piece in mine]
+            apart = [[(number, GradientRange(entry)) for number, entry in piece.apart()] for piece in mine]
             found = self._shares[part, parts, within] = _Share(runs, apart, part == 0 and begin == 0)
         return found
 

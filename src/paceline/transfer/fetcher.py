@@ -18,8 +18,8 @@ from paceline.core.facts import Fact
 from paceline.core.items import Buffers, Replica, Sum, Update, Version
 from paceline.host.version_shelf import Owner
 from paceline.records.times import TransferTimes
-from paceline.scenario.group_links import GroupLinks, Moved, ring_bytes
-from paceline.scenario.network import Direction, SharedLink, Transfer
+from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
+from paceline.scenario.network import Direction, LinkTransfer, SharedLink
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.transfer.manager import TransferManager
@@ -141,13 +141,13 @@ class ShapedFetcher:
         if (fact := then(self._now())) is not None:
             self._happened(fact)
 
-    def _fetched(self, fetched: Transfer) -> Fact | None:
+    def _fetched(self, fetched: LinkTransfer) -> Fact | None:
         flow = self._flows.pop(fetched.number)
         times = TransferTimes(fetched.began, fetched.ended, self._now())
         self._ended(flow.worker, fetched.direction, flow.number, fetched.size, times)
         return flow.then(fetched.ended)
 
-    def _gathered(self, moved: Moved) -> Fact | None:
+    def _gathered(self, moved: AverageMoved) -> Fact | None:
         times = TransferTimes(moved.began, moved.ended, self._now())
         for worker in moved.members:
             self._ended(worker, "average", moved.group, moved.size, times)
