@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.leases import Batch
 from paceline.errors import PeerLost, RunFailed
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
@@ -21,7 +20,7 @@ from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
-from paceline.training.link import Lease, Offer
+from paceline.training.link import Offer
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 from paceline.worker_process.worker import WorkerLink
@@ -90,9 +89,9 @@ def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     link, coordinator = ends
     coordinator.send(messages.worker.StopTraining(at_once=False))
     orders = Orders([[4, 5], [6]], seed=0)
-    assert link.lease(0, orders) == Lease()
+    assert link.lease(0, orders) == messages.worker.EpochOver()
     assert coordinator.receive()[0] == messages.worker.LeaseWanted(0, *orders.known(0))
-    assert link.lease(1, orders) == Lease()
+    assert link.lease(1, orders) == messages.worker.EpochOver()
     assert not coordinator.ready()
 
 
@@ -102,8 +101,8 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     coordinator.send(messages.worker.StopTraining(at_once=False))
     coordinator.send(messages.worker.EpochOver())
     send_final(coordinator)
-    assert link.lease(0, Orders([[4, 5], [6]], seed=0)) == Lease()
-    assert attached(link.finish()) == b"final"
+    assert link.lease(0, Orders([[4, 5], [6]], seed=0)) == messages.worker.EpochOver()
+    assert attached(link.finish()[0]) == b"final"
 
 
 def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> None:
@@ -111,7 +110,7 @@ def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> N
     orders = Orders([[4, 5], [6]], seed=0)
     coordinator.send(messages.worker.OrderWanted(3, 0))
     coordinator.send(messages.worker.Leased(3, 1))
-    assert link.lease(3, orders) == Lease(batch=Batch(3, 1))
+    assert link.lease(3, orders) == messages.worker.Leased(3, 1)
     digest = order_digest([[4, 5], [6]])
     told = [coordinator.receive()[0] for _ in range(3)]
     wanted = messages.worker.LeaseWanted(3, 1, digest)
@@ -158,7 +157,7 @@ def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
         coordinator.send(messages.worker.Compute(7, 1, 2, 0, []))
         assert link.released().step == 7
         coordinator.send(messages.worker.Leased(3, 1))
-        assert batch.result(60) == Lease(batch=Batch(3, 1))
+        assert batch.result(60) == messages.worker.Leased(3, 1)
 
 
 def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends: Any) -> None:
@@ -168,7 +167,7 @@ def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends
         batch = other.submit(link.lease, 3, orders)
         assert coordinator.receive()[0] == messages.worker.LeaseWanted(3, 1, order_digest([[4, 5], [6]]))
         coordinator.send(messages.worker.StopTraining(at_once=True))
-        assert batch.result(60) == Lease()
+        assert batch.result(60) == messages.worker.EpochOver()
         with pytest.raises(SystemExit):
             link.pause(60.0)
 
@@ -197,7 +196,7 @@ def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) 
     link, coordinator = ends
     coordinator.send(messages.worker.Keep(40, 5, 1))
     coordinator.send(messages.worker.Leased(3, 1))
-    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease(batch=Batch(3, 1))
+    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == messages.worker.Leased(3, 1)
     assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
     assert link.heard_to_keep() == []
 
@@ -237,7 +236,7 @@ def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(
     link.say(FINISHED)
     coordinator.send(messages.worker.Keep(40, 6, 1))
     coordinator.send(messages.worker.StopTraining(at_once=False))
-    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Lease()
+    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == messages.worker.EpochOver()
     assert link.released() == Keep(snapshot=40, step=6, epoch=1)
     assert link.released() is None
 
@@ -245,10 +244,10 @@ def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(
 def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any, monkeypatch: Any) -> None:
     link, coordinator = ends
     orders: list[Keep] = []
-    monkeypatch.setattr(prepare, "keep", orders.extend)
+    monkeypatch.setattr(prepare._Process, "session", Mock(asked=orders.append, live=False))
     coordinator.send(messages.worker.Keep(40, 6, 1))
     send_final(coordinator)
-    assert attached(link.finish()) == b"final"
+    assert attached(link.finish()[0]) == b"final"
     assert orders == [Keep(snapshot=40, step=6, epoch=1)]
     coordinator.send(messages.worker.Keep(50, 6, 1))
     coordinator.send(messages.worker.Exit())

@@ -73,12 +73,9 @@ class Ends:
     def begin_to_average(self, groups: Any) -> None:
         self.averages += 1
 
-    def hold(self) -> int:
-        if self.fails:
+    def snapshot(self, *, hold: bool) -> int:
+        if hold and self.fails:
             raise PeerLost
-        return self.newest
-
-    def snapshot(self) -> int:
         return self.newest
 
     def say(self, message: Message, packing: bytes = b"") -> None:

@@ -18,16 +18,20 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
 from paceline.core.leases import Batch
+from paceline.core.machine import Pushes
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import (
+    Begin,
     Compute,
     Declined,
+    EpochOver,
     EpochsOver,
     GivenBack,
     Keep,
     Kept,
+    Leased,
     MakeStep,
     StepFinished,
     Stepped,
@@ -35,7 +39,7 @@ from paceline.ipc.messages.worker import (
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.holders.choice import HolderKind
-from paceline.training.link import Lease, Offer, ResumedWorker, Started
+from paceline.training.link import Offer, ResumedWorker, Started
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from support.suites import each
@@ -109,10 +113,9 @@ class OneWorker:
             kept = unpack(self.resume.packing)
             resumed = ResumedWorker(epoch=self.resume.epoch, buffers=2 if replica else 0, kept=kept)
         self.give()
-        return Started(
-            region=region, slots=slots, areas=areas, holder=self.kind, pushes="updates" if self.kind == "own-step"
-            else "gradients", place=self.place, resumed=resumed,
-        )  # fmt: skip
+        pushes: Pushes = "updates" if self.kind == "own-step" else "gradients"
+        begin = Begin(slots=slots, areas=areas, holder=self.kind, pushes=pushes, place=self.place)
+        return Started(region=region, begin=begin, resumed=resumed)
 
     def give(self) -> None:
         """The next step may begin, or the run is over."""
@@ -180,14 +183,14 @@ class OneWorker:
         snapshot.packing, snapshot.after = packing, kept.step
         assert kept.epoch == snapshot.epoch
 
-    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
+    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:
         self.asked.append(epoch)
         assert len(orders.block(epoch, 0).order) == BATCHES
         index = self.leased.get(epoch, 0)
         if index == BATCHES or epoch >= EPOCHS:
-            return Lease()
+            return EpochOver()
         self.leased[epoch] = index + 1
-        return Lease(batch=Batch(epoch, index))
+        return Leased(epoch, index)
 
     def raise_if_interrupted(self) -> None:
         if self.interrupted and self.version >= self.ends_at and not self.open:
@@ -203,12 +206,14 @@ class OneWorker:
     def stretched(self, step: int, measured: float) -> float:
         return measured
 
-    def hold(self) -> int:
+    def snapshot(self, *, hold: bool) -> int:
         return self.place
 
-    was_stopped, run_used = False, 0
+    was_stopped = False
 
-    def finish(self) -> None: ...
+    def finish(self) -> tuple[None, int]:
+        return None, 0
+
     def begin_to_average(self, groups: Any) -> None: ...
 
 
@@ -296,7 +301,7 @@ class Script:
                     break
             scheduler.step()
         paceline.finish()
-        prepare_module.keep([])  # as the runtime does after the script's end
+        prepare_module.script_ended()  # as the runtime does after the script's end
         found = {"parameters": [p.detach().clone() for p in model.parameters()], "rates": scheduler.get_last_lr()}
         found |= {"buffers": [b.clone() for b in model.buffers()]}
         if self.keeps:
@@ -463,7 +468,7 @@ def without_loader(link: OneWorker, steps: int) -> tuple[list[int], list[float]]
         optimizer.zero_grad()
         scheduler.step()
         counts.append(scheduler.last_epoch)
-    prepare_module.keep([])
+    prepare_module.script_ended()
     return counts, model.weight.flatten().tolist()
 
 
@@ -673,7 +678,7 @@ def test_a_stream_begins_its_epoch_anew_and_says_so_once(tmp_path: Path) -> None
                 optimizer.step()
                 optimizer.zero_grad()
                 seen.append(epoch)
-        prepare_module.keep([])
+        prepare_module.script_ended()
         return seen
 
     class Streaming(OneWorker):

@@ -13,15 +13,17 @@ from torch.utils.data import DataLoader
 
 from paceline.core.agreements import Call, How, Value
 from paceline.core.leases import Batch
-from paceline.core.machine import HolderKind, Pushes
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import (
     Agreed,
     Arrives,
+    Begin,
     Compute,
+    EpochOver,
     HandOver,
     Keep,
+    Leased,
     MakeStep,
     Offered,
     PlateauMetrics,
@@ -71,24 +73,12 @@ class ResumedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The memory that training goes on in."""
+    """What training goes on with."""
 
     region: Region
-    slots: int
-    areas: int
-    """Push areas of each worker. Where workers own replicas there are no slots: versions lie in areas, too."""
-    holder: HolderKind
-    """What shows parameters to the script."""
-    pushes: Pushes
-    """What goes into this worker's push areas."""
-    tells: bool = False
-    """Whether the run is to be told of gradients while autograd makes others. See `Link.accumulated`."""
-    place: int = 0
-    """Where the parameters lie that it begins with. See `holders.holder.Holder`."""
-    resumed: ResumedWorker | None = None
+    begin: Begin
+    resumed: ResumedWorker | None
     """None unless the run goes on from a snapshot, or has begun without this worker."""
-    joins: bool = False
-    """Whether it has begun without this worker, which takes part from its first step on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +91,6 @@ class TakenUp:
     """The descriptor of the recorded version that it is to put there first."""
     kept: OfWorker | None
     """What another worker has handed over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """What a loader gets that asks for its next batch."""
-
-    batch: Batch | None = None
-    """None: nothing is left for it in this epoch."""
-    ahead: bool = False
-    """Whether another worker may be given the batch until this one begins with it."""
-    for_now: bool = False
-    """Whether nothing is left just now. It may ask again once it has begun with a batch that it has."""
-    begun: bool = True
-    """Whether the worker still has the batch that it begins with meanwhile."""
 
 
 class Baseline(Protocol):
@@ -184,9 +160,6 @@ class Link(Protocol):
         Not while something is to be kept. If the run has said meanwhile that the script is to be left, leave it.
         """
 
-    run_used: int
-    """Batches that all workers have used, once the run is over: `finish` has returned."""
-
     @property
     def was_stopped(self) -> bool:
         """Whether this worker has been told that the run is stopped. It waits for nothing."""
@@ -239,7 +212,7 @@ class Link(Protocol):
     def begin_to_average(self, groups: SharedMemoryGroups) -> None:
         """From now on make this worker's shares of its groups' averages, beside everything else."""
 
-    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
+    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:
         """Ask for the next batch of this epoch. `orders` draws what is not known of it yet.
 
         `ahead`: batches that were leased and not begun with. `begins`: the one that the script begins with meanwhile,
@@ -262,17 +235,17 @@ class Link(Protocol):
         packed that was the first with this change; None if this worker is.
         """
 
-    def hold(self) -> int:
-        """Return the newest version's slot, which is kept until the process ends or the next release."""
-
     def optimizer_state(self) -> bytes:
         """The optimizer's state of the newest version, packed."""
 
-    def snapshot(self) -> int:
-        """The newest version's slot, which is kept until `SnapshotTaken`."""
+    def snapshot(self, *, hold: bool) -> int:
+        """Return the newest version's slot, which is kept until `SnapshotTaken`.
 
-    def finish(self) -> int | None:
-        """Wait for all workers. Return the descriptor of the file with the final parameters, to be closed.
+        `hold`: until the process ends or the next release.
+        """
 
-        None: the run was cut short.
+    def finish(self) -> tuple[int | None, int]:
+        """Wait for all workers. Return the descriptor of the file with the final parameters, which is to be closed.
+
+        With it come the batches that all workers have used. None: the run was cut short.
         """

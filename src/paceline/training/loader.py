@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from paceline.core.leases import Batch, pairs
 from paceline.errors import ConfigError
-from paceline.ipc.messages.worker import EpochsOver, GivenBack, LookedAt
+from paceline.ipc.messages.worker import EpochOver, EpochsOver, GivenBack, LookedAt
 from paceline.training.loop import EpochLoop
 from paceline.training.misuse import where_prepare_goes
 from paceline.training.one_ahead import Last, OneAhead, is_last
@@ -446,23 +446,24 @@ class _Asking:
         got = link.lease(loop.epoch, self._orders, len(loop.leased) - (begins is not None), begins)
         if begins is not None:
             loop.begun = got.begun
-        while got.batch is None and self._may_look_further():
+        while isinstance(got, EpochOver) and self._may_look_further():
             link.say(LookedAt(loop.epoch, [], True))
             loop.epoch += 1
             got = link.lease(loop.epoch, self._orders)
-        if got.batch is None:
+        if isinstance(got, EpochOver):
             if not got.for_now:
                 loop.ran_out = True
                 if session.here:  # the order to keep something may have come while a batch was asked for
                     session.keep(link.heard_to_keep())
                 link.raise_if_interrupted()
             raise StopIteration
-        loop.leased.append(got.batch)
+        batch = Batch(got.epoch, got.index)
+        loop.leased.append(batch)
         if got.ahead:
-            loop.ahead[got.batch] += 1
+            loop.ahead[batch] += 1
         if session.joins and session.here:
             session.join()  # before the batch is fetched, as what draws randomness does so by its step
-        return [_Tag(link.seed, got.batch.epoch, got.batch.index), *self._orders.ids(got.batch)]
+        return [_Tag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
 
     def _may_look_further(self) -> bool:
         """Whether this is a look from inside a loop, at an epoch of which other workers have all batches."""

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import HandOver, Keep, Offered, ParserEnded, PlateauMetrics, ScalarsLogged, StopWanted
+from paceline.ipc.messages.worker import Offered, ParserEnded, ScalarsLogged, StopWanted
 from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
@@ -390,9 +390,9 @@ def finish() -> None:
     session.go_on()
     session.done_computing()
     session.other_training.finishes()
-    file = session.link.finish()
+    file, used = session.link.finish()
     for schedule in session.schedules:
-        schedule.come_to(session.link.run_used)
+        schedule.come_to(used)
     if file is not None:
         with path_of(file) as path:
             install_final(session, path)
@@ -401,36 +401,20 @@ def finish() -> None:
 def script_ended() -> None:
     """The script has come to its end. The runtime calls this."""
     session = _Process.session
-    if session is not None and session.live:
+    if session is None:
+        return
+    session.end_wait()
+    if session.live:
         session.other_training.ends()
         session.other_training.script_ends()
         tell_of_structure(session)
-    keep([])
+    session.send_kept()
+    session.tell_values()
 
 
-def keep(orders: Sequence[Keep]) -> None:
-    """Pack what the script keeps: for these orders, and for those that the script has left open.
-
-    The runtime calls this while the script waits in `finish`, and after its end.
-    """
-    session = _Process.session
-    if session is not None:
-        session.keep(orders)
-        session.send_kept()
-        session.tell_values()
-
-
-def step_plateaus(news: PlateauMetrics) -> None:
-    """Make the steps that another worker has decided. The runtime calls this while the script waits in `finish`."""
-    if _Process.session is not None:
-        _Process.session.step_plateaus(news)
-
-
-def hand_over(order: HandOver) -> None:
-    """Pack what the script has for a worker that joins. As with `keep`, the script makes no step meanwhile."""
-    session = _Process.session
-    if session is not None:
-        session.hand_over(order)
+def session_now() -> Session | None:
+    """Return what trains here; None if the script has not called `prepare`."""
+    return _Process.session
 
 
 def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
@@ -449,12 +433,6 @@ def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
     now = session.followed.look() is None and number == session.followed.structure.number
     with nullcontext() if now else session.shapes[number].again():
         return _evaluated(session.followed, session.followed.added, evaluate, session.link.seed, version, file)
-
-
-def end_wait() -> None:
-    """See `Session.end_wait`. The runtime calls this when the script has ended."""
-    if _Process.session is not None:
-        _Process.session.end_wait()
 
 
 def end_of_part() -> None:

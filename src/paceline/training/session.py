@@ -175,7 +175,8 @@ class Session:
 
     def begin(self, started: Started) -> None:
         """Install what all workers begin with, and take the first step's release."""
-        places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
+        begin = started.begin
+        places = Places(self.layout, started.region, begin.slots, self.link.workers, begin.areas)
         self.followed = Followed(self.model)
         self.followed.watch()
         self.began_with = self.followed.structure
@@ -195,16 +196,16 @@ class Session:
             parameters=self.parameters,
             clip=self.clip,
         )
-        self._shown_by = started.holder
-        self.holder = holder_of(started.holder, started.pushes, joined, tells=started.tells)
-        self._place = started.place
-        self.holder.show(started.place)
+        self._shown_by = begin.holder
+        self.holder = holder_of(begin.holder, begin.pushes, joined, tells=begin.tells)
+        self._place = begin.place
+        self.holder.show(begin.place)
         self.fixed = NonOptimized(places, self.followed)
         self.fixed.begin()
         self.resumed, self._took_up = started.resumed, started.resumed is None
         self.changes = PreTrainingEdits(joined, self.holder, self.fixed, resumed=started.resumed is not None)
         self.other_training = OtherTraining(self)
-        self.joins = started.joins
+        self.joins = begin.joins
         if self.joins:
             self._buffers = {name: buffer.clone() for name, buffer in self.followed.buffers().items()}
         else:
@@ -396,7 +397,7 @@ class Session:
         if self.go is not None:
             self.remark_once("plateau", schedules.plateau_remark(self._shown_by, self.link.in_means))
 
-    def step_plateaus(self, news: PlateauMetrics) -> None:
+    def _step_plateaus(self, news: PlateauMetrics) -> None:
         """Make the steps that were decided."""
         self._decides = news.decides
         for scheduler, number, metric in news.metrics:
@@ -436,7 +437,21 @@ class Session:
         if any(order.step < self._last for order, _ in self._keeps):
             self.send_kept()
 
-    def hand_over(self, order: HandOver) -> None:
+    def asked(self, order: Keep | HandOver | PlateauMetrics | Arrives) -> None:
+        """Do what the run asks for while the script waits, and makes no step: what it keeps is packed at once."""
+        match order:
+            case Keep():
+                self.keep([order])
+                self.send_kept()
+                self.tell_values()
+            case HandOver():
+                self._hand_over(order)
+            case PlateauMetrics():
+                self._step_plateaus(order)
+            case Arrives():
+                pass  # the step is not made
+
+    def _hand_over(self, order: HandOver) -> None:
         """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""
         state = self._joined.optimizer_kept() if self.holder.keeps_state else None
         packing, why = self.kept.packing(state, self.followed.buffers())
@@ -688,10 +703,8 @@ class Session:
                     self.link.say(Stepped(order.step, self.holder.step_replica(order)))
                 case Keep() as order:
                     self.keep([order])
-                case HandOver() as order:
-                    self.hand_over(order)
-                case PlateauMetrics() as news:
-                    self.step_plateaus(news)
+                case HandOver() | PlateauMetrics() as order:
+                    self.asked(order)
                 case TakenUp(kept=kept):  # the replica is another worker's now, which has stepped meanwhile
                     if kept is not None:
                         self._joined.load_optimizer(kept)

@@ -32,9 +32,11 @@ from paceline.ipc.messages.worker import (
     Agreed,
     Arrives,
     Compute,
+    EpochOver,
     HandOver,
     Keep,
     Kept,
+    Leased,
     MakeStep,
     PlateauMetrics,
     StepFinished,
@@ -57,7 +59,6 @@ from paceline.training import own_clipping, prepare, signals
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.link import (
     Evaluate,
-    Lease,
     Offer,
     ResumedWorker,
     Started,
@@ -75,7 +76,7 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (Compute, MakeStep, messages.worker.Behind)
 LEASES: Kinds = (messages.worker.Leased, messages.worker.EpochOver)
-ASKED: Kinds = (Keep, HandOver, Arrives, PlateauMetrics)
+ASKED = (Keep, HandOver, Arrives, PlateauMetrics)
 """What may come at any time."""
 UNSAID_BY_FORKED = (
     messages.worker.Accumulated,
@@ -253,17 +254,7 @@ class WorkerLink:
                     self._expect(RELEASES)
                     if begin.joins:
                         self._expect((messages.worker.TakeUp,))
-                    return Started(
-                        region=Region.attach(descriptors[0]),
-                        slots=begin.slots,
-                        areas=begin.areas,
-                        holder=begin.holder,
-                        pushes=begin.pushes,
-                        tells=begin.tells,
-                        place=begin.place,
-                        resumed=resumed,
-                        joins=begin.joins,
-                    )
+                    return Started(region=Region.attach(descriptors[0]), begin=begin, resumed=resumed)
                 case messages.worker.StopTraining(interrupted=True):
                     self._stopped = self._interrupted = True
                     raise Interrupted
@@ -278,8 +269,6 @@ class WorkerLink:
             self._interrupted = False
             raise Interrupted
         self._leave_if_told()
-
-    run_used = 0
 
     @property
     def was_stopped(self) -> bool:
@@ -397,7 +386,7 @@ class WorkerLink:
         start_averager(channel, groups)
 
     @signals.undisturbed
-    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Lease:
+    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:
         """See `training.link.Link`."""
         with self._leasing:  # each of several threads must get its own answer
             try:
@@ -412,14 +401,12 @@ class WorkerLink:
             answer = self._ask(messages.worker.BeginWanted(batch.epoch, batch.index), messages.worker.MayBegin)
             return answer is None or answer.begun  # once the run is stopped, nothing comes of it
 
-    def _lease(self, epoch: int, orders: Orders, ahead: int, begins: tuple[int, int] | None) -> Lease:
+    def _lease(self, epoch: int, orders: Orders, ahead: int, begins: tuple[int, int] | None) -> Leased | EpochOver:
         while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
             wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, begins)
             match message := self._ask(wanted, *LEASES, messages.worker.OrderWanted):
-                case messages.worker.Leased():
-                    return Lease(batch=Batch(message.epoch, message.index), ahead=message.ahead, begun=message.begun)
-                case messages.worker.EpochOver():
-                    return Lease(for_now=message.for_now, begun=message.begun)
+                case messages.worker.Leased() | messages.worker.EpochOver():
+                    return message
                 case None:
                     break
             block = orders.block(message.epoch, message.block)
@@ -427,7 +414,7 @@ class WorkerLink:
             self._channel.send(
                 messages.worker.OrderDrawn(message.epoch, message.block, block.digest, order, block.last, samples)
             )
-        return Lease()
+        return messages.worker.EpochOver()
 
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
@@ -447,34 +434,26 @@ class WorkerLink:
                 return attached(self._descriptors.pop())
         return None
 
-    def hold(self) -> int:
-        """See `training.link.Link`."""
-        slot: int = self._ask(
-            messages.worker.SnapshotWanted(hold=True), messages.worker.SnapshotReady, even_stopped=True
-        ).slot
-        return slot
-
     def optimizer_state(self) -> bytes:
         """See `training.link.Link`."""
         self._only_here()
         self._ask(messages.worker.StateWanted(), messages.worker.OptimizerState, even_stopped=True)
         return attached(self._descriptors.pop())
 
-    def snapshot(self) -> int:
+    def snapshot(self, *, hold: bool) -> int:
         """See `training.link.Link`."""
-        self._only_here()
-        slot: int = self._ask(
-            messages.worker.SnapshotWanted(hold=False), messages.worker.SnapshotReady, even_stopped=True
-        ).slot
+        if not hold:
+            self._only_here()
+        wanted = messages.worker.SnapshotWanted(hold=hold)
+        slot: int = self._ask(wanted, messages.worker.SnapshotReady, even_stopped=True).slot
         return slot
 
-    def finish(self) -> int | None:
+    def finish(self) -> tuple[int | None, int]:
         """See `training.link.Link`."""
         self._expect((messages.worker.FinalRecorded,))
         self._channel.send(messages.worker.FinishWanted())
         final, files = self._await_or_keep(messages.worker.FinalRecorded, leaves=True)
-        self.run_used = final.used
-        return files[0] if files else None
+        return files[0] if files else None, final.used
 
     def remark(self, line: str) -> None:
         """See `training.link.Link`."""
@@ -483,7 +462,6 @@ class WorkerLink:
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
         self._thread = 0  # no thread is left that could leave its script
-        prepare.end_wait()
         prepare.script_ended()
         self._channel.send(messages.worker.ScriptEnded())
         while True:
@@ -576,18 +554,11 @@ class WorkerLink:
             answer = self._await_with(*kinds, even_stopped=even_stopped, asked=True, leaves=leaves)
             if answer is None:
                 return None, []
-            match answer[0]:
-                case HandOver() as order:
-                    prepare.hand_over(order)
-                case Keep() as order:
-                    self._keeps += 1
-                    prepare.keep([order])
-                case PlateauMetrics() as news:
-                    prepare.step_plateaus(news)
-                case Arrives():
-                    pass  # the step is not made
-                case _:
-                    return answer
+            if not isinstance(answer[0], ASKED):
+                return answer
+            self._keeps += isinstance(answer[0], Keep)
+            if (session := prepare.session_now()) is not None:
+                session.asked(answer[0])
 
     def _hear(self, most: float | None = None, *, leaves: bool = False) -> None:
         """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`.

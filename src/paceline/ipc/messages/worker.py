@@ -473,6 +473,7 @@ class Begin(Message):
 
     slots: int
     areas: int
+    """Push areas of each worker. Where workers own replicas there are no slots: versions lie in areas, too."""
     holder: HolderKind
     """What shows parameters to the script."""
     pushes: Pushes

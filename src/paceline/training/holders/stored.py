@@ -36,7 +36,7 @@ class StoredHolder(Holder):
     def showing_newest(self) -> Iterator[None]:
         """See `Holder`."""
         link = self.joined.link
-        slot = link.snapshot()
+        slot = link.snapshot(hold=False)
         try:
             with self.showing(slot):
                 yield
@@ -53,5 +53,5 @@ class StoredHolder(Holder):
 
     def hold_newest(self) -> bool:
         """See `Holder`."""
-        self.install(self.joined.link.hold())
+        self.install(self.joined.link.snapshot(hold=True))
         return True
