@@ -59,7 +59,7 @@ class Full:
         settings = SimpleNamespace(choice=choose("asp", registry()))
         adopting = SimpleNamespace(book=Adoption())
         self.run_state = SimpleNamespace(
-            settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host, policy=RunPolicy()
+            settings=settings, members={0: Member(worker=0)}, adopting=adopting, cluster=host, policy=RunPolicy()
         )
 
     def carry_out(self, order: Order) -> None:
@@ -132,7 +132,7 @@ def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_t
             members=members,
             happened=happened,
             tell=told.append,
-            host=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
+            cluster=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
             departures=SimpleNamespace(go_on=lambda: None),
             shutdown=SimpleNamespace(stopping=False),
             inbox=SimpleNamespace(hear=lambda: None, wait=lambda: happened.append(waits.pop())),
@@ -153,7 +153,7 @@ def directed(*happened: Fact) -> Director:
     run_state.inbox = SimpleNamespace(hear=lambda: None)
     run_state.departures = SimpleNamespace(go_on=lambda: None, awaits=lambda member: False)
     run_state.shutdown = SimpleNamespace(stopping=False)
-    run_state.host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
+    run_state.cluster = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(), full=False))
     return Director(coordinator)
 
 

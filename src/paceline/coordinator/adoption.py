@@ -97,9 +97,9 @@ class Adopting:
     Each method raises ConfigError if the workers don't begin with the same.
     """
 
-    def __init__(self, host: Cluster, members: Members, ledger: Ledger) -> None:
+    def __init__(self, cluster: Cluster, members: Members, ledger: Ledger) -> None:
         self.book = Adoption()
-        self._host = host
+        self._cluster = cluster
         self._members = members
         self._ledger = ledger
 
@@ -132,7 +132,7 @@ class Adopting:
             if self.book.pushed:
                 raise ConfigError(self.book.too_late(worker))
             self.book.writes(worker)
-            self._host.adopt(worker)
+            self._cluster.adopt(worker)
         for worker in self.book.to_let_on():
             if not self.book.agrees(worker):
                 raise ConfigError(self.book.disagreement(worker))

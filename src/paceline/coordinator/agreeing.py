@@ -27,7 +27,7 @@ class Agreeing:
     def __init__(
         self,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         ledger: Ledger,
         policy: RunPolicy,
         clock: RunClock,
@@ -35,7 +35,7 @@ class Agreeing:
         output: WorkerOutput,
     ) -> None:
         self._members = members
-        self._host = host
+        self._cluster = cluster
         self._ledger = ledger
         self._policy = policy
         self._clock = clock
@@ -89,7 +89,7 @@ class Agreeing:
         if member.step is None or member.worker not in self._pausing:
             return
         worker, step, member.step = member.worker, member.step, None
-        self._host.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self._clock.moment())
+        self._cluster.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self._clock.moment())
         self._report(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
         self._pausing[worker] = True
         if worker not in self._waiting:  # it has its answer by now

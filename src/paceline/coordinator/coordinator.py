@@ -62,7 +62,7 @@ class Coordinator:
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
         self.run_state.inbox.open(self._hear_host)
-        self.run_state.host.open()
+        self.run_state.cluster.open()
         assert isinstance(self.phase, Gathering)
         self.phase.go_on()
 
@@ -97,7 +97,7 @@ class Coordinator:
                 run_state.inbox.hear()
                 break
             if not run_state.happened:
-                run_state.inbox.wait(run_state.host.due())
+                run_state.inbox.wait(run_state.cluster.due())
         self._look_at_use()
 
     def carry_out(self, order: Order) -> None:
@@ -114,26 +114,26 @@ class Coordinator:
                 member = run_state.members[worker]
                 if member.trains:
                     member.step, member.ordered_at = step, at
-                run_state.host.carry_out(replace(order, progress=run_state.data.batches), at)
+                run_state.cluster.carry_out(replace(order, progress=run_state.data.batches), at)
             case StartPull() | StartPush() | AdjustTraining():
-                run_state.host.carry_out(order, at)
+                run_state.cluster.carry_out(order, at)
             case Reduce() | CopyReplica():
                 if isinstance(order, CopyReplica):
                     run_state.agreeing.copies(order.worker)
                 run_state.data.ordered(order)
-                run_state.host.carry_out(order, at)
+                run_state.cluster.carry_out(order, at)
             case ApplyUpdate() | StepReplica():
                 if isinstance(order, StepReplica):
                     self._tell_decisions(order.worker)
                 run_state.data.ordered(order)
-                run_state.host.carry_out(order, at)
+                run_state.cluster.carry_out(order, at)
                 run_state.versions.ordered(order.version)
                 run_state.snapshots.ordered(order.version)
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(run_state.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
-                run_state.host.carry_out(order, at)
+                run_state.cluster.carry_out(order, at)
                 run_state.data.dropped(worker, step)
                 run_state.data.leases.drop(worker, step, samples)
             case LeaveOut(worker=worker):
@@ -203,11 +203,11 @@ class Coordinator:
         """Return the next fact, in the order of time: a transfer's end, or what was heard."""
         happened = self.run_state.happened
         until = happened[0].at if happened else self.run_state.clock.at()
-        return self.run_state.host.next(until) or (happened.popleft() if happened else None)
+        return self.run_state.cluster.next(until) or (happened.popleft() if happened else None)
 
     def _busy_with(self) -> str | None:
         """What the run itself is doing, if anything."""
-        return self._disk.busy_with or self.run_state.host.progress.busy_with
+        return self._disk.busy_with or self.run_state.cluster.progress.busy_with
 
     def _switch(self, order: SwitchProtocol) -> None:
         """Deal data as the protocol does that decides from here on."""
@@ -362,7 +362,7 @@ class Coordinator:
             run_state.output.say(line)
         if not run_state.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
             dropped = DropUpdate(worker=worker, step=done.step, samples="return")
-            run_state.host.carry_out(dropped, run_state.clock.moment())
+            run_state.cluster.carry_out(dropped, run_state.clock.moment())
             return
         run_state.timing.step_finished(member, done)
         run_state.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
@@ -410,7 +410,7 @@ class Coordinator:
         died = run_state.departures.gone(
             member, "stopped" if run_state.shutdown.stopping else "drained" if drained else "died"
         )
-        run_state.host.gone(worker)
+        run_state.cluster.gone(worker)
         with run_state.shutdown.refusals():
             run_state.adopting.gone(worker)
         run_state.edits.gone(worker)

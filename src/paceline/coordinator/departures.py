@@ -21,7 +21,7 @@ class Departures:
     def __init__(
         self,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         data: Data,
         timing: StepTiming,
         policy: RunPolicy,
@@ -29,7 +29,7 @@ class Departures:
         report: Report,
     ) -> None:
         self._members = members
-        self._host = host
+        self._cluster = cluster
         self._data = data
         self._timing = timing
         self._policy = policy
@@ -46,7 +46,7 @@ class Departures:
             return
         member.step = None
         member.wait(None)
-        self._host.left(member.worker, how == "died")
+        self._cluster.left(member.worker, how == "died")
         self._data.left(member.worker, how)
         self._timing.left(member)
         self._report(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
@@ -94,7 +94,7 @@ class Departures:
 
     def _has_to_wait(self, member: Member, end: Callable[[Member], None]) -> bool:
         """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
-        waits = self._host.updates(member.worker).coming or self._policy.stays(member.worker)
+        waits = self._cluster.updates(member.worker).coming or self._policy.stays(member.worker)
         if not (member.trains and member.here and waits):
             return False
         member.wait("the last update is on its way")

@@ -85,7 +85,7 @@ class Director:
         self._coordinator.open()
         for worker in absent:
             self.policy.lost[worker] = None
-            self._run_state.host.end(worker)
+            self._run_state.cluster.end(worker)
         self._await(lambda: self._began is not None or not self._run_state.members.here())
         if self._began is None:
             raise RunFailed(self._run_state.shutdown.error or "all workers ended before training began")
@@ -115,14 +115,14 @@ class Director:
                 self._expect_area(run_state.members[worker], step)
                 self._await(lambda: self._has_come_of(run_state.members[worker], step))
             case ApplyUpdate():
-                self._await(lambda: run_state.host.progress.idle)
+                self._await(lambda: run_state.cluster.progress.idle)
             case StepReplica() | Reduce():
                 # a mean that is being recorded, too, is of replicas that have made their steps
-                self._await(lambda: (now := run_state.host.progress).settled and now.idle)
+                self._await(lambda: (now := run_state.cluster.progress).settled and now.idle)
 
     def _expect_area(self, member: Member, step: int) -> None:
         """Raise RunFailed if that step waits for a push area that none of the orders to come could free."""
-        steps = self._run_state.host.updates(member.worker).in_the_way
+        steps = self._run_state.cluster.updates(member.worker).in_the_way
         if not steps:
             return
         choice, waiting = self._run_state.settings.choice, ", ".join(map(str, steps))
@@ -146,7 +146,7 @@ class Director:
 
     def arrived(self, fact: UpdateArrived) -> None:
         """That update is here, as all are. It may be in a sum."""
-        self._run_state.host.tell(fact)
+        self._run_state.cluster.tell(fact)
 
     def tell(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied) -> None:
         """That group's average is made, or has failed; or that copy is made."""
@@ -204,7 +204,7 @@ class Director:
         self.policy.lost[worker] = None
         if how == "drained":
             member.left = how  # so its end is no death
-        self._run_state.host.end(worker)
+        self._run_state.cluster.end(worker)
         self._await(lambda: not member.here)
         self.policy.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}

@@ -25,7 +25,7 @@ class Display:
         self,
         settings: Settings,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         tally: Tally,
         evaluation: Evaluation,
         output: WorkerOutput,
@@ -39,7 +39,7 @@ class Display:
         self._loop = loop
         self._clock = clock
         hosts = members.hosts if settings.hosts > 1 else {}
-        self._watch = Watch(settings, members, host, tally, evaluation, hosts)
+        self._watch = Watch(settings, members, cluster, tally, evaluation, hosts)
         self._waits = WaitReports(settings.report_waits, hosts)
         self._board = TensorBoard(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None

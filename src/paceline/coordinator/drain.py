@@ -43,7 +43,7 @@ class Drain:
     def __init__(
         self,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         others: HostRegistry,
         departures: Departures,
         ledger: Ledger,
@@ -56,7 +56,7 @@ class Drain:
         One may hang, and the machine goes soon.
         """
         self._members = members
-        self._host = host
+        self._cluster = cluster
         self._others = others
         self._departures = departures
         self._ledger = ledger
@@ -139,7 +139,7 @@ class Drain:
     def _in_step(self, member: Member, drain: _Drain) -> bool:
         """Whether the worker is in the step in which it was asked to leave, or that is in no version or replica yet."""
         step = drain.steps.get(member.worker)
-        computes, updates = member.step is not None and member.step == step, self._host.updates(member.worker)
+        computes, updates = member.step is not None and member.step == step, self._cluster.updates(member.worker)
         return computes or bool(updates.coming or updates.unapplied)
 
     def _of(self, host: str) -> list[Member]:

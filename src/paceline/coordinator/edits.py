@@ -32,10 +32,10 @@ class _Edit:
 class Edits:
     """Each worker's k-th change must be equal to the others' k-th. New tensors take the values of the first worker."""
 
-    def __init__(self, folder: Path, host: Cluster, members: Members, policy: RunPolicy) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, members: Members, policy: RunPolicy) -> None:
         """`folder` is the run's."""
         self._run = folder
-        self._host = host
+        self._cluster = cluster
         self._members = members
         self._policy = policy
         self._edits: list[_Edit] = []
@@ -62,7 +62,7 @@ class Edits:
         self._edits = [_Edit(None, there=True) for _ in range(number)]
         self._due = self._number = number
         if number:
-            self._host.restructure(self._file(number))
+            self._cluster.restructure(self._file(number))
 
     def came(self, worker: int, number: int) -> None:
         """The worker has told its own values. Versions have them once its next step is told, or that it has left."""
@@ -139,17 +139,17 @@ class Edits:
             return _Edit(None)
         Path(self._file(number)).parent.mkdir(exist_ok=True)
         shutil.copyfile(told, self._file(number))
-        self._host.restructure(self._file(number))
+        self._cluster.restructure(self._file(number))
         return _Edit(None, there=True)
 
     def _have_told(self, worker: int, number: int) -> None:
         self._edits[number - 1].first = worker
         Path(self._file(number)).parent.mkdir(exist_ok=True)
-        self._host.edit(number, self._file(number))
+        self._cluster.edit(number, self._file(number))
         self._members.send(self._members[worker], messages.worker.TellEdit(number))
 
     def _show(self, worker: int, number: int) -> None:
-        self._host.show_recorded(worker, messages.worker.TakeEdit(number), self._file(number))
+        self._cluster.show_recorded(worker, messages.worker.TakeEdit(number), self._file(number))
 
     def _file(self, number: int) -> str:
         return str(edit_file(self._run, number).absolute())

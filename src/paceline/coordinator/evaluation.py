@@ -24,7 +24,7 @@ class Evaluation:
     def __init__(
         self,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         versions: RecordedVersions,
         journal: Journal,
         shutdown: Shutdown,
@@ -33,7 +33,7 @@ class Evaluation:
     ) -> None:
         """`evaluator` evaluates while workers train."""
         self._members = members
-        self._host = host
+        self._cluster = cluster
         self._versions = versions
         self._journal = journal
         self._shutdown = shutdown
@@ -121,7 +121,7 @@ class Evaluation:
         version, file = self._left.popleft()
         self._present = ended[0], version, file
         ended[0].wait(f"version {version} is being evaluated")
-        self._host.show_recorded(ended[0].worker, messages.worker.Evaluate(version), file)
+        self._cluster.show_recorded(ended[0].worker, messages.worker.Evaluate(version), file)
         return True
 
     def done(self) -> None:

@@ -42,14 +42,14 @@ class Returns:
         self,
         settings: Settings,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         others: HostRegistry | None,
         loop: Loop,
         output: WorkerOutput,
     ) -> None:
         self._settings = settings
         self._members = members
-        self._host = host
+        self._cluster = cluster
         self._others = others
         self._loop = loop
         self._output = output
@@ -66,7 +66,7 @@ class Returns:
         """The moment of that event has come. A worker that is away can't die."""
         if any(member.worker == event.worker for member in self._members.here()):
             self._killed[event.worker] = event
-            self._host.end(event.worker)
+            self._cluster.end(event.worker)
 
     def due(self, member: Member, step: int | None) -> float | None:
         """The worker has died in that step, if in any. Return after how many seconds it is to come back, if at all."""
@@ -97,7 +97,7 @@ class Returns:
         why = dict[int, str]()
         for member in due:
             match self._there(member):
-                case "here" if not self._host.updates(member.worker).full:
+                case "here" if not self._cluster.updates(member.worker).full:
                     if error := self._begin(member):
                         why[member.worker] = error
                 case "gone":
@@ -125,12 +125,12 @@ class Returns:
         """Begin a process as this worker, whose own has ended. Raises NoProcess."""
         self._members.returns(member.worker)
         member.begins_anew()
-        self._host.returns(member.worker)
+        self._cluster.returns(member.worker)
         self.start([member.worker])
 
     def start(self, workers: Sequence[int]) -> None:
         """Begin processes as these workers, whose scripts begin beside others. Raises NoProcess."""
-        self._host.start(workers)
+        self._cluster.start(workers)
         if self._settings.start == "staggered":
             for one in self._members.to_begin():
                 self._members.begins(one.worker)
@@ -145,7 +145,7 @@ class Returns:
             self.begin(member)
         except NoProcess as error:
             self._members.goes(member.worker)
-            self._host.gone(member.worker)
+            self._cluster.gone(member.worker)
             return str(error)
         return ""
 
@@ -166,7 +166,7 @@ class Joining:
         self,
         settings: Settings,
         members: Members,
-        host: Cluster,
+        cluster: Cluster,
         data: Data,
         versions: RecordedVersions,
         ledger: Ledger,
@@ -177,7 +177,7 @@ class Joining:
     ) -> None:
         self._settings = settings
         self._members = members
-        self._host = host
+        self._cluster = cluster
         self._data = data
         self._versions = versions
         self._ledger = ledger
@@ -216,7 +216,7 @@ class Joining:
         epoch = self._data.epoch if epoch is None else epoch
         self._admitted.append((member.worker, nth, epoch))
         self._ledger.note("admitted", self._admitted)
-        self._host.admit(member.worker, epoch, self._clock.at())
+        self._cluster.admit(member.worker, epoch, self._clock.at())
         return epoch
 
     def wanted(self, member: Member, epoch: int) -> None:
@@ -249,7 +249,7 @@ class Joining:
         if not newest and self._settings.resumed is not None:
             raise RunFailed(f"worker {worker} has nothing to begin with: no other is left, and no mean is recorded")
         self._data.begins_anew(worker)
-        self._host.begin_anew(worker, newest or None, self._versions.file(newest))
+        self._cluster.begin_anew(worker, newest or None, self._versions.file(newest))
 
     def resumed(self, next_steps: Mapping[int, int]) -> None:
         """The run goes on. A worker that joins goes on as well, if it had made steps before."""
@@ -279,7 +279,7 @@ class Joining:
                 self._joins[worker] += 1
                 if worker in self._members.absent():  # it has left since, and the machine is about to hear that
                     return
-                self._host.join(worker, self._policy.hand_over(worker, self._joins[worker], others))
+                self._cluster.join(worker, self._policy.hand_over(worker, self._joins[worker], others))
 
 
 def _nothing() -> None:

@@ -62,7 +62,7 @@ class Gathering:
         run_state = self.run_state
         if run_state.shutdown.stopping or not self.offers:
             return
-        elsewhere = run_state.host.gathers()
+        elsewhere = run_state.cluster.gathers()
         if (offered := run_state.members.gathered()) and elsewhere is None:
             for member in offered:
                 member.wait("the start waits for hosts without workers, on which the script comes to prepare(), too")
@@ -79,7 +79,7 @@ class Gathering:
         offered, run_state = self.run_state.members.gathered(), self.run_state
         if not (self.prepared and offered and not run_state.shutdown.stopping and self._fit(offered)):
             return False
-        if why := run_state.host.why_not([member.worker for member in offered]):
+        if why := run_state.cluster.why_not([member.worker for member in offered]):
             run_state.shutdown.fail(why)
         return not why
 
@@ -129,7 +129,7 @@ class Gathering:
     def _fork_store(self, member: Member) -> None:
         self.forker = member
         member.wait(f"{called(self.run_state.settings.choice.spec)} is being set up")
-        self.run_state.host.prepare(member.worker, _resumption(self.run_state, sorted(self.offers)))
+        self.run_state.cluster.prepare(member.worker, _resumption(self.run_state, sorted(self.offers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
         run_state.members.trains(worker)
     if run_state.others is not None:
         run_state.others.models_have(offer.model_bytes)
-    run_state.host.begin(workers)
+    run_state.cluster.begin(workers)
     for member in offered:
         host = run_state.members.hosts[member.worker]
         here = run_state.others is None or host == run_state.others.head
@@ -174,7 +174,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
         run_state.journal.ledger.note(ON_DEVICES, {str(worker): one.device for worker, one in offers.items()})
     if absent := [worker for worker in range(settings.workers) if worker not in workers]:
         run_state.journal.ledger.note("absent", absent)
-    if shards := run_state.host.shards:
+    if shards := run_state.cluster.shards:
         run_state.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
     run_state.versions.begin(offer, workers)
     run_state.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
@@ -239,7 +239,7 @@ class Closing:
             if (news := run_state.plateaus.news(member.worker)) is not None:
                 run_state.members.send(member, news)
             final = messages.worker.FinalRecorded(run_state.data.batches)
-            run_state.host.show_recorded(member.worker, final, run_state.versions.final)
+            run_state.cluster.show_recorded(member.worker, final, run_state.versions.final)
         if run_state.members.running():
             return False
         if self._keeping():
@@ -258,14 +258,14 @@ class Closing:
         """Whether the last snapshot is still to be written."""
         run_state = self.run_state
         ends_well = self.training is not None and run_state.shutdown.outcome in ("completed", "interrupted")
-        if not ends_well or run_state.host.progress.lost:
+        if not ends_well or run_state.cluster.progress.lost:
             return False
         return run_state.snapshots.close(run_state.members.ended())
 
     def _writing(self) -> bool:
         """Whether the last version is still to be written."""
         run_state = self.run_state
-        progress = run_state.host.progress
+        progress = run_state.cluster.progress
         if progress.lost or run_state.versions.final is not None:
             return False
         if not progress.idle or run_state.versions.record_last():

@@ -74,30 +74,30 @@ class RunState:
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)
         self.evaluator = self._made_evaluator()
-        self.host: Cluster = self._made_host(workers, others)
-        self.members = Members(self.host, hosts, loop.now)
+        self.cluster: Cluster = self._made_host(workers, others)
+        self.members = Members(self.cluster, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
         spec = settings.choice.spec
         self.data = Data(self.members, journal, policy, owned=spec.holder == "replica")
-        self.edits = Edits(settings.folder, self.host, self.members, policy)
+        self.edits = Edits(settings.folder, self.cluster, self.members, policy)
         self.versions: StoredVersions | Means
         if spec.versions == "means":
-            self.versions = Means(settings, self.host, self.data, self.edits, journal, self.clock)
+            self.versions = Means(settings, self.cluster, self.data, self.edits, journal, self.clock)
         else:
-            self.versions = StoredVersions(settings, self.host, self.data, self.edits, journal)
+            self.versions = StoredVersions(settings, self.cluster, self.data, self.edits, journal)
         self.plateaus = Plateaus()
         self.snapshots = Snapshots(
-            settings, self.host, self.members, self.data, self.versions, self.plateaus, ledger, loop, output
+            settings, self.cluster, self.members, self.data, self.versions, self.plateaus, ledger, loop, output
         )
-        self.adopting = Adopting(self.host, self.members, ledger)
+        self.adopting = Adopting(self.cluster, self.members, ledger)
         self.departures = Departures(
-            self.members, self.host, self.data, self.timing, policy, self.clock, self.inbox.report
+            self.members, self.cluster, self.data, self.timing, policy, self.clock, self.inbox.report
         )
         self.shutdown = Shutdown(
-            settings, self.members, self.departures, self.snapshots, self.host, others, loop, output
+            settings, self.members, self.departures, self.snapshots, self.cluster, others, loop, output
         )
-        self.agreeing = Agreeing(self.members, self.host, ledger, policy, self.clock, self.inbox.report, output)
-        self.returns = Returns(settings, self.members, self.host, others, loop, output)
+        self.agreeing = Agreeing(self.members, self.cluster, ledger, policy, self.clock, self.inbox.report, output)
+        self.returns = Returns(settings, self.members, self.cluster, others, loop, output)
         self.draining: Drain | None = None
         if others is not None:
             others.needed = self.returns.awaits
@@ -105,7 +105,7 @@ class RunState:
         self.joining = Joining(
             settings,
             self.members,
-            self.host,
+            self.cluster,
             self.data,
             self.versions,
             ledger,
@@ -115,10 +115,10 @@ class RunState:
             output,
         )
         self.evaluation = Evaluation(
-            self.members, self.host, self.versions, journal, self.shutdown, output, self.evaluator
+            self.members, self.cluster, self.versions, journal, self.shutdown, output, self.evaluator
         )
         self.display = Display(
-            settings, self.members, self.host, journal.tally, self.evaluation, output, loop, self.clock
+            settings, self.members, self.cluster, journal.tally, self.evaluation, output, loop, self.clock
         )
 
     def adds(self, other: Other) -> None:
@@ -128,7 +128,7 @@ class RunState:
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
-        self.host.tell(fact)
+        self.cluster.tell(fact)
         self.data.tell(fact)
         self.snapshots.told(fact)
         self.edits.tell(fact)
@@ -165,7 +165,7 @@ class RunState:
         self.display.close()
         if self.evaluator is not None:
             self.evaluator.end()
-        self.host.close()
+        self.cluster.close()
 
     def _made_host(self, workers: Workers, others: HostRegistry | None) -> Cluster:
         settings, spec, policy = self.settings, self.settings.choice.spec, self.policy
@@ -199,7 +199,7 @@ class RunState:
 
         return Drain(
             self.members,
-            self.host,
+            self.cluster,
             others,
             self.departures,
             self.journal.ledger,

@@ -57,7 +57,7 @@ class Shutdown:
         members: Members,
         departures: Departures,
         snapshots: Snapshots,
-        host: Cluster,
+        cluster: Cluster,
         others: HostRegistry | None,
         loop: Loop,
         output: WorkerOutput,
@@ -80,7 +80,7 @@ class Shutdown:
         self._members = members
         self._departures = departures
         self._snapshots = snapshots
-        self._host = host
+        self._cluster = cluster
         self._others = others
         self._loop = loop
         self._output = output
@@ -282,7 +282,7 @@ class Shutdown:
 
     def _wake(self) -> None:
         """Have other processes go on that are stopped, and have work to do before the end."""
-        self._host.wake()
+        self._cluster.wake()
         if self._others is not None:
             self._others.wake()
 

@@ -59,7 +59,7 @@ class Snapshots:
     def __init__(
         self,
         settings: Settings,
-        host: Cluster,
+        cluster: Cluster,
         members: Members,
         data: Data,
         versions: RecordedVersions,
@@ -78,7 +78,7 @@ class Snapshots:
         self._takes = settings.checkpoint > 0
         self._due = RecordingSchedule(settings.checkpoint)
         self._spec = settings.choice.spec
-        self._host = host
+        self._cluster = cluster
         self._members = members
         self._data = data
         self._versions = versions
@@ -272,7 +272,7 @@ class Snapshots:
         )
         self._ledger.mark()
         folder = draft_of(folder_of(self._run, fact))
-        files = self._host.keep(self._number, str(folder.absolute()), self._version, sorted(means))
+        files = self._cluster.keep(self._number, str(folder.absolute()), self._version, sorted(means))
         packing = {worker for worker, epoch in self._asked.items() if epoch is None}
         epochs = [epoch for epoch in self._asked.values() if epoch is not None]
         awaited = {*files, *map(worker_file, self._asked)}
@@ -291,7 +291,7 @@ class Snapshots:
             why = "no worker has packed what it keeps"
             self._output.say(f"the snapshot after fact {draft.state.fact} can't be made: {why}")
         if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
-            self._host.drop()
+            self._cluster.drop()
             self._newest, self._draft, self._stopped = draft.state.fact, None, False
             return
         if draft.noted is None:
@@ -304,4 +304,4 @@ class Snapshots:
             state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch, metrics=metrics)
             text = msgspec.json.encode(state)
             older = [path for path in whole(self._run) if int(path.name) not in self.stays]
-            self._host.seal(text, [str(path.absolute()) for path in older[KEPT - 1 :]])
+            self._cluster.seal(text, [str(path.absolute()) for path in older[KEPT - 1 :]])

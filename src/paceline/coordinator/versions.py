@@ -36,7 +36,7 @@ class RecordedVersions:
     _of_replicas = False
     """Whether a worker that joins counts once it has a replica."""
 
-    def __init__(self, settings: Settings, host: Cluster, data: Data, edits: Edits, journal: Journal) -> None:
+    def __init__(self, settings: Settings, cluster: Cluster, data: Data, edits: Edits, journal: Journal) -> None:
         self.prescribed: deque[tuple[int, int]] | None = None
         """Of each mean of replicas, of how many samples it is due, and of how many replicas at most, if that is settled
         beforehand: else when one is due depends on how fast the one before it was written. With a death samples get
@@ -49,7 +49,7 @@ class RecordedVersions:
         self.final: str | None = None
         """The file with the last version, once it is there."""
         self._folder = settings.folder
-        self._host = host
+        self._cluster = cluster
         self._data = data
         self.edits = edits
         """What versions have besides what steps make of them."""
@@ -136,14 +136,14 @@ class RecordedVersions:
         """Write the newest version, of these workers' buffers or replicas, with what is `known` besides."""
         self._writing[self.newest.version] = self.newest
         file = self.file(self.newest.version)
-        self._host.record(self.newest.version, workers, file, self._buffers, known)
+        self._cluster.record(self.newest.version, workers, file, self._buffers, known)
 
 
 class StoredVersions(RecordedVersions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(self, settings: Settings, host: Cluster, data: Data, edits: Edits, journal: Journal) -> None:
-        super().__init__(settings, host, data, edits, journal)
+    def __init__(self, settings: Settings, cluster: Cluster, data: Data, edits: Edits, journal: Journal) -> None:
+        super().__init__(settings, cluster, data, edits, journal)
         self._workers = range(settings.workers)
         self._there: dict[int, tuple[Sequence[int], messages.store.WorkersTold]] = {}
         """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
@@ -201,9 +201,9 @@ class Means(RecordedVersions):
     _of_replicas = True
 
     def __init__(
-        self, settings: Settings, host: Cluster, data: Data, edits: Edits, journal: Journal, clock: RunClock
+        self, settings: Settings, cluster: Cluster, data: Data, edits: Edits, journal: Journal, clock: RunClock
     ) -> None:
-        super().__init__(settings, host, data, edits, journal)
+        super().__init__(settings, cluster, data, edits, journal)
         self._clock = clock
         self._averages_gradients = settings.choice.spec.averages == "gradients"
         self._recording = False
@@ -238,7 +238,7 @@ class Means(RecordedVersions):
 
         As in `StoredVersions`.
         """
-        if self._recording or self._host.progress.averaging:
+        if self._recording or self._cluster.progress.averaging:
             return True
         lacking = self._broken.keys() | self.lacking
         there = [worker for worker in self._survivors() if worker not in lacking]
@@ -284,7 +284,7 @@ class Means(RecordedVersions):
 
         The mean changes when any of these does. Workers tell such values after their last step, too.
         """
-        return self._data.ordered_steps, self._host.progress.averages, self._survivors(), self.edits.known().own
+        return self._data.ordered_steps, self._cluster.progress.averages, self._survivors(), self.edits.known().own
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.

@@ -145,7 +145,7 @@ class Watch:
         self,
         settings: Settings,
         members: Mapping[int, Member],
-        host: Cluster,
+        cluster: Cluster,
         tally: Tally,
         evaluation: Evaluation,
         hosts: Mapping[int, str],
@@ -163,7 +163,7 @@ class Watch:
         self._hosts = hosts
         self._members = members
         self._tally = tally
-        self._host = host
+        self._cluster = cluster
         self._evaluation = evaluation
         self._before: deque[tuple[float, dict[int, int]]] = deque()
         self._curve = Curve()
@@ -193,7 +193,7 @@ class Watch:
         counts = self._tally.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
         states, awaited_by = settled(
-            {one: state(member, bool(self._host.updates(one).coming)) for one, member in self._members.items()},
+            {one: state(member, bool(self._cluster.updates(one).coming)) for one, member in self._members.items()},
             leads,
             self._hosts,
         )

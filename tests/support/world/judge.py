@@ -107,7 +107,7 @@ class Judge:
         """The coordinator is through: all processes have ended."""
         world = self._world
         assert world.run_state is not None
-        ending, host = world.run_state.shutdown, world.run_state.host
+        ending, host = world.run_state.shutdown, world.run_state.cluster
         here = (
             () if world.others is None else insides.living(world.others)
         )  # what training begins with may be on its way to a host yet
@@ -218,12 +218,12 @@ class Judge:
     def _makers(self) -> list[str]:
         """The hosts that make versions."""
         run_state = self._world.run_state
-        return [] if run_state is None else [one.host for one in run_state.host.shards]
+        return [] if run_state is None else [one.host for one in run_state.cluster.shards]
 
     def _look_at_head(self) -> None:
         world = self._world
         assert world.run_state is not None
-        newest = insides.newest_at_head(world.run_state.host)
+        newest = insides.newest_at_head(world.run_state.cluster)
         for host in self._makers():
             made = world.stores[host].made if host in world.stores else 0
             assert made >= newest, f"version {newest} is made, and the store of {host} has made version {made}"

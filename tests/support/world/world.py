@@ -142,7 +142,7 @@ class World:
         )
         coordinator, shutdown = Coordinator(run_state, lambda _: None), run_state.shutdown
         if self.replicas is not None:
-            self.replicas.follow(run_state.host)
+            self.replicas.follow(run_state.cluster)
         loop.watch(self.signals, lambda: shutdown.interrupt(self.signals.take(), self.signals.last))
         shutdown.interrupt(self.signals.take(), signal.SIGTERM)
 
@@ -374,8 +374,11 @@ class World:
                 f"worker {one.worker}: {one.stage}, in step {one.step}; {one.waits}"
                 for one in run_state.members.values()
             ]
-            lines += [f"{run_state.host.progress}", f"outcome {run_state.shutdown.outcome}: {run_state.shutdown.error}"]
-            lines += [f"claimed at the head: {claim}" for claim in insides.claims_at_head(run_state.host)]
+            lines += [
+                f"{run_state.cluster.progress}",
+                f"outcome {run_state.shutdown.outcome}: {run_state.shutdown.error}",
+            ]
+            lines += [f"claimed at the head: {claim}" for claim in insides.claims_at_head(run_state.cluster)]
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
             if agent.agent is not None and agent.agent.takes_part:
