@@ -217,7 +217,7 @@ def _with_joiner(
     joiner = _told_apart(head, joined.joiner)
     ahead, error = joined.clock - (sent + back) / 2, (back - sent) / 2
     show(f"measuring the link with {joiner.name}, which takes some seconds")
-    with closing(_LinkEnd(head.name, joiner.name, nonce, loop, keys, show)) as plane:
+    with closing(_LinkEnd(end, head.name, joiner.name, nonce, loop, keys, show)) as plane:
         plane.mover.listen(door, plane.hello, WITHIN)
         plane.mover.expect(plane.peer)
         bandwidth = plane.speed()
@@ -246,12 +246,9 @@ def join(address: Address, keys: Keys, show: Callable[[str], object]) -> Measure
                 raise ConfigError(f"{head.name} is measuring its link with another machine; try again after that")
             joiner = _told_apart(head, joiner)
             show(f"measuring the link with {head.name}, which takes some seconds")
-            with closing(_LinkEnd(joiner.name, head.name, welcome.nonce, loop, keys, show)) as plane:
+            with closing(_LinkEnd(end, joiner.name, head.name, welcome.nonce, loop, keys, show)) as plane:
                 plane.mover.dial(plane.peer, address, plane.hello, WITHIN)
-                said: list[bool] = []
-                loop.watch(end, lambda: said.append(True))
-                plane.wait_for(lambda: said, "told what it has measured", MEASURING)
-                loop.unwatch(end)
+                plane.wait_for(lambda: plane.spoken, "told what it has measured", MEASURING)
             return _heard(end, LINK, head.name)
 
 
@@ -259,8 +256,20 @@ class _LinkEnd:
     """This machine's end of the data plane, whose items are random bytes. See `Items`."""
 
     def __init__(
-        self, here: str, there: str, nonce: bytes, loop: Loop, keys: Keys, show: Callable[[str], object]
+        self,
+        end: Any,
+        here: str,
+        there: str,
+        nonce: bytes,
+        loop: Loop,
+        keys: Keys,
+        show: Callable[[str], object],
     ) -> None:
+        """`end`: the connection over which lines are said."""
+        self.spoken = False
+        """Whether the other machine has said a line, or has closed that connection."""
+        self._end = end
+        loop.watch(end, self._hear)
         self.hello = Hello(here, nonce, 1, 0)
         self._there = there
         self._loop = loop
@@ -277,6 +286,8 @@ class _LinkEnd:
 
     def close(self) -> None:
         """Exchange nothing any more."""
+        if not self.spoken:
+            self._loop.unwatch(self._end)
         self._carrier.close()
         self.mover.close()
 
@@ -303,9 +314,15 @@ class _LinkEnd:
         """Wait until the other machine has done that. Raises PeerLost."""
         until = self._loop.now() + within
         while not there():
+            if self.spoken:
+                raise PeerLost(_incomplete(self._there, tcp.ENDED))
             if (left := until - self._loop.now()) <= 0:
                 raise PeerLost(_incomplete(self._there, f"it has not {what} within {within:.0f} s"))
             self._loop.wait(left)
+
+    def _hear(self) -> None:
+        self.spoken = True
+        self._loop.unwatch(self._end)
 
     def _reaches(self) -> bool:
         return self._carrier.reaches(self._there)
