@@ -24,7 +24,24 @@ if TYPE_CHECKING:  # which a run on one host does without
     from paceline.transfer.fetch_table import Where
 
 
-class StoredVersions(Placed[Version | Beginning]):
+class VersionItems(Placed[Version | Beginning]):
+    """Versions on any host, each in a place of its own. Some of it may be here before the rest."""
+
+    def __init__(self, shelf: Shelf, memory: HostMemory) -> None:
+        super().__init__(shelf, memory)
+        self._whole: set[Item] = set()
+        """Versions of which all ranges are here, if hosts make some."""
+
+    def is_whole(self, version: Version) -> None:
+        """All ranges of that version are here."""
+        self._whole.add(version)
+
+    def freed(self, item: Item) -> None:
+        """Nobody claims that item any more."""
+        self._whole.discard(item)
+
+
+class StoredVersions(VersionItems):
     """Versions where the store is. Ranges that other hosts make come to the place where this host makes its own."""
 
     def __init__(
@@ -44,8 +61,6 @@ class StoredVersions(Placed[Version | Beginning]):
         self._maker = maker
         self._elsewhere = elsewhere
         self._host_of = host_of
-        self._whole: set[Version] = set()
-        """Versions of which all ranges are here, if others make some."""
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
 
@@ -63,14 +78,6 @@ class StoredVersions(Placed[Version | Beginning]):
     def lends(self) -> bool:
         """Whether a host is still to begin."""
         return bool(self._lent)
-
-    def is_whole(self, version: Version) -> None:
-        """All ranges of that version are here."""
-        self._whole.add(version)
-
-    def freed(self, version: Version) -> None:
-        """Nobody claims that version any more."""
-        self._whole.discard(version)
 
     def away(self, version: Version) -> bool:
         """Whether some of the version has to be brought here."""
@@ -124,7 +131,7 @@ def written_by(worker: int) -> Owner:
     return "written by", worker
 
 
-class FetchedVersions(Placed[Version | Beginning]):
+class FetchedVersions(VersionItems):
     """Versions where the store isn't: they come, but for the range that is made here. Keeps the contract `Versions`."""
 
     def __init__(
@@ -152,8 +159,6 @@ class FetchedVersions(Placed[Version | Beginning]):
         self._head = head
         self._of_replicas = of_replicas
         self._begins = begins
-        self._whole: set[Version] = set()
-        """Versions of which all ranges are here, if one of them is made here."""
         self._waiting = Awaited()
 
     def when_begun(self, version: int, call: Callable[[], None]) -> None:
@@ -174,14 +179,6 @@ class FetchedVersions(Placed[Version | Beginning]):
         """That version is made, and all before it."""
         self.newest = version
         self._waiting.come(version)
-
-    def is_whole(self, version: Version) -> None:
-        """All ranges of that version are here."""
-        self._whole.add(version)
-
-    def freed(self, item: Item) -> None:
-        """Nobody claims that item any more."""
-        self._whole.discard(item)
 
     def away(self, item: Item) -> bool:
         """Whether the item is a version that has to be brought here, or is on its way."""
