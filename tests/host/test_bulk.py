@@ -342,7 +342,7 @@ def test_a_host_that_is_ahead_by_a_segment_waits_for_the_other(two: Two) -> None
     two.b.carrier.begins(1, two.b)
     assert before.lost == ["segment 0 has ended"]
     got = two.b.fetch(Version(1), 10)
-    two.until(lambda: two.a.carrier._serves._requests.get(two.a.bulk.peer, {}).keys() == {2})
+    two.until(lambda: plane_of(two.a.carrier)._serves._requests.get(two.a.bulk.peer, {}).keys() == {2})
     assert Version(1) not in two.a.asked
     two.a.make(Version(1), two.a.has[Version(1)])
     assert Version(1) not in two.a.asked
@@ -356,7 +356,7 @@ def test_what_is_asked_before_a_host_takes_part_waits_for_that(two: Two) -> None
     third = Side("a", 1)
     two.dial(hello("c", 7), bulk=third.bulk)
     got = third.fetch(Version(1), 10)
-    two.until(lambda: early._serves._requests.get(Peer("c", 7)))
+    two.until(lambda: plane_of(early)._serves._requests.get(Peer("c", 7)))
     two.a.has[Version(1)] = contents(10)
     early.begins(0, two.a)
     two.until(lambda: got.done)

@@ -7,24 +7,23 @@ from typing import Any
 
 import pytest
 
-from paceline.core.items import Item, Version
+from paceline.core.items import Version
 from paceline.errors import MessageUnreadable
 from paceline.transfer import fetch_table as module
 from paceline.transfer.fetch_table import (
     Ask,
     Brought,
     Cancel,
-    Claim,
     FetchTable,
     Lost,
     Missing,
     Named,
+    Offer,
     Peer,
     Range,
     Release,
     Say,
-    Send,
-    Serves,
+    ServeTable,
     Stop,
 )
 
@@ -189,86 +188,59 @@ def test_an_answer_to_what_was_never_asked_is_refused() -> None:
 # --- serving ------------------------------------------------------------------------------------------
 
 
-class There:
-    """What this host has."""
-
-    def __init__(self, **where: Any) -> None:
-        self.where: dict[Item, Any] = {}
-
-    def __call__(self, item: Item, begin: int, end: int) -> Any:
-        return self.where.get(item, "coming")
+def serves() -> ServeTable:
+    found = ServeTable()
+    assert found.segment_began(1) == []
+    return found
 
 
-def serves() -> tuple[Serves, There]:
-    there = There()
-    return Serves(there, segment=1), there
+def test_what_is_asked_for_is_sent_once_it_is_here_and_released_at_its_end() -> None:
+    found = serves()
+    assert found.asked(B, 7, ONE, 0, 100) == [Offer(0, ONE, 0, 100)]
+    assert found.asked(C, 7, ONE, 50, 100) == [Offer(1, ONE, 50, 100)]
+    assert (found.send(0), found.send(1)) == ((B, 7), (C, 7))
+    assert found.sent(B, 7) == [Release(0)]
+    assert found.sent(B, 7) == found.cancelled(B, 7) == []
+    assert found.send(0) is None
 
 
-OWNER, OTHER = ("serve", "b", 1, 7), ("serve", "c", 1, 7)
-
-
-def test_what_is_here_is_claimed_and_sent_and_released_at_its_end() -> None:
-    found, there = serves()
-    there.where[ONE.item] = "here"
-    assert found.asked(B, 7, ONE, 0, 100) == [Claim(ONE, OWNER), Send(B, 7, ONE, 0, 100)]
-    assert list(found.claims()) == [(ONE, OWNER)]
-    assert found.sent(B, 7) == [Release(ONE, OWNER)]
-    assert found.sent(B, 7) == found.cancelled(B, 7) == list(found.claims()) == []
-
-
-def test_what_is_still_to_be_made_is_claimed_and_sent_to_all_once_it_is() -> None:
-    found, there = serves()
-    assert found.asked(B, 7, ONE, 0, 100) == [Claim(ONE, OWNER)]
-    assert found.asked(C, 7, ONE, 50, 100) == [Claim(ONE, OTHER)]
-    assert found.made(TWO) == []
-    there.where[ONE.item] = "here"
-    assert found.made(ONE) == [Send(B, 7, ONE, 0, 100), Send(C, 7, ONE, 50, 100)]
-    assert found.made(ONE) == []
-    assert found.never(ONE, "late") == [], "it is being sent"
-
-
-def test_what_will_not_be_made_is_said_to_all_that_wait() -> None:
-    found, there = serves()
+def test_what_will_not_be_here_is_said_once() -> None:
+    found = serves()
     found.asked(B, 7, ONE, 0, 100)
-    found.asked(B, 8, TWO, 0, 100)
-    assert found.never(ONE, "worker 2 has died") == [Release(ONE, OWNER), Say(B, 7, "worker 2 has died")]
-    there.where[ONE.item] = "gone"
-    (say,) = found.asked(C, 7, ONE, 0, 100)
-    assert isinstance(say, Say)
-    assert say.why.endswith("is not here any more")
+    assert found.refuse(0, "worker 2 has died") == [Say(B, 7, "worker 2 has died")]
+    assert found.refuse(0, "again") == found.cancelled(B, 7) == found.disconnected(B) == []
 
 
 @pytest.mark.parametrize("end", ["cancelled", "disconnected"])
 @pytest.mark.parametrize("sends", [False, True])
-def test_a_request_that_ends_stops_and_releases_its_item_and_no_others(end: str, sends: bool) -> None:
-    found, there = serves()
-    if sends:
-        there.where[ONE.item] = "here"
+def test_a_request_that_ends_is_released_and_no_others(end: str, sends: bool) -> None:
+    found = serves()
     found.asked(B, 7, ONE, 0, 100)
     found.asked(C, 7, ONE, 0, 100)
+    if sends:
+        found.send(0)
     orders = found.cancelled(B, 7) if end == "cancelled" else found.disconnected(B)
     if sends and end == "cancelled":
-        assert orders == [Stop(B, 7)]
-        assert list(found.claims()) == [(ONE, OWNER), (ONE, OTHER)], "its last bytes may wait to be written"
+        assert orders == [Stop(B, 7)], "its last bytes may wait to be written"
         assert found.cancelled(B, 7) == []
-        assert found.sent(B, 7) == [Release(ONE, OWNER)]
+        assert found.sent(B, 7) == [Release(0)]
     else:
-        assert orders == [*([Stop(B, 7)] if sends else []), Release(ONE, OWNER)]
-    assert list(found.claims()) == [(ONE, OTHER)]
+        assert orders == [Release(0)]
+    assert found.send(1) == (C, 7)
 
 
 def test_what_was_stopped_is_released_as_its_connection_breaks() -> None:
-    found, there = serves()
-    there.where[ONE.item] = "here"
+    found = serves()
     found.asked(B, 7, ONE, 0, 100)
+    found.send(0)
     assert found.segment_began(2) == [Stop(B, 7), Say(B, 7, "its segment has ended")]
-    assert found.segment_began(3) == found.never(ONE, "late") == []
-    assert found.disconnected(B) == [Release(ONE, OWNER)]
+    assert found.segment_began(3) == []
+    assert found.disconnected(B) == [Release(0)]
 
 
 def test_a_host_asks_for_so_much_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ASKED", 2)
-    found, _ = serves()
+    found = serves()
     found.asked(B, 7, ONE, 0, 50)
     found.asked(B, 8, ONE, 50, 100)
     assert found.asked(C, 7, ONE, 0, 50)
@@ -278,26 +250,21 @@ def test_a_host_asks_for_so_much_at_a_time_and_no_more(monkeypatch: pytest.Monke
     assert found.asked(B, 9, TWO, 0, 100)
 
 
-def test_the_next_segment_ends_requests_of_the_last_and_serves_those_that_came_early() -> None:
-    found, there = serves()
-    later, gone = Named(2, Version(1)), Named(2, Version(9))
-    there.where[later.item], there.where[ONE.item] = "here", "here"
+def test_the_next_segment_ends_requests_of_the_last_and_offers_those_that_came_early() -> None:
+    found, later = serves(), Named(2, Version(1))
     assert found.asked(B, 7, later, 0, 100) == [], "that name is another item's before"
-    assert found.asked(B, 8, gone, 0, 100) == []
-    assert found.asked(C, 7, TWO, 0, 100) == [Claim(TWO, OTHER)]
-    there.where[gone.item] = "gone"
+    assert found.cancelled(B, 7) == found.asked(B, 8, later, 0, 100) == []
+    assert found.asked(C, 7, TWO, 0, 100) == [Offer(0, TWO, 0, 100)]
     assert found.segment_began(2) == [
-        *(Release(TWO, OTHER), Say(C, 7, "its segment has ended")),
-        *(Claim(later, OWNER), Send(B, 7, later, 0, 100)),
-        Say(B, 8, f"{gone.item} is not here any more"),
+        *(Release(0), Say(C, 7, "its segment has ended")),
+        Offer(1, later, 0, 100),
     ]
-    (say,) = found.asked(C, 8, ONE, 0, 100)
-    assert say == Say(C, 8, "segment 1 has ended")
+    assert found.asked(C, 8, ONE, 0, 100) == [Say(C, 8, "segment 1 has ended")]
 
 
 @pytest.mark.parametrize(("request_", "begin", "end"), [(7, 0, 100), (8, 5, 5), (8, 6, 5)])
 def test_a_request_for_nothing_or_that_came_before_is_refused(request_: int, begin: int, end: int) -> None:
-    found, _ = serves()
+    found = serves()
     found.asked(B, 7, ONE, 0, 100)
     with pytest.raises(MessageUnreadable, match="is empty, or came before"):
         found.asked(B, request_, ONE, begin, end)

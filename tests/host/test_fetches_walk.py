@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import FetchTable, Peer, Serves
+from paceline.transfer.fetch_table import FetchTable, Peer, ServeTable
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
 
@@ -145,7 +145,7 @@ def left_over(network: Network) -> list[str]:
     found += [
         f"{node.name} keeps a place for {node.of_number[number]}" for node in nodes(network) for number in node.places
     ]
-    found += [f"{node.name} keeps {named} for {owner}" for node in nodes(network) for named, owner in node.shelf]
+    found += [f"{node.name} keeps {one[0]} for others" for node in nodes(network) for one in node.shelf.values()]
     return found + [f"{node.name} sends something" for node in nodes(network) if node.sending]
 
 
@@ -162,11 +162,11 @@ def test_every_claim_is_answered_once_in_many_more_histories() -> None:
 
 
 def a_claim_for_others_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Serves, "disconnected", lambda self, peer: [])
+    monkeypatch.setattr(ServeTable, "disconnected", lambda self, peer: [])
 
 
 def a_cancelled_request_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Serves, "cancelled", lambda self, peer, request: [])
+    monkeypatch.setattr(ServeTable, "cancelled", lambda self, peer, request: [])
 
 
 def a_want_leaks(monkeypatch: pytest.MonkeyPatch) -> None:

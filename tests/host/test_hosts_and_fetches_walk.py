@@ -212,7 +212,7 @@ def left_over(network: Network, head: Head) -> list[str]:
             found += [f"{name}: {data.of_number[number]} waits for {why}" for number, why in data.fetches.pending()]
             found += [f"{name} has {len(data.claims)} claims"] * bool(data.claims)
             found += [f"{name} keeps a place for {data.of_number[number]}" for number in data.places]
-            found += [f"{name} keeps {named} for {owner}" for named, owner in data.shelf]
+            found += [f"{name} keeps {one[0]} for others" for one in data.shelf.values()]
             found += [f"{name} knows of {data.known}"] * (
                 here.items() - {(name, here[name])} - data.known.items() != set()
             )

@@ -21,10 +21,10 @@ from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.listener import HostListener
 from paceline.net.numbered import written
 from paceline.records.times import Fetch as Fetched
-from paceline.transfer import data_connection, fetch_table
+from paceline.transfer import data_connection
 from paceline.transfer.data_connection import PART, PURPOSE, Fetch, PeerExchange
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.io_process import BeatHeard, Break
+from paceline.transfer.io_process import BeatHeard
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
 from support.carriers import contents, hello
@@ -56,11 +56,6 @@ class Side:
     @property
     def connected(self) -> bool:
         return self.carrier.reaches(self.other)
-
-    def breaks(self, why: str) -> None:
-        """Have the process close its connection."""
-        plane: Any = self.carrier._plane
-        self.mover.say(Break(plane._connections[self.peer], why))
 
     def has(self, item: Item, data: bytes | bytearray) -> None:
         self.sizes[item] = len(data)
@@ -263,33 +258,19 @@ def test_the_loop_goes_on_while_the_process_is_late_to_cancel_and_the_place_is_k
     assert slow.b.done == []
 
 
-def test_the_place_of_what_was_cancelled_is_kept_until_its_connection_has_gone(plain: Two) -> None:
-    """The connection goes while the process is told of the cancel, which it then has no answer for."""
-    plain.connect()
-    plain.b.fetch(Version(1), LARGE)
-    plain.until(lambda: plain.a.held)
-    os.kill(plain.processes["b"], signal.SIGSTOP)
-    plain.b.breaks("the test")
-    plain.b.cancel(Version(1))
-    assert list(plain.b.coming.values()) == [Version(1)]
-    os.kill(plain.processes["b"], signal.SIGCONT)
-    plain.until(lambda: not plain.b.coming)
-    plain.until(lambda: plain.a.connected and plain.b.connected)
-
-
 def test_what_is_under_way_goes_on_after_a_reconnect(two: Two) -> None:
     two.connect()
     two.a.has(Version(1), contents(LARGE))
     two.b.fetch(Version(1), LARGE)
     two.b.fetch(Version(2), 10)
     two.until(lambda: two.a.held)
-    two.a.breaks("the test")
+    two.raw(written(hello("b", 1))).close()  # it takes the place of the other connection, and breaks
     two.until(lambda: Version(1) in two.b.done)
     two.a.has(Version(2), contents(10))
     two.until(lambda: Version(2) in two.b.done)
     assert two.b.bytes_of(Version(1)) == contents(LARGE)
     assert two.b.done == [Version(1), Version(2)]
-    assert two.lines == ["data connection to host b closed: the test"]
+    assert not two.lines
 
 
 def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(slow: Two) -> None:
@@ -309,10 +290,8 @@ def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(sl
     slow.until(lambda: not slow.a.held)
 
 
-def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process knows what frames look like, and the host what may be asked."""
-    monkeypatch.setattr(fetch_table, "MOST_ASKED", 10)
-    asks = b"".join(written(Fetch(number, 0, 1, (number, "version"), 0, 10)) for number in range(11))
+def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(plain: Two) -> None:
+    asks = 2 * written(Fetch(1, 0, 1, (1, "version"), 0, 10))
     for said in (b"\0\0\0\5rubbish", asks):
         plain.lines.clear()
         end = plain.raw(written(hello("b", 1)) + said)

@@ -15,7 +15,7 @@ from paceline.errors import MessageUnreadable
 from paceline.host.version_shelf import Owner
 from paceline.ipc.endpoint import Coding, Frames, framed
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import FetchTable, Named, Peer, Range, Serves
+from paceline.transfer.fetch_table import FetchTable, Named, Peer, Range, ServeTable
 from support.seeded_network import Network
 
 NAMES = ("a", "b", "c")
@@ -119,20 +119,24 @@ class Node:
         """By item: the number by which it was wanted last."""
         self.of_number: dict[int, Named] = {}
         self.fetches.segment_began(self.segment)
-        self.serves = Serves(self.look, self.segment)
+        self.serves = ServeTable()
+        self.serves.segment_began(self.segment)
         self.where: dict[Item, str] = {}
         self.places: dict[int, bytearray] = {}
         """By number of what is wanted."""
         self.brought: dict[int, set[str]] = {}
         """By number of what has a place: the hosts of which all is there."""
         self.claims: dict[tuple[Named, Owner], Waits] = {}
-        self.shelf: set[tuple[Named, Owner]] = set()
+        self.shelf: dict[int, tuple[Named, int, int]] = {}
+        """By number: what others ask for."""
         self.links: dict[int, Link] = {}
         self.dials = itertools.count(1)
         self.dialled: dict[str, int] = {}
         self.dial_at = dict.fromkeys([other for other in NAMES if other > self.name], 0.0)
         self.beat_at = 0.0
-        self.sending: dict[tuple[Peer, int], fetch_table.Send] = {}
+        self.sending: dict[tuple[Peer, int], tuple[Named, int, int]] = {}
+        self.sends: set[int] = set()
+        """Numbers of what was sent, or is."""
         self.send_at = 0.0
 
     # --- what the world has it do -------------------------------------------------------------------
@@ -176,11 +180,11 @@ class Node:
         named, where = Named(self.segment, item), self.look(item, 0, 1)
         if how == "make" and where == "coming":
             self.where[item] = "here"
-            self.serve(self.serves.made(named))
+            self.answer(named)
         elif how == "never" and where == "coming":
             self.where[item] = "gone"
-            self.serve(self.serves.never(named, "it is not made"))
-        elif how == "drop" and where == "here" and not any(one == named for one, _ in self.shelf):
+            self.answer(named)
+        elif how == "drop" and where == "here" and not any(one == named for one, _, _ in self.shelf.values()):
             self.where[item] = "gone"
 
     def ends(self, peer: Peer) -> None:
@@ -232,19 +236,29 @@ class Node:
     def serve(self, orders: list[fetch_table.ServeOrder]) -> None:
         for order in orders:
             match order:
-                case fetch_table.Claim(named, owner):
-                    self.shelf.add((named, owner))
-                case fetch_table.Release(named, owner):
-                    self.shelf.remove((named, owner))
-                case fetch_table.Send(peer, request):
-                    if not self.sending:
-                        self.send_at = self.network.now + CHUNK_TAKES
-                    self.sending[peer, request] = order
+                case fetch_table.Offer(number, named, begin, end):
+                    self.shelf[number] = named, begin, end
+                    self.answer(named)
+                case fetch_table.Release(number):
+                    del self.shelf[number]
                 case fetch_table.Stop(peer, request):
                     self.sending.pop((peer, request), None)
                     self.written(peer, request)
                 case fetch_table.Say(peer, request, why):
                     self.say(peer, Refused(request, why))
+
+    def answer(self, named: Named) -> None:
+        """Answer all that wait for the item, as far as that can be."""
+        where = self.look(named.item, 0, 1)
+        for number in [number for number, one in self.shelf.items() if one[0] == named]:
+            if where == "gone":
+                self.serve(self.serves.refuse(number, "it is not made, or not here any more"))
+                self.shelf.pop(number)
+            elif where == "here" and number not in self.sends and (asked := self.serves.send(number)) is not None:
+                if not self.sending:
+                    self.send_at = self.network.now + CHUNK_TAKES
+                self.sends.add(number)
+                self.sending[Peer(*asked[0]), asked[1]] = self.shelf[number]
 
     def written(self, peer: Peer, request: int) -> None:
         """What waits to be written of a request that was stopped is written sooner or later."""
@@ -317,6 +331,8 @@ class Node:
                 self.dial_at[other] = now + REDIAL
         if link is not None and link.peer is not None:
             self.fetches.disconnected(link.peer)
+            for key in [key for key in self.sending if key[0] == link.peer]:
+                del self.sending[key]
             self.serve(self.serves.disconnected(link.peer))
 
     def due(self) -> float | None:
@@ -343,14 +359,14 @@ class Node:
 
     def send_some(self) -> None:
         """Send the next bytes of each request."""
-        for key, order in list(self.sending.items()):
-            if self.look(order.named.item, order.begin, order.end) != "here" or order.named.segment != self.segment:
-                raise Wrong(f"{order.named} is sent, and is not here")
-            end = min(order.begin + CHUNK, order.end)
-            data = content(order.named, self.name, self.life)[order.begin : end]
-            self.say(order.peer, Bytes(order.request, order.begin, data))
-            if end < order.end:
-                self.sending[key] = fetch_table.Send(order.peer, order.request, order.named, end, order.end)
+        for key, (named, begin, last) in list(self.sending.items()):
+            if self.look(named.item, begin, last) != "here" or named.segment != self.segment:
+                raise Wrong(f"{named} is sent, and is not here")
+            end = min(begin + CHUNK, last)
+            data = content(named, self.name, self.life)[begin:end]
+            self.say(key[0], Bytes(key[1], begin, data))
+            if end < last:
+                self.sending[key] = named, end, last
             else:
                 del self.sending[key]
                 self.serve(self.serves.sent(*key))

@@ -1,8 +1,8 @@
 """The data plane of a host: it fetches what the host wants of others, and sends what they ask for.
 
     the host's TransferManager          DataPlane
-    want, drop, send          ───►      FetchTable, and a PeerExchange for each other host   ◄───►   their data planes
-    came, brought, lost       ◄───
+    want, drop, send          ───►      FetchTable, ServeTable,
+    brought, lost, asked      ◄───      and a PeerExchange for each other host   ◄───►   their data planes
 
 It knows numbers, names, ranges and memory. Who waits for an item, and what becomes of it, the host alone knows. A plane
 works in the host's loop, or in a process of its own: see `transfer.movers`.
@@ -14,9 +14,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from paceline.core.items import Item
 from paceline.ipc.memory import Span
 from paceline.transfer.data_connection import BulkNews, PeerExchange
-from paceline.transfer.fetch_table import Ask, Brought, Cancel, FetchTable, Lost, Named, Order, Peer, Range
+from paceline.transfer.fetch_table import (
+    Ask,
+    Brought,
+    Cancel,
+    FetchTable,
+    Lost,
+    Named,
+    Offer,
+    Order,
+    Peer,
+    Range,
+    Release,
+    Say,
+    ServeOrder,
+    ServeTable,
+    Stop,
+)
 
 
 class PlaneEvents(Protocol):
@@ -26,7 +43,7 @@ class PlaneEvents(Protocol):
         """There is a connection with that host."""
 
     def disconnected(self, peer: Peer) -> None:
-        """The connection is lost, with all that was asked over it. Nothing waits to be written."""
+        """The connection is lost. What was asked over it is asked again over the next one."""
 
     def came(self, number: int, begin: int, end: int) -> None:
         """These bytes of the item are there. Told where the want says `parts`."""
@@ -43,14 +60,11 @@ class PlaneEvents(Protocol):
     def settled(self, number: int) -> None:
         """The want was dropped, and no byte of its item comes any more."""
 
-    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
-        """That host asks for these bytes. Raises MessageUnreadable if it may not."""
+    def asked(self, number: int, item: Item, begin: int, end: int) -> None:
+        """By that number another host asks for these bytes. `send` or `refuse` answers once it is known which."""
 
-    def cancelled(self, peer: Peer, request: int) -> None:
-        """That host wants no more of what it has asked for."""
-
-    def sent(self, peer: Peer, request: int) -> None:
-        """None of the request's bytes waits to be written: its memory may change."""
+    def released(self, number: int) -> None:
+        """What was asked for by that number is read no more: its memory may change."""
 
 
 class Plane(Protocol):
@@ -74,14 +88,11 @@ class Plane(Protocol):
     def drop(self, number: int) -> None:
         """That is not wanted any more. `settled` answers."""
 
-    def send(self, peer: Peer, request: int, span: Span) -> None:
-        """Send these bytes, after those of other requests. They must not change until `sent` is told."""
+    def send(self, number: int, span: Span) -> None:
+        """Send these bytes, which were asked for by that number. They must not change until `released` is told."""
 
-    def stop(self, peer: Peer, request: int) -> None:
-        """Send no more of the request. `sent` is told when nothing of it waits to be written."""
-
-    def refuse(self, peer: Peer, request: int, why: str) -> None:
-        """There is no more of what that host has asked for."""
+    def refuse(self, number: int, why: str) -> None:
+        """What was asked for by that number will not be there."""
 
     def close(self) -> None:
         """The run is over: leave no connection."""
@@ -96,11 +107,11 @@ class DataPlane:
         """With each host that takes part, or did. `Dialler` and `Port` give them connections."""
         self._events = events
         self._exchange = exchange
-        self._fetches = FetchTable()
+        self._fetches, self._serves = FetchTable(), ServeTable()
         self._spans: dict[int, Span] = {}
         """By number of what is wanted: where it goes."""
         self._tells_parts: set[int] = set()
-        self._orders: deque[Order] = deque()
+        self._orders: deque[Order | ServeOrder] = deque()
         """What is to be done, in order. The host may want more as it is told something, which comes after the rest."""
         self._obeys = False
 
@@ -116,7 +127,7 @@ class DataPlane:
 
     def begin(self, segment: int) -> None:
         """See `Plane`."""
-        self._obey(self._fetches.segment_began(segment))
+        self._obey([*self._fetches.segment_began(segment), *self._serves.segment_began(segment)])
 
     def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
         """See `Plane`."""
@@ -131,17 +142,15 @@ class DataPlane:
         self._obey(self._fetches.drop(number))
         self._events.settled(number)
 
-    def send(self, peer: Peer, request: int, span: Span) -> None:
-        """See `Plane`."""
-        self.exchanges[peer].send(request, span)
+    def send(self, number: int, span: Span) -> None:
+        """See `Plane`. That nobody wants it any more has been told."""
+        if (asked := self._serves.send(number)) is not None:
+            peer, request = asked
+            self.exchanges[peer].send(request, span)
 
-    def stop(self, peer: Peer, request: int) -> None:
+    def refuse(self, number: int, why: str) -> None:
         """See `Plane`."""
-        self.exchanges[peer].stop(request)
-
-    def refuse(self, peer: Peer, request: int, why: str) -> None:
-        """See `Plane`."""
-        self.exchanges[peer].refuse(request, why)
+        self._obey(self._serves.refuse(number, why))
 
     def close(self) -> None:
         """See `Plane`."""
@@ -160,18 +169,19 @@ class DataPlane:
         """See `BulkNews`."""
         self._fetches.disconnected(peer)
         self._events.disconnected(peer)
+        self._obey(self._serves.disconnected(peer))
 
     def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
         """See `BulkNews`."""
-        self._events.asked(peer, request, named, begin, end)
+        self._obey(self._serves.asked(peer, request, named, begin, end))
 
     def cancelled(self, peer: Peer, request: int) -> None:
         """See `BulkNews`."""
-        self._events.cancelled(peer, request)
+        self._obey(self._serves.cancelled(peer, request))
 
     def sent(self, peer: Peer, request: int) -> None:
         """See `BulkNews`."""
-        self._events.sent(peer, request)
+        self._obey(self._serves.sent(peer, request))
 
     def refused(self, peer: Peer, request: int, why: str) -> None:
         """See `BulkNews`."""
@@ -195,7 +205,7 @@ class DataPlane:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _obey(self, orders: Sequence[Order]) -> None:
+    def _obey(self, orders: Sequence[Order | ServeOrder]) -> None:
         self._orders.extend(orders)
         if self._obeys:
             return
@@ -206,7 +216,7 @@ class DataPlane:
         finally:
             self._obeys = False
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Order | ServeOrder) -> None:
         match order:
             case Ask(peer, request, named, begin, end):
                 self.exchanges[peer].ask(request, named, begin, end)
@@ -219,6 +229,14 @@ class DataPlane:
             case Lost(number, why):
                 self._forget(number)
                 self._events.lost(number, why)
+            case Offer(number, named, begin, end):
+                self._events.asked(number, named.item, begin, end)
+            case Release(number):
+                self._events.released(number)
+            case Stop(peer, request):
+                self.exchanges[peer].stop(request)
+            case Say(peer, request, why):
+                self.exchanges[peer].refuse(request, why)
 
     def _forget(self, number: int) -> None:
         self._spans.pop(number, None)

@@ -1,14 +1,14 @@
 """Fetches between hosts: what is asked of other hosts, and what is served to them. Pure: names and numbers, no bytes.
 
 `FetchTable` is what a host wants. Each want has a number, which ends in one order unless it is dropped before: the
-`Brought` that makes it whole, or `Lost`. `Serves` is what others want of this host. It serves an item once that is
-made.
+`Brought` that makes it whole, or `Lost`. `ServeTable` is what others want of this host, which hears of each request by
+a number, and answers once the item is there.
 
-    FetchTable                       Serves
-    Ask      ───────────────────►    asked          claims the item, which may be on its way
+    FetchTable                       ServeTable
+    Ask      ───────────────────►    asked          Offer: the host claims the item, which may be on its way
     Cancel   ───────────────────►    cancelled
-    arrived  ◄─── bytes ─────────    Send           the driver sends them in order, and tells `sent` at their end
-    refused  ◄───────────────────    Say            the item will never be there
+    arrived  ◄─── bytes ─────────    send           the driver sends them in order, and tells `sent` at their end
+    refused  ◄───────────────────    refuse         the item will never be there
 
 Requests belong to a connection. Where it breaks, the server forgets them, and the other side asks again over the next
 one, for the rest. A want names the segment of the run, and the owner's incarnation. Once either has ended, it is
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, NamedTuple
 
 from paceline.core.items import Item
 from paceline.errors import MessageUnreadable
-from paceline.host.version_shelf import Owner
 
 
 class Range(NamedTuple):
@@ -302,30 +302,20 @@ class FetchTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Claim the item on the shelf for this owner, whether it is made or not."""
+class Offer:
+    """Tell this host that these bytes of an item are asked for, by that number. `send` or `refuse` answers."""
 
+    number: int
     named: Named
-    owner: Owner
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The owner needs it no more."""
+    """Tell this host that what was asked for by that number is read no more."""
 
-    named: Named
-    owner: Owner
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send these bytes of the item, in order. Tell `sent` at their end. See `Stop`."""
-
-    peer: Peer
-    request: int
-    named: Named
-    begin: int
-    end: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +335,9 @@ class Say:
     why: str
 
 
-ServeOrder = Claim | Release | Send | Stop | Say
+ServeOrder = Offer | Release | Stop | Say
 Where = Literal["here", "coming", "gone"]
-"""Where bytes of an item are that belong to this host: on the shelf, on their way there, or neither."""
+"""Where bytes of an item are that another host asks for: here, on their way here, or neither."""
 MOST_ASKED = 10_000
 """Requests that another host may have at a time. A run has a few for each worker."""
 
@@ -359,25 +349,24 @@ class _Request:
     named: Named
     begin: int
     end: int
-    claimed: bool = False
-    """Whether its segment has begun here. A name belongs to another item before."""
+    number: int | None = None
+    """By which this host knows of it. None: its segment has not begun here. A name belongs to another item before."""
     sends: bool = False
-    """Whether the item is there, and being sent."""
+    """Whether the item is being sent."""
     stops: bool = False
     """Whether that host wants no more of what is being sent."""
 
 
-class Serves:
+class ServeTable:
     """What others want of this host."""
 
-    def __init__(self, look: Callable[[Item, int, int], Where], segment: int = 0) -> None:
-        """`look(item, begin, end)`: where these bytes of an item are."""
-        self._look = look
-        self._segment = segment
+    def __init__(self) -> None:
+        self._segment = -1
         self._requests: dict[Peer, dict[int, _Request]] = {}
         """By host that has asked for something: all hosts are many, and these are few."""
-        self._by_item: dict[Named, dict[tuple[Peer, int], _Request]] = {}
-        """The same, by what is asked for."""
+        self._offered: dict[int, tuple[Peer, int]] = {}
+        """By number: what this host knows of."""
+        self._numbers = count()
 
     def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> list[ServeOrder]:
         """That host asks for these bytes. A request for a segment that has not begun here waits for it.
@@ -389,29 +378,28 @@ class Serves:
             raise MessageUnreadable(f"request {request} for bytes {begin:,} to {end:,} is empty, or came before")
         if len(requests) >= MOST_ASKED:
             raise MessageUnreadable(f"it asks for more than {MOST_ASKED:,} items at a time")
-        one = _Request(named, begin, end)
-        if why := self._why_not(one):
-            return [Say(peer, request, why)]
-        requests[request] = one
+        if named.segment < self._segment:
+            return [Say(peer, request, f"segment {named.segment} has ended")]
+        one = requests[request] = _Request(named, begin, end)
         self._requests[peer] = requests
-        self._by_item.setdefault(named, {})[peer, request] = one
-        return self._send(peer, request, one)
+        return self._offer(peer, request, one)
 
-    def made(self, named: Named) -> list[ServeOrder]:
-        """The item is on the shelf now, or more of it."""
-        orders: list[ServeOrder] = []
-        for peer, request, one in self._of(named):
-            orders += self._send(peer, request, one)
-        return orders
+    def send(self, number: int) -> tuple[Peer, int] | None:
+        """Its bytes are sent from now on. Return whom they go to, and for which request; None: nobody wants them."""
+        if (found := self._offered.get(number)) is not None:
+            self._requests[found[0]][found[1]].sends = True
+        return found
 
-    def never(self, named: Named, why: str) -> list[ServeOrder]:
-        """The item will not be made."""
-        return self._end([asked for asked in self._of(named) if not asked[2].sends], why)
+    def refuse(self, number: int, why: str) -> list[ServeOrder]:
+        """They will not be there."""
+        if (found := self._offered.get(number)) is None:
+            return []
+        self._forget(*found)
+        return [Say(*found, why)]
 
     def sent(self, peer: Peer, request: int) -> list[ServeOrder]:
         """All bytes of the request that were to be sent have been written."""
-        one = self._forget(peer, request)
-        return [] if one is None else [Release(one.named, _owner(peer, request))]
+        return self._forget(peer, request)
 
     def cancelled(self, peer: Peer, request: int) -> list[ServeOrder]:
         """That host wants it no more."""
@@ -421,83 +409,37 @@ class Serves:
         if one.sends:
             one.stops = True
             return [Stop(peer, request)]
-        self._forget(peer, request)
-        return [Release(one.named, _owner(peer, request))] if one.claimed else []
+        return self._forget(peer, request)
 
     def disconnected(self, peer: Peer) -> list[ServeOrder]:
         """The connection is lost, and with it all that was asked over it. Nothing waits to be written any more."""
-        orders: list[ServeOrder] = []
-        for request in list(self._requests.get(peer, {})):
-            one = self._forget(peer, request)
-            assert one is not None
-            if one.sends and not one.stops:
-                orders.append(Stop(peer, request))
-            if one.claimed:
-                orders.append(Release(one.named, _owner(peer, request)))
-        return orders
+        return [order for request in list(self._requests.get(peer, {})) for order in self._forget(peer, request)]
 
     def segment_began(self, segment: int) -> list[ServeOrder]:
         """The run goes on in this segment: nothing of an earlier one is served any more."""
         self._segment = max(segment, self._segment)
-        ended = [asked for asked in self._all() if asked[2].named.segment < self._segment]
-        orders = self._end(ended, "its segment has ended")
-        for peer, request, one in self._all():
-            if one.stops:
-                continue
-            if why := self._why_not(one):
-                orders += self._end([(peer, request, one)], why)
-            else:
-                orders += self._send(peer, request, one)
+        orders: list[ServeOrder] = []
+        asked = [(peer, *one) for peer, requests in self._requests.items() for one in requests.items()]
+        for peer, request, one in asked:
+            if one.named.segment < self._segment and not one.stops:
+                orders += [*self.cancelled(peer, request), Say(peer, request, "its segment has ended")]
+        for peer, request, one in asked:
+            orders += self._offer(peer, request, one)
         return orders
 
-    def claims(self) -> Iterator[tuple[Named, Owner]]:
-        """What is claimed here for others."""
-        for peer, request, one in self._all():
-            if one.claimed:
-                yield one.named, _owner(peer, request)
+    def _offer(self, peer: Peer, request: int, one: _Request) -> list[ServeOrder]:
+        if one.named.segment != self._segment or one.number is not None:
+            return []
+        one.number = next(self._numbers)
+        self._offered[one.number] = peer, request
+        return [Offer(one.number, one.named, one.begin, one.end)]
 
-    def _all(self) -> list[tuple[Peer, int, _Request]]:
-        return [(peer, *asked) for peer, requests in self._requests.items() for asked in requests.items()]
-
-    def _of(self, named: Named) -> list[tuple[Peer, int, _Request]]:
-        return [(*asked, one) for asked, one in self._by_item.get(named, {}).items()]
-
-    def _forget(self, peer: Peer, request: int) -> _Request | None:
+    def _forget(self, peer: Peer, request: int) -> list[ServeOrder]:
         requests = self._requests.get(peer, {})
         one = requests.pop(request, None)
         if not requests:
             self._requests.pop(peer, None)
-        if one is not None:
-            there = self._by_item[one.named]
-            del there[peer, request]
-            if not there:
-                del self._by_item[one.named]
-        return one
-
-    def _why_not(self, one: _Request) -> str | None:
-        segment, item = one.named
-        if segment < self._segment:
-            return f"segment {segment} has ended"
-        gone = segment == self._segment and self._look(item, one.begin, one.end) == "gone"
-        return f"{item} is not here any more" if gone else None
-
-    def _send(self, peer: Peer, request: int, one: _Request) -> list[ServeOrder]:
-        orders: list[ServeOrder] = []
-        if one.named.segment == self._segment and not one.claimed:
-            one.claimed = True
-            orders.append(Claim(one.named, _owner(peer, request)))
-        if one.claimed and not one.sends and self._look(one.named.item, one.begin, one.end) == "here":
-            one.sends = True
-            orders.append(Send(peer, request, one.named, one.begin, one.end))
-        return orders
-
-    def _end(self, asked: list[tuple[Peer, int, _Request]], why: str) -> list[ServeOrder]:
-        orders: list[ServeOrder] = []
-        for peer, request, one in asked:
-            if not one.stops:
-                orders += [*self.cancelled(peer, request), Say(peer, request, why)]
-        return orders
-
-
-def _owner(peer: Peer, request: int) -> Owner:
-    return ("serve", peer.host, peer.incarnation, request)
+        if one is None or one.number is None:
+            return []
+        del self._offered[one.number]
+        return [Release(one.number)]

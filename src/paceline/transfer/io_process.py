@@ -4,8 +4,7 @@
     Want, Drop, with the bytes' span  ───►   DataPlane, Dialler, Port    ◄───►  other hosts
     Came, Brought, Lost               ◄───
 
-So orders and beats go on while bytes are encrypted and copied. A connection has a number, which no other one gets. What
-is said about a connection that has gone means nothing.
+So orders and beats go on while bytes are encrypted and copied.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import mmap
 import os
 import socket
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
+from paceline.core.items import Item
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel
 from paceline.ipc.endpoint import Message
@@ -83,7 +82,7 @@ class Dial(Message):
 
 
 class End(Message):
-    """It takes no part any more, and why. `Disconnected` follows if it was connected."""
+    """It takes no part any more, and why."""
 
     host: str
     incarnation: int
@@ -94,13 +93,6 @@ class Begin(Message):
     """This segment of the run begins."""
 
     segment: int
-
-
-class Break(Message):
-    """The other host has said what it may not, over that connection: close it."""
-
-    connection: int
-    why: str
 
 
 class Place(Message, tag=False):
@@ -132,26 +124,17 @@ class Drop(Message):
 
 
 class Send(Message):
-    """Send these bytes to who has asked for them."""
+    """Send these bytes, which were asked for by that number."""
 
     descriptors: ClassVar[int] = 1
-    connection: int
-    request: int
+    number: int
     place: Place
 
 
-class Stop(Message):
-    """Send no more of that."""
-
-    connection: int
-    request: int
-
-
 class Refuse(Message):
-    """There is no more of what the other host has asked for."""
+    """They will not be there."""
 
-    connection: int
-    request: int
+    number: int
     why: str
 
 
@@ -163,26 +146,24 @@ class Beat(Message):
     """Answer with `BeatHeard`."""
 
 
-ToProcess = (
-    Listen | Took | Meet | Expect | Dial | End | Begin | Break | Want | Drop | Send | Stop | Refuse | Forget | Beat
-)
+ToProcess = Listen | Took | Meet | Expect | Dial | End | Begin | Want | Drop | Send | Refuse | Forget | Beat
 
 
 # --- what the process says: see `PlaneEvents` ---------------------------------------------------------
 
 
 class Connected(Message):
-    """There is a connection with that host, and this is its number."""
+    """There is a connection with that host."""
 
     host: str
     incarnation: int
-    connection: int
 
 
 class Disconnected(Message):
-    """It has gone. Nothing is written or read for it any more."""
+    """It has gone."""
 
-    connection: int
+    host: str
+    incarnation: int
 
 
 class Came(Message):
@@ -224,28 +205,18 @@ class Settled(Message):
 
 
 class Asked(Message):
-    """The other host asks for these bytes."""
+    """By that number another host asks for these bytes."""
 
-    connection: int
-    request: int
-    segment: int
+    number: int
     item: Fields
     begin: int
     end: int
 
 
-class Cancelled(Message):
-    """It wants no more of that."""
+class Released(Message):
+    """What was asked for by that number is read no more."""
 
-    connection: int
-    request: int
-
-
-class Sent(Message):
-    """All that was to be sent of that is written."""
-
-    connection: int
-    request: int
+    number: int
 
 
 class Said(Message):
@@ -262,8 +233,20 @@ class BeatHeard(Message):
     """This process does what it is told."""
 
 
-OfPlane = Connected | Disconnected | Came | Brought | Refused | Lost | Settled | Asked | Cancelled | Sent
-FromProcess = OfPlane | Said | Forgotten | BeatHeard
+FromProcess = (
+    Connected
+    | Disconnected
+    | Came
+    | Brought
+    | Refused
+    | Lost
+    | Settled
+    | Asked
+    | Released
+    | Said
+    | Forgotten
+    | BeatHeard
+)
 
 
 def serve(end: socket.socket, keys: Keys) -> int:
@@ -282,25 +265,17 @@ class _ToHost:
     """See `PlaneEvents`. Says to the host what its plane tells."""
 
     def __init__(self, say: Callable[[Message], None]) -> None:
-        self.peers: dict[int, Peer] = {}
-        """By number of a connection: whom it is with."""
         self._say = say
-        self._connections: dict[Peer, int] = {}
-        self._numbers = count()
         self._untold: dict[tuple[int, int], int] = {}
         """By number of what is wanted, and end of what has come: where that begins. The host was not told of it."""
 
     def connected(self, peer: Peer) -> None:
         """See `PlaneEvents`."""
-        connection = self._connections[peer] = next(self._numbers)
-        self.peers[connection] = peer
-        self._say(Connected(*peer, connection))
+        self._say(Connected(*peer))
 
     def disconnected(self, peer: Peer) -> None:
         """See `PlaneEvents`."""
-        connection = self._connections.pop(peer)
-        del self.peers[connection]
-        self._say(Disconnected(connection))
+        self._say(Disconnected(*peer))
 
     def came(self, number: int, begin: int, end: int) -> None:
         """See `PlaneEvents`. The host is told when they are many, or all."""
@@ -330,17 +305,13 @@ class _ToHost:
         self._take_untold(number)
         self._say(Settled(number))
 
-    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+    def asked(self, number: int, item: Item, begin: int, end: int) -> None:
         """See `PlaneEvents`."""
-        self._say(Asked(self._connections[peer], request, named.segment, fields_of(named.item), begin, end))
+        self._say(Asked(number, fields_of(item), begin, end))
 
-    def cancelled(self, peer: Peer, request: int) -> None:
+    def released(self, number: int) -> None:
         """See `PlaneEvents`."""
-        self._say(Cancelled(self._connections[peer], request))
-
-    def sent(self, peer: Peer, request: int) -> None:
-        """See `PlaneEvents`."""
-        self._say(Sent(self._connections[peer], request))
+        self._say(Released(number))
 
     def _take_untold(self, number: int) -> list[tuple[int, int]]:
         ends = [end for one, end in self._untold if one == number]
@@ -362,8 +333,7 @@ class _Process:
         self.loop.watch(channel, self._heard)
 
     def _begin_anew(self) -> None:
-        self._events = _ToHost(self._say)
-        self._plane = DataPlane(self._events)
+        self._plane = DataPlane(_ToHost(self._say))
 
     def _say(self, message: Message) -> None:
         """Tell the host. Where it is slow to read, no more bytes are moved meanwhile."""
@@ -404,19 +374,11 @@ class _Process:
                 self._plane.want(number, Named(segment, item_of(item)), ranges, there, parts=parts)
             case Drop(number=number):
                 self._plane.drop(number)
-            case Send(connection=connection, request=request, place=place):
-                there = self._mapped(place, descriptors, mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0))
-                if (peer := self._events.peers.get(connection)) is not None:
-                    self._plane.send(peer, request, there)
-            case Stop(connection=connection, request=request):
-                if (peer := self._events.peers.get(connection)) is not None:
-                    self._plane.stop(peer, request)
-            case Refuse(connection=connection, request=request, why=why):
-                if (peer := self._events.peers.get(connection)) is not None:
-                    self._plane.refuse(peer, request, why)
-            case Break(connection=connection, why=why):
-                if (peer := self._events.peers.get(connection)) is not None:
-                    self._plane.exchanges[peer].break_off(why)
+            case Send(number=number, place=place):
+                protection = mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0)
+                self._plane.send(number, self._mapped(place, descriptors, protection))
+            case Refuse(number=number, why=why):
+                self._plane.refuse(number, why)
             case Forget():
                 self._forget()
             case Beat():

@@ -10,26 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
 from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
-from paceline.transfer.fetch_table import (
-    Claim,
-    Named,
-    Peer,
-    Range,
-    Release,
-    Say,
-    Send,
-    ServeOrder,
-    Serves,
-    Stop,
-    Where,
-)
+from paceline.transfer.fetch_table import Named, Peer, Range, Where
 
 
 class Items(Protocol):
@@ -107,6 +95,14 @@ class _Waiting:
     """What has come of what is expected, host by host."""
 
 
+class _Asked(NamedTuple):
+    """Bytes of an item that another host asks for."""
+
+    item: Item
+    begin: int
+    end: int
+
+
 class TransferManager:
     """Moves items between this host and others."""
 
@@ -121,7 +117,10 @@ class TransferManager:
         self._now = now
         self._segment = -1
         self._plane = plane(self)
-        self._serves = Serves(lambda *asked: self._items.look(*asked), self._segment)
+        self._asked: dict[int, _Asked] = {}
+        """By number: what other hosts ask for, of what is here or may come."""
+        self._awaited: dict[Item, dict[int, _Asked]] = {}
+        """The part of it that is not here yet."""
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
         self._connected: set[Peer] = set()
@@ -160,7 +159,6 @@ class TransferManager:
         """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
         self._segment, self._items = segment, items
         self._plane.begin(segment)
-        self._serve(self._serves.segment_began(segment))
 
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
@@ -169,6 +167,8 @@ class TransferManager:
         self._wanted.clear()
         self._steps.clear()  # something may have been raised in the midst of them
         self._plane.close()
+        for number in list(self._asked):
+            self._release(number)
 
     # --- what is fetched ----------------------------------------------------------------------------
 
@@ -247,17 +247,20 @@ class TransferManager:
         """What does not come to an end: what is waited for here, and what is kept for others."""
         wants = [want for want in self._wants.values() if want.wanted and not want.here]
         fetched = [f"{tuple(want.waiting)} wait for {want.named}" for want in wants]
-        return fetched + [f"{owner} claims {named}" for named, owner in self._serves.claims()]
+        return fetched + [f"request {number} claims {one.item}" for number, one in self._asked.items()]
 
     # --- what is served -----------------------------------------------------------------------------
 
     def made(self, item: Item) -> None:
         """The item is here from now on, or more of it."""
-        self._serve(self._serves.made(Named(self._segment, item)))
+        if item in self._awaited:
+            self._do(partial(self._made, item))
 
     def never(self, item: Item, why: str) -> None:
         """The item will not be made."""
-        self._serve(self._serves.never(Named(self._segment, item), why))
+        for number in list(self._awaited.get(item, {})):
+            self._release(number)
+            self._plane.refuse(number, why)
 
     # --- what the plane tells: see `PlaneEvents` ----------------------------------------------------
 
@@ -270,7 +273,6 @@ class TransferManager:
         """See `PlaneEvents`."""
         self._connected.discard(peer)
         self.reached(peer.host, False)
-        self._serve(self._serves.disconnected(peer))
 
     def came(self, number: int, begin: int, end: int) -> None:
         """See `PlaneEvents`."""
@@ -303,17 +305,13 @@ class TransferManager:
         """See `PlaneEvents`."""
         self._do(partial(self._settle, number))
 
-    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+    def asked(self, number: int, item: Item, begin: int, end: int) -> None:
         """See `PlaneEvents`."""
-        self._serve(self._serves.asked(peer, request, named, begin, end))
+        self._do(partial(self._answer, number, _Asked(item, begin, end)))
 
-    def cancelled(self, peer: Peer, request: int) -> None:
+    def released(self, number: int) -> None:
         """See `PlaneEvents`."""
-        self._serve(self._serves.cancelled(peer, request))
-
-    def sent(self, peer: Peer, request: int) -> None:
-        """See `PlaneEvents`."""
-        self._serve(self._serves.sent(peer, request))
+        self._do(partial(self._release, number))
 
     # --- inside: what is fetched --------------------------------------------------------------------
 
@@ -393,27 +391,43 @@ class TransferManager:
 
     # --- inside: what is served ---------------------------------------------------------------------
 
-    def _serve(self, orders: Sequence[ServeOrder]) -> None:
-        self._do(*(partial(self._carry_out, order) for order in orders))
-
-    def _carry_out(self, order: ServeOrder) -> None:
-        match order:
-            case Claim(named, owner):
-                self._items.claim(named.item, owner)
-            case Release(named, owner):
-                self._items.release(named.item, owner)
-            case Send():
-                self._send(order)
-            case Stop(peer, request):
-                self._plane.stop(peer, request)
-            case Say(peer, request, why):
-                self._plane.refuse(peer, request, why)
-
-    def _send(self, order: Send) -> None:
-        peer, request, item = order.peer, order.request, order.named.item
-        there = self._items.view(item)
-        if order.end <= there.nbytes:
-            self._plane.send(peer, request, there.part(order.begin, order.end))
+    def _answer(self, number: int, one: _Asked) -> None:
+        where = self._items.look(one.item, one.begin, one.end)
+        if where == "gone":
+            self._plane.refuse(number, f"{one.item} is not here any more")
             return
-        self._serve(self._serves.sent(peer, request))
-        self._plane.refuse(peer, request, f"{item} has {there.nbytes:,} bytes here, and {order.end:,} were asked for")
+        self._asked[number] = one
+        self._items.claim(one.item, _serves(number))
+        if where == "here":
+            self._send(number, one)
+        else:
+            self._awaited.setdefault(one.item, {})[number] = one
+
+    def _made(self, item: Item) -> None:
+        for number, one in list(self._awaited.get(item, {}).items()):
+            if self._items.look(item, one.begin, one.end) == "here":
+                self._await_no_more(number, one)
+                self._send(number, one)
+
+    def _send(self, number: int, one: _Asked) -> None:
+        there = self._items.view(one.item)
+        if one.end <= there.nbytes:
+            self._plane.send(number, there.part(one.begin, one.end))
+            return
+        self._release(number)
+        self._plane.refuse(number, f"{one.item} has {there.nbytes:,} bytes here, and {one.end:,} were asked for")
+
+    def _release(self, number: int) -> None:
+        if (one := self._asked.pop(number, None)) is not None:
+            self._await_no_more(number, one)
+            self._items.release(one.item, _serves(number))
+
+    def _await_no_more(self, number: int, one: _Asked) -> None:
+        awaited = self._awaited.get(one.item, {})
+        awaited.pop(number, None)
+        if not awaited:
+            self._awaited.pop(one.item, None)
+
+
+def _serves(number: int) -> Owner:
+    return "serve", number

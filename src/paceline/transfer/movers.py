@@ -305,18 +305,19 @@ class _PlaneInProcess:
         self._events = events
         self._mover = mover
         self._say = mover.say
-        self._connections: dict[Peer, int] = {}
-        self._peers: dict[int, Peer] = {}
-        """By number of a connection."""
+        self._connected: dict[Peer, bool] = {}
+        """By host that takes part: whether there is a connection with it."""
 
     def meet(self, peer: Peer) -> None:
         """See `Plane`."""
+        self._connected[peer] = False
         self._say(told.Meet(*peer))
 
     def end(self, peer: Peer, why: str) -> None:
         """See `Plane`. What the process still says of its connection means nothing."""
         self._say(told.End(*peer, why))
-        self._goes(peer)
+        if self._connected.pop(peer, False):
+            self._events.disconnected(peer)
 
     def begin(self, segment: int) -> None:
         """See `Plane`."""
@@ -331,37 +332,29 @@ class _PlaneInProcess:
         """See `Plane`."""
         self._say(told.Drop(number))
 
-    def send(self, peer: Peer, request: int, span: Span) -> None:
+    def send(self, number: int, span: Span) -> None:
         """See `Plane`."""
-        if (connection := self._connections.get(peer)) is not None:
-            place, files = self._mover.place(span)
-            self._say(told.Send(connection, request, place), files)
+        place, files = self._mover.place(span)
+        self._say(told.Send(number, place), files)
 
-    def stop(self, peer: Peer, request: int) -> None:
+    def refuse(self, number: int, why: str) -> None:
         """See `Plane`."""
-        if (connection := self._connections.get(peer)) is not None:
-            self._say(told.Stop(connection, request))
-
-    def refuse(self, peer: Peer, request: int, why: str) -> None:
-        """See `Plane`."""
-        if (connection := self._connections.get(peer)) is not None:
-            self._say(told.Refuse(connection, request, why))
+        self._say(told.Refuse(number, why))
 
     def close(self) -> None:
         """See `Plane`. `Forget` ends it in the process."""
-        for peer in list(self._connections):
-            self._goes(peer)
+        for peer in [peer for peer, connected in self._connected.items() if connected]:
+            self._events.disconnected(peer)
+        self._connected.clear()
 
     def hear(self, message: Message) -> None:
         """The process says this."""
         match message:
-            case told.Connected(host=host, incarnation=incarnation, connection=connection):
-                self._connections[Peer(host, incarnation)] = connection
-                self._peers[connection] = Peer(host, incarnation)
-                self._events.connected(Peer(host, incarnation))
-            case told.Disconnected(connection=connection):
-                if (peer := self._peers.get(connection)) is not None:
-                    self._goes(peer)
+            case (
+                told.Connected(host=host, incarnation=incarnation)
+                | told.Disconnected(host=host, incarnation=incarnation)
+            ):
+                self._hear_of(Peer(host, incarnation), isinstance(message, told.Connected))
             case told.Came(number=number, begin=begin, end=end):
                 self._events.came(number, begin, end)
             case told.Brought(number=number, host=host, incarnation=incarnation, size=size, whole=whole):
@@ -372,24 +365,16 @@ class _PlaneInProcess:
                 self._events.lost(number, why)
             case told.Settled(number=number):
                 self._events.settled(number)
-            case told.Asked() | told.Cancelled() | told.Sent():
-                if (peer := self._peers.get(message.connection)) is not None:
-                    self._hear_asker(peer, message)
+            case told.Asked(number=number, item=item, begin=begin, end=end):
+                self._events.asked(number, item_of(item), begin, end)
+            case told.Released(number=number):
+                self._events.released(number)
 
-    def _hear_asker(self, peer: Peer, message: told.Asked | told.Cancelled | told.Sent) -> None:
-        request = message.request
-        match message:
-            case told.Asked(segment=segment, item=item, begin=begin, end=end):
-                try:
-                    self._events.asked(peer, request, Named(segment, item_of(item)), begin, end)
-                except MessageUnreadable as error:
-                    self._say(told.Break(message.connection, str(error)))
-            case told.Cancelled():
-                self._events.cancelled(peer, request)
-            case told.Sent():
-                self._events.sent(peer, request)
-
-    def _goes(self, peer: Peer) -> None:
-        if (connection := self._connections.pop(peer, None)) is not None:
-            del self._peers[connection]
+    def _hear_of(self, peer: Peer, connected: bool) -> None:
+        if peer not in self._connected:
+            return
+        self._connected[peer] = connected
+        if connected:
+            self._events.connected(peer)
+        else:
             self._events.disconnected(peer)
