@@ -27,6 +27,7 @@ from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
+from paceline.host.remote_reports import RemoteReports
 from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
@@ -214,7 +215,8 @@ def a_worker_that_has_left_takes_a_version(patch: Patch) -> None:
 def _left_untold(left: Callable[..., None]) -> Callable[..., None]:
     def untold(self: OtherHosts, worker: int, died: bool) -> None:
         left(self, worker, died)
-        self._left.discard(worker)
+        if worker in self.workers:
+            self.worker(worker).left = False
 
     return untold
 
@@ -348,19 +350,23 @@ def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
 
 def a_lost_hosts_range_is_left_out(patch: Patch) -> None:
     elsewhere: Any = OtherHosts.elsewhere
-    patch.setattr(OtherHosts, "_shard_lost", lambda self, host, why: None)
+    patch.setattr(OtherHosts, "shard_lost", lambda self, host, why: None)
     left = property(lambda self: [one for one in elsewhere.fget(self) if one.host in self._others])
     patch.setattr(OtherHosts, "elsewhere", left)
 
 
 def a_run_goes_on_without_a_host_that_made_ranges(patch: Patch) -> None:
-    patch.setattr(OtherHosts, "_shard_lost", lambda self, host, why: None)
+    patch.setattr(OtherHosts, "shard_lost", lambda self, host, why: None)
 
 
 def training_begins_without_a_host_that_is_to_make_ranges(patch: Patch) -> None:
-    lost = OtherHosts._shard_lost
+    lost = OtherHosts.shard_lost
     patch.setattr(OtherHosts, "why_not", lambda self, workers: "")
-    patch.setattr(OtherHosts, "_shard_lost", lambda self, *why: lost(self, *why) if self._begun else None)
+    patch.setattr(OtherHosts, "shard_lost", lambda self, *why: lost(self, *why) if _any_begun(self) else None)
+
+
+def _any_begun(hosts: OtherHosts) -> bool:
+    return any(one.begun for one in hosts._others.values())
 
 
 def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
@@ -445,13 +451,13 @@ def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
 
 
 def a_host_that_has_lost_the_process_that_adds_up_is_waited_for(patch: Patch) -> None:
-    deliver = OtherHosts._deliver
+    deliver = RemoteReports._deliver
 
-    def deaf(self: OtherHosts, name: str, message: Any) -> None:
+    def deaf(self: RemoteReports, name: str, message: Any) -> None:
         if not isinstance(message, host_messages.SumsLost):
             deliver(self, name, message)
 
-    patch.setattr(OtherHosts, "_deliver", deaf)
+    patch.setattr(RemoteReports, "_deliver", deaf)
 
 
 def a_host_trains_before_the_process_that_adds_up_is_there(patch: Patch) -> None:

@@ -24,7 +24,8 @@ from paceline.host import messages as host_messages
 from paceline.host.cluster import Cluster
 from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
-from paceline.host.other_hosts import Other, OtherHosts
+from paceline.host.other_hosts import OtherHosts
+from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.version_items import StoredVersions
 from paceline.ipc import messages
@@ -53,7 +54,7 @@ class Several:
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.hear = self._hear
         self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
-        other = Other("node-1", range(2, 4), self.told.append)
+        other = RemoteHost("node-1", range(2, 4), self.told.append)
         self.hosts = OtherHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
         for snapshot in (1, 2):
             other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
@@ -70,7 +71,7 @@ class Several:
     def say(self, *said: messages.Message) -> None:
         """The other host says this."""
         for message in said:
-            self.hosts.delivered("node-1", message)
+            self.hosts.reports.delivered("node-1", message)
 
     def takes(self, worker: int, version: int) -> None:
         """The worker is to have that version, and the other host says that it has."""
@@ -121,7 +122,7 @@ def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     several = Several()
     several.at = 7.5
     there = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
-    several.hosts.delivered("node-1", host_messages.Fetched.of(there))
+    several.hosts.reports.delivered("node-1", host_messages.Fetched.of(there))
     assert several.reports.of(Fetch) == [replace(there, began=7.0, ended=7.5)]
 
 
@@ -186,7 +187,7 @@ def test_only_the_last_fetches_are_remembered() -> None:
     several.head.newest = 99
     several.hosts.begin([0, 1, 2, 3])
     for version in range(100):
-        several.hosts.delivered("node-1", host_messages.Fetched("node-0", "version", None, version, 40, 0.5))
+        several.hosts.reports.delivered("node-1", host_messages.Fetched("node-0", "version", None, version, 40, 0.5))
     for version in range(100):
         several.takes(2, version)
     assert len(several.reports.of(VersionBrought)) == 8, "four for each worker"
@@ -214,7 +215,7 @@ def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     several.hosts.begin([0, 1, 2, 3])
     several.takes(2, 0)
     several.hosts.left(2, died=False)
-    several.hosts.delivered("node-1", host_messages.Taken(2, 1))
+    several.hosts.reports.delivered("node-1", host_messages.Taken(2, 1))
     assert [fact.version for fact in several.reports.of(ParametersTaken)] == [0]
 
 
@@ -226,7 +227,7 @@ def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at
         if at_the_head:
             several.hosts.never_comes(worker, "why")
         else:
-            several.hosts.delivered("node-1", host_messages.Lacks(worker, "why"))
+            several.hosts.reports.delivered("node-1", host_messages.Lacks(worker, "why"))
 
     lost(2)
     several.hosts.left(3, died=False)
@@ -246,7 +247,7 @@ def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> 
         several.hosts.items.claim(name, ("serve", number))
         assert several.hosts.items.view(name).memory == b"what comes along"
         several.hosts.items.release(name, ("serve", number))
-    several.hosts.delivered("node-1", host_messages.AttachmentFetched(name.name))
+    several.hosts.reports.delivered("node-1", host_messages.AttachmentFetched(name.name))
     several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")
     assert several.hosts.items.look(name, 0, 1) == "gone"
 
@@ -315,7 +316,7 @@ def test_a_worker_that_is_ended_is_not_awaited_for_what_it_had_said_before() -> 
         if said_before:
             several.say(WorkerEnded(2, 9))
             assert not several.reports.of(WorkerEnded)
-        several.hosts.hear_end(2)
+        several.hosts.reports.hear_end(2)
         if not said_before:
             several.say(WorkerEnded(2, 9))
         assert several.reports.told(WorkerEnded) == [(2, 9)]
@@ -446,7 +447,7 @@ def test_a_host_whose_worker_says_without_end_while_something_is_to_come_along_i
 
 def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
     several = Several()
-    several.hosts.adds(Other("node-2", range(4, 6), several.told.append))
+    several.hosts.adds(RemoteHost("node-2", range(4, 6), several.told.append))
     several.told.clear()
     file = os.memfd_create("attached")
     os.write(file, b"abcd")
@@ -503,10 +504,10 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
     """Another one would never connect, and be given up for that."""
     head, told = Mock(shards=HALVES, newest=0), list[messages.Message]()
     head.goes_on.return_value = None
-    absent = Other("node-2", range(4, 6), told.append)
+    absent = RemoteHost("node-2", range(4, 6), told.append)
     hosts = OtherHosts(
         head,
-        [Other("node-1", range(2, 4), Mock()), absent],
+        [RemoteHost("node-1", range(2, 4), Mock()), absent],
         Mock(),
         Mock(),
         directory := Mock(neighbours=Mock(return_value=())),
@@ -567,7 +568,7 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     head, carrier = Mock(shards=(), newest=7), Mock()
     head.name, head.remote_shards.taken.return_value = "node-0", ["arrived"]
     head.goes_on.return_value = None
-    others = [Other(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
+    others = [RemoteHost(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
     reports = Reports()
     hosts = OtherHosts(head, others, carrier, reports, Mock(), lambda: 3.0)
     hosts.begin([0, 1, 2, 4])  # none of node-3's has come
@@ -598,10 +599,10 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
     def teller(name: str) -> Callable[[messages.Message], None]:
         return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
 
-    others = [Other("node-1", range(2, 4), teller("node-1")), Other("node-2", range(4, 5), teller("node-2"))]
+    others = [RemoteHost("node-1", range(2, 4), teller("node-1")), RemoteHost("node-2", range(4, 5), teller("node-2"))]
     hosts = OtherHosts(head, others, Mock(), Mock(), Mock(), lambda: 0.0)
     hosts.begin([0, 1, 2, 4])
-    hosts.adds(Other("node-3", range(5, 7), teller("node-3")))
+    hosts.adds(RemoteHost("node-3", range(5, 7), teller("node-3")))
     hosts.admit(6, 0, 0.0)
     hosts.lost("node-1", "why")
     hosts.back("node-1")

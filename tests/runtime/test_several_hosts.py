@@ -244,15 +244,17 @@ def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
 
 
 IS_THERE_LATE = """
+from paceline.host.attachments import Attachments
 from paceline.host.other_hosts import OtherHosts
 from paceline.transfer.item_names import FIXED
-look, made = OtherHosts.look, OtherHosts.made
+look, made, newest = Attachments.look, OtherHosts.made, [0]
 def late(self, item, *asked):
-    return "coming" if item == FIXED and self._cluster.newest < 3 else look(self, item, *asked)
+    return "coming" if item == FIXED and newest[0] < 3 else look(self, item, *asked)
 def in_the_end(self, version):
     made(self, version)
+    newest[0] = version
     self._carrier.made(FIXED)
-OtherHosts.look, OtherHosts.made = late, in_the_end
+Attachments.look, OtherHosts.made = late, in_the_end
 """
 
 

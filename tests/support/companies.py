@@ -21,7 +21,8 @@ from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
 from paceline.host.message_validation import MessageValidation
 from paceline.host.messages import FromHead, Introduce, StartWorker, ToHead
-from paceline.host.other_hosts import Other, OtherHosts
+from paceline.host.other_hosts import OtherHosts
+from paceline.host.remote_host import RemoteHost
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
@@ -216,7 +217,7 @@ class AnyTurn(MessageValidation):
         return ""
 
 
-class Unjudged(Other):
+class Unjudged(RemoteHost):
     """A host whose workers' turns are nobody's business here."""
 
     def turns_of(self, worker: int) -> MessageValidation:
@@ -305,7 +306,7 @@ class AgentsEnd:
         self._head = head
 
     def send(self, message: messages.Message) -> None:
-        self._between.carries(message, ToHead, lambda said: self._head().delivered(OTHER, said))
+        self._between.carries(message, ToHead, lambda said: self._head().reports.delivered(OTHER, said))
 
 
 class HeadsEnd:
@@ -399,7 +400,7 @@ def elsewhere(
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: head.others)
     carrier = TransferManager("node-0", loop.now, between.plane)
-    others: list[Other] = [Unjudged(OTHER, range(workers), heads_end.tell)]
+    others: list[RemoteHost] = [Unjudged(OTHER, range(workers), heads_end.tell)]
     head = Cluster(
         places,
         spec,

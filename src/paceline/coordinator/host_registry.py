@@ -23,7 +23,8 @@ from paceline.host import hash_seed, seed_asked
 from paceline.host import messages as host_messages
 from paceline.host.events import HostDrains, Report
 from paceline.host.machine import Machine, machine
-from paceline.host.other_hosts import Other, OtherHosts
+from paceline.host.other_hosts import OtherHosts
+from paceline.host.remote_host import RemoteHost
 from paceline.host.shards.migration import Moved
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
@@ -57,7 +58,7 @@ class HostRegistry:
         self.settings = settings
         """The run's. Once begun, their scenario has the hosts that have come."""
         self._meeting = meeting
-        self.others: list[Other] = []
+        self.others: list[RemoteHost] = []
         """The hosts that take part, or have, once the run has begun."""
         self._came: dict[str, host_messages.HostOffer] = {}
         """By host: what it has for the run."""
@@ -69,7 +70,7 @@ class HostRegistry:
         """By worker: its host. It is added to as hosts come."""
         self._stand_ins: dict[int, str] = {}
         """By number of a process that stands in for a worker: its host."""
-        self.added: list[Callable[[Other], None]] = []
+        self.added: list[Callable[[RemoteHost], None]] = []
         """Told of a host that takes part for the first time, as others train."""
         self._incarnations: dict[str, int] = {}
         self._heard_at: dict[str, float] = {}
@@ -215,7 +216,7 @@ class HostRegistry:
         self._output.log, self._output.shows = settings.log, settings.shows
         self.names |= settings.hosts_of_workers
         _, *placed = settings.scenario.placed(settings.workers).items()
-        self.others = [Other(host, there, self._teller(host)) for host, there in placed]
+        self.others = [RemoteHost(host, there, self._teller(host)) for host, there in placed]
         link = self._emulated = EmulatedLink.of(settings.scenario, meeting.head, self._loop)
         self.carrier = TransferManager(meeting.head, self._loop.now, partial(self._mover.plane, link=link))
         self._hosts.begins(self._link.now())
@@ -226,7 +227,7 @@ class HostRegistry:
             self._say(f"the run begins with {count(1 + len(self.others), 'host')}, and {more} more may come")
         return settings
 
-    def take_in(self) -> list[Other]:
+    def take_in(self) -> list[RemoteHost]:
         """Have the hosts take part that have come since the run has begun. Return them."""
         taken = []
         while self._waiting:
@@ -236,7 +237,7 @@ class HostRegistry:
             self.settings = replace(self.settings, scenario=scenario)
             workers = tables[-1].workers
             self.names |= dict.fromkeys(workers, host)
-            other = Other(host, workers, self._teller(host))
+            other = RemoteHost(host, workers, self._teller(host))
             self.others.append(other)
             self._prepare(host, [])
             self._hosts.joins(host, self._incarnations[host])
@@ -366,7 +367,7 @@ class HostRegistry:
                 self._report(HostDrains(host))
             case _:
                 assert self._all is not None
-                self._all.delivered(host, message)
+                self._all.reports.delivered(host, message)
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
         """See `HeadNews`."""

@@ -39,7 +39,7 @@ from paceline.scenario.group_links import GroupLinks
 if TYPE_CHECKING:
     from paceline.coordinator.drain import Drain
     from paceline.coordinator.host_registry import HostRegistry
-    from paceline.host.other_hosts import Other
+    from paceline.host.remote_host import RemoteHost
 
 
 class RunState:
@@ -121,7 +121,7 @@ class RunState:
             settings, self.members, self.cluster, journal.tally, self.evaluation, output, loop, self.clock
         )
 
-    def adds(self, other: Other) -> None:
+    def adds(self, other: RemoteHost) -> None:
         """That host takes part from now on: its workers begin."""
         self.members.add(other.workers)
         self.returns.start(other.workers)

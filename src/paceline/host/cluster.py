@@ -54,8 +54,9 @@ from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.orders.steps import ReplicaSteps
-from paceline.host.other_hosts import HostDirectory, Other, OtherHosts
+from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
+from paceline.host.remote_host import HostDirectory, RemoteHost
 from paceline.host.replicas.copies import Copies
 from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
@@ -99,7 +100,7 @@ class Cluster:
         report: Report,
         *,
         name: str = "",
-        others: Sequence[Other] = (),
+        others: Sequence[RemoteHost] = (),
         carrier: TransferManager | None = None,
         directory: HostDirectory | None = None,
         shards_on: Sequence[str] = (),
@@ -608,7 +609,7 @@ class Cluster:
     def kill(self, worker: int) -> None:
         """End the worker's process. That is not put off for what it has said and is still on its way."""
         self.end(worker)
-        self.others.hear_end(worker)
+        self.others.reports.hear_end(worker)
 
     def give_up(self, worker: int, why: str) -> None:
         """End a worker that can't go on, through no fault of the others."""

@@ -31,7 +31,7 @@ from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
-    from paceline.host.other_hosts import HostDirectory
+    from paceline.host.remote_host import HostDirectory
     from paceline.host.shards.remote import RemoteShards
     from paceline.transfer.manager import TransferManager
 
