@@ -11,17 +11,17 @@ from paceline.core.items import Version
 from paceline.errors import MessageUnreadable
 from paceline.transfer import fetch_table as module
 from paceline.transfer.fetch_table import (
+    Announce,
     Ask,
     Brought,
-    Cancel,
+    CancelRequest,
     FetchTable,
+    LetGo,
     Lost,
     Missing,
     Named,
-    Offer,
     Peer,
     Range,
-    Release,
     Say,
     ServeTable,
     Stop,
@@ -86,7 +86,7 @@ def test_what_a_host_has_brought_is_told_again_only_if_the_item_is_asked_for_aga
 def test_what_is_dropped_is_cancelled_and_what_comes_of_it_then_counts_for_nothing() -> None:
     found = fetches()
     found.want(1, ONE, of(B))
-    assert found.drop(1) == [Cancel(B, 1)]
+    assert found.drop(1) == [CancelRequest(B, 1)]
     assert found.drop(1) == []
     assert found.arrived(B, 1, 0, 100) == []
     assert found.refused(B, 1, "late") == []
@@ -121,7 +121,7 @@ def test_what_cannot_come_any_more_is_lost(end: str) -> None:
     found.want(1, ONE, of(B))
     found.want(2, Named(2, Version(1)), of(C))
     orders: list[Any] = happen(found)
-    assert [one for one in orders if not isinstance(one, Cancel)] == [Lost(1, why)]
+    assert [one for one in orders if not isinstance(one, CancelRequest)] == [Lost(1, why)]
     assert found.drop(1) == [], "it is not wanted any more"
     assert [number for number, _ in found.pending()] == [2]
     if end != "the owner says so":
@@ -133,8 +133,8 @@ def test_one_range_that_is_lost_cancels_the_others() -> None:
     found = fetches()
     found.want(1, ONE, of(B, C))
     assert found.ended(B, "gone") == [
-        Cancel(B, 1),
-        Cancel(C, 2),
+        CancelRequest(B, 1),
+        CancelRequest(C, 2),
         Lost(1, "gone"),
     ]
 
@@ -196,10 +196,10 @@ def serves() -> ServeTable:
 
 def test_what_is_asked_for_is_sent_once_it_is_here_and_released_at_its_end() -> None:
     found = serves()
-    assert found.asked(B, 7, ONE, 0, 100) == [Offer(0, ONE, 0, 100)]
-    assert found.asked(C, 7, ONE, 50, 100) == [Offer(1, ONE, 50, 100)]
+    assert found.asked(B, 7, ONE, 0, 100) == [Announce(0, ONE, 0, 100)]
+    assert found.asked(C, 7, ONE, 50, 100) == [Announce(1, ONE, 50, 100)]
     assert (found.send(0), found.send(1)) == ((B, 7), (C, 7))
-    assert found.sent(B, 7) == [Release(0)]
+    assert found.sent(B, 7) == [LetGo(0)]
     assert found.sent(B, 7) == found.cancelled(B, 7) == []
     assert found.send(0) is None
 
@@ -223,9 +223,9 @@ def test_a_request_that_ends_is_released_and_no_others(end: str, sends: bool) ->
     if sends and end == "cancelled":
         assert orders == [Stop(B, 7)], "its last bytes may wait to be written"
         assert found.cancelled(B, 7) == []
-        assert found.sent(B, 7) == [Release(0)]
+        assert found.sent(B, 7) == [LetGo(0)]
     else:
-        assert orders == [Release(0)]
+        assert orders == [LetGo(0)]
     assert found.send(1) == (C, 7)
 
 
@@ -235,7 +235,7 @@ def test_what_was_stopped_is_released_as_its_connection_breaks() -> None:
     found.send(0)
     assert found.segment_began(2) == [Stop(B, 7), Say(B, 7, "its segment has ended")]
     assert found.segment_began(3) == []
-    assert found.disconnected(B) == [Release(0)]
+    assert found.disconnected(B) == [LetGo(0)]
 
 
 def test_a_host_asks_for_so_much_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +254,10 @@ def test_the_next_segment_ends_requests_of_the_last_and_offers_those_that_came_e
     found, later = serves(), Named(2, Version(1))
     assert found.asked(B, 7, later, 0, 100) == [], "that name is another item's before"
     assert found.cancelled(B, 7) == found.asked(B, 8, later, 0, 100) == []
-    assert found.asked(C, 7, TWO, 0, 100) == [Offer(0, TWO, 0, 100)]
+    assert found.asked(C, 7, TWO, 0, 100) == [Announce(0, TWO, 0, 100)]
     assert found.segment_began(2) == [
-        *(Release(0), Say(C, 7, "its segment has ended")),
-        Offer(1, later, 0, 100),
+        *(LetGo(0), Say(C, 7, "its segment has ended")),
+        Announce(1, later, 0, 100),
     ]
     assert found.asked(C, 8, ONE, 0, 100) == [Say(C, 8, "segment 1 has ended")]
 

@@ -24,9 +24,9 @@ from paceline.records.times import Fetch as Fetched
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import PART, PURPOSE, Fetch, PeerExchange
 from paceline.transfer.fetch_table import Where
-from paceline.transfer.io_process import BeatHeard
+from paceline.transfer.io_process import Pong
 from paceline.transfer.manager import TransferManager
-from paceline.transfer.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
+from paceline.transfer.movers import BEATS, DIED, SILENT, ForkedMover, InProcess, forked_mover
 from support.carriers import contents, hello
 from support.clusters import EACH_KEYS, KEYS, PATIENCE
 from support.lobby import has_ended
@@ -109,7 +109,7 @@ class Side:
 class Two:
     """The head `a`, which listens, and host `b`, which dials it. A process moves the bytes of each."""
 
-    def __init__(self, keys: Keys, a: Forked, b: Forked) -> None:
+    def __init__(self, keys: Keys, a: ForkedMover, b: ForkedMover) -> None:
         self.keys = keys
         self.processes = {"a": a.process, "b": b.process}
         self.loop = Loop()
@@ -373,7 +373,7 @@ def test_a_process_that_answers_is_asked_on(plain: Two, monkeypatch: pytest.Monk
 
     def heard(self: InProcess, message: Any) -> None:
         hear(self, message)
-        if isinstance(message, BeatHeard):
+        if isinstance(message, Pong):
             answers.append(message)
 
     def later(seconds: float, call: Callable[[], None]) -> None:

@@ -203,7 +203,7 @@ class Node:
             match order:
                 case fetch_table.Ask(peer, request, named, begin, end):
                     self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
-                case fetch_table.Cancel(peer, request):
+                case fetch_table.CancelRequest(peer, request):
                     self.say(peer, Cancel(request))
                 case fetch_table.Brought(number, peer, size, whole):
                     named = self.of_number[number]
@@ -236,10 +236,10 @@ class Node:
     def serve(self, orders: list[fetch_table.ServeOrder]) -> None:
         for order in orders:
             match order:
-                case fetch_table.Offer(number, named, begin, end):
+                case fetch_table.Announce(number, named, begin, end):
                     self.shelf[number] = named, begin, end
                     self.answer(named)
-                case fetch_table.Release(number):
+                case fetch_table.LetGo(number):
                     del self.shelf[number]
                 case fetch_table.Stop(peer, request):
                     self.sending.pop((peer, request), None)

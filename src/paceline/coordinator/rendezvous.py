@@ -21,7 +21,7 @@ from paceline.net.handshake import Keys
 from paceline.net.tcp import Address, listen, shown, told
 from paceline.net.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.scenario.scenario import HostTable, Scenario
-from paceline.transfer.movers import Forked, forked_mover
+from paceline.transfer.movers import ForkedMover, forked_mover
 
 Settle = Callable[[Mapping[str, HostOffer]], Settings]
 """Settles the run, once all hosts have said what they have. Raises ConfigError if they can't make it."""
@@ -53,7 +53,7 @@ class Rendezvous:
     listener: socket.socket
     """Where agents dial."""
     keys: Keys
-    mover: Forked | None = None
+    mover: ForkedMover | None = None
     """The process that moves bytes of items. None: the loop does."""
     token: Path | None = None
     """The file with the token in the run's folder, if it is there: other machines may not have it yet."""

@@ -18,17 +18,17 @@ from paceline.core.items import Item
 from paceline.ipc.memory import Span
 from paceline.transfer.data_connection import BulkNews, PeerExchange
 from paceline.transfer.fetch_table import (
+    Announce,
     Ask,
     Brought,
-    Cancel,
+    CancelRequest,
     FetchTable,
+    LetGo,
     Lost,
     Named,
-    Offer,
     Order,
     Peer,
     Range,
-    Release,
     Say,
     ServeOrder,
     ServeTable,
@@ -220,7 +220,7 @@ class DataPlane:
         match order:
             case Ask(peer, request, named, begin, end):
                 self.exchanges[peer].ask(request, named, begin, end)
-            case Cancel(peer, request):
+            case CancelRequest(peer, request):
                 self.exchanges[peer].cancel(request)
             case Brought(number, peer, size, whole):
                 if whole:
@@ -229,9 +229,9 @@ class DataPlane:
             case Lost(number, why):
                 self._forget(number)
                 self._events.lost(number, why)
-            case Offer(number, named, begin, end):
+            case Announce(number, named, begin, end):
                 self._events.asked(number, named.item, begin, end)
-            case Release(number):
+            case LetGo(number):
                 self._events.released(number)
             case Stop(peer, request):
                 self.exchanges[peer].stop(request)

@@ -4,11 +4,11 @@
 `Brought` that makes it whole, or `Lost`. `ServeTable` is what others want of this host, which hears of each request by
 a number, and answers once the item is there.
 
-    FetchTable                       ServeTable
-    Ask      ───────────────────►    asked          Offer: the host claims the item, which may be on its way
-    Cancel   ───────────────────►    cancelled
-    arrived  ◄─── bytes ─────────    send           the driver sends them in order, and tells `sent` at their end
-    refused  ◄───────────────────    refuse         the item will never be there
+    FetchTable                            ServeTable
+    Ask           ───────────────────►    asked          Announce: the host claims the item, which may be on its way
+    CancelRequest ───────────────────►    cancelled
+    arrived       ◄─── bytes ─────────    send           the driver sends them in order, and tells `sent` at their end
+    refused       ◄───────────────────    refuse         the item will never be there
 
 Requests belong to a connection. Where it breaks, the server forgets them, and the other side asks again over the next
 one, for the rest. A want names the segment of the run, and the owner's incarnation. Once either has ended, it is
@@ -73,7 +73,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelRequest:
     """Tell that host that the request has ended."""
 
     peer: Peer
@@ -99,7 +99,7 @@ class Lost:
     why: str
 
 
-Order = Ask | Cancel | Brought | Lost
+Order = Ask | CancelRequest | Brought | Lost
 
 
 @dataclass(slots=True)
@@ -294,7 +294,7 @@ class FetchTable:
         for one in record.coming:
             if one.request is not None:
                 del self._requests[one.request]
-                orders.append(Cancel(one.peer, one.request))
+                orders.append(CancelRequest(one.peer, one.request))
         return orders
 
 
@@ -302,7 +302,7 @@ class FetchTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Announce:
     """Tell this host that these bytes of an item are asked for, by that number. `send` or `refuse` answers."""
 
     number: int
@@ -312,7 +312,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class LetGo:
     """Tell this host that what was asked for by that number is read no more."""
 
     number: int
@@ -335,7 +335,7 @@ class Say:
     why: str
 
 
-ServeOrder = Offer | Release | Stop | Say
+ServeOrder = Announce | LetGo | Stop | Say
 Where = Literal["here", "coming", "gone"]
 """Where bytes of an item are that another host asks for: here, on their way here, or neither."""
 MOST_ASKED = 10_000
@@ -432,7 +432,7 @@ class ServeTable:
             return []
         one.number = next(self._numbers)
         self._offered[one.number] = peer, request
-        return [Offer(one.number, one.named, one.begin, one.end)]
+        return [Announce(one.number, one.named, one.begin, one.end)]
 
     def _forget(self, peer: Peer, request: int) -> list[ServeOrder]:
         requests = self._requests.get(peer, {})
@@ -442,4 +442,4 @@ class ServeTable:
         if one is None or one.number is None:
             return []
         del self._offered[one.number]
-        return [Release(one.number)]
+        return [LetGo(one.number)]

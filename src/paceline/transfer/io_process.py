@@ -1,8 +1,8 @@
 """The process that moves bytes of items for a host. It has the host's connections for data, and maps its memory.
 
     the host's TransferManager               this process
-    Want, Drop, with the bytes' span  ───►   DataPlane, Dialler, Port    ◄───►  other hosts
-    Came, Brought, Lost               ◄───
+    Want, with the bytes' span   ───►   DataPlane, Dialler, Port    ◄───►  other hosts
+    Came, ItemBrought, ItemLost  ◄───
 
 So orders and beats go on while bytes are encrypted and copied.
 """
@@ -41,7 +41,7 @@ TOLD = 1 << 20
 # --- what the host says -------------------------------------------------------------------------------
 
 
-class Listen(Message):
+class AcceptHosts(Message):
     """Say this to hosts that dial."""
 
     hello: Hello
@@ -89,7 +89,7 @@ class End(Message):
     why: str
 
 
-class Begin(Message):
+class BeginSegment(Message):
     """This segment of the run begins."""
 
     segment: int
@@ -117,7 +117,7 @@ class Want(Message):
     parts: bool
 
 
-class Drop(Message):
+class DropItem(Message):
     """It is not wanted any more. Answer with `Settled`."""
 
     number: int
@@ -142,11 +142,13 @@ class Forget(Message):
     """This incarnation of the host is over, and its memory is free. Answer with `Forgotten`."""
 
 
-class Beat(Message):
-    """Answer with `BeatHeard`."""
+class Ping(Message):
+    """Answer with `Pong`."""
 
 
-ToProcess = Listen | Took | Meet | Expect | Dial | End | Begin | Want | Drop | Send | Refuse | Forget | Beat
+ToProcess = (
+    AcceptHosts | Took | Meet | Expect | Dial | End | BeginSegment | Want | DropItem | Send | Refuse | Forget | Ping
+)
 
 
 # --- what the process says: see `PlaneEvents` ---------------------------------------------------------
@@ -174,7 +176,7 @@ class Came(Message):
     end: int
 
 
-class Brought(Message):
+class ItemBrought(Message):
     """All that this host has of the item is there, and the item is whole, or not yet."""
 
     number: int
@@ -184,14 +186,14 @@ class Brought(Message):
     whole: bool
 
 
-class Refused(Message):
-    """That host will never have the item. `Lost` follows."""
+class ItemRefused(Message):
+    """That host will never have the item. `ItemLost` follows."""
 
     number: int
     host: str
 
 
-class Lost(Message):
+class ItemLost(Message):
     """The item will not come."""
 
     number: int
@@ -229,7 +231,7 @@ class Forgotten(Message):
     """What is said from here on is about the next incarnation of the host."""
 
 
-class BeatHeard(Message):
+class Pong(Message):
     """This process does what it is told."""
 
 
@@ -237,15 +239,15 @@ FromProcess = (
     Connected
     | Disconnected
     | Came
-    | Brought
-    | Refused
-    | Lost
+    | ItemBrought
+    | ItemRefused
+    | ItemLost
     | Settled
     | Asked
     | Released
     | Said
     | Forgotten
-    | BeatHeard
+    | Pong
 )
 
 
@@ -289,16 +291,16 @@ class _ToHost:
         """See `PlaneEvents`."""
         for begin, end in self._take_untold(number):
             self._say(Came(number, begin, end))
-        self._say(Brought(number, *peer, size, whole))
+        self._say(ItemBrought(number, *peer, size, whole))
 
     def refused(self, number: int, host: str) -> None:
         """See `PlaneEvents`."""
-        self._say(Refused(number, host))
+        self._say(ItemRefused(number, host))
 
     def lost(self, number: int, why: str) -> None:
         """See `PlaneEvents`."""
         self._take_untold(number)
-        self._say(Lost(number, why))
+        self._say(ItemLost(number, why))
 
     def settled(self, number: int) -> None:
         """See `PlaneEvents`."""
@@ -350,7 +352,7 @@ class _Process:
 
     def _obey(self, message: Message, descriptors: list[int]) -> None:
         match message:
-            case Listen(hello=hello, timeout=timeout):
+            case AcceptHosts(hello=hello, timeout=timeout):
                 self._port = Port(self._door, self.loop, hello, self._show, timeout)
             case Took(purpose=purpose, theirs=theirs, ours=ours):
                 end = socket.socket(fileno=descriptors.pop())
@@ -367,12 +369,12 @@ class _Process:
                 self._plane.end(Peer(host, incarnation), why)
                 if (dialler := self._diallers.pop(Peer(host, incarnation), None)) is not None:
                     dialler.close()
-            case Begin(segment=segment):
+            case BeginSegment(segment=segment):
                 self._plane.begin(segment)
             case Want(number=number, segment=segment, item=item, ranges=ranges, place=place, parts=parts):
                 there = self._mapped(place, descriptors, mmap.PROT_READ | mmap.PROT_WRITE)
                 self._plane.want(number, Named(segment, item_of(item)), ranges, there, parts=parts)
-            case Drop(number=number):
+            case DropItem(number=number):
                 self._plane.drop(number)
             case Send(number=number, place=place):
                 protection = mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0)
@@ -381,8 +383,8 @@ class _Process:
                 self._plane.refuse(number, why)
             case Forget():
                 self._forget()
-            case Beat():
-                self._say(BeatHeard())
+            case Ping():
+                self._say(Pong())
 
     def _forget(self) -> None:
         self._plane.close()

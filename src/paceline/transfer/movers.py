@@ -120,7 +120,7 @@ class InLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkedMover:
     """A process that is to move bytes, and this end of the channel to it."""
 
     process: int
@@ -128,7 +128,7 @@ class Forked:
 
 
 @contextmanager
-def forked_mover(keys: Keys, let_go: Callable[[], None]) -> Iterator[Forked]:
+def forked_mover(keys: Keys, let_go: Callable[[], None]) -> Iterator[ForkedMover]:
     """Fork the process, while this one has no thread. It ends with this one, or before. See `let_go` of a zygote."""
     ours, theirs = pair()
 
@@ -143,7 +143,7 @@ def forked_mover(keys: Keys, let_go: Callable[[], None]) -> Iterator[Forked]:
         finally:
             theirs.close()
         try:
-            yield Forked(process, ours)
+            yield ForkedMover(process, ours)
         finally:
             ours.close()
             end_in_time(process)
@@ -152,7 +152,7 @@ def forked_mover(keys: Keys, let_go: Callable[[], None]) -> Iterator[Forked]:
 class InProcess:
     """A process moves the bytes. This is the host's end of it."""
 
-    def __init__(self, forked: Forked, loop: Loop, show: Callable[[str], object]) -> None:
+    def __init__(self, forked: ForkedMover, loop: Loop, show: Callable[[str], object]) -> None:
         self._has_ended = False
         self._why = DIED
         """Why it has ended, if it has."""
@@ -190,7 +190,7 @@ class InProcess:
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
-        self.say(told.Listen(hello, timeout))
+        self.say(told.AcceptHosts(hello, timeout))
         self._has_to_answer(timeout)
         door.hands_over(PURPOSE, self._hand_over)
 
@@ -252,7 +252,7 @@ class InProcess:
         match message:
             case told.Said(line=line):
                 self._show(line)
-            case told.BeatHeard():
+            case told.Pong():
                 self._unanswered = 0
             case told.Forgotten():
                 self._forgets -= 1
@@ -280,7 +280,7 @@ class InProcess:
             self._kill()
             return
         self._unanswered += 1
-        self.say(told.Beat())
+        self.say(told.Ping())
         self._loop.after(self._pause, self._beat)
 
     def _kill(self) -> None:
@@ -321,7 +321,7 @@ class _PlaneInProcess:
 
     def begin(self, segment: int) -> None:
         """See `Plane`."""
-        self._say(told.Begin(segment))
+        self._say(told.BeginSegment(segment))
 
     def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
         """See `Plane`."""
@@ -330,7 +330,7 @@ class _PlaneInProcess:
 
     def drop(self, number: int) -> None:
         """See `Plane`."""
-        self._say(told.Drop(number))
+        self._say(told.DropItem(number))
 
     def send(self, number: int, span: Span) -> None:
         """See `Plane`."""
@@ -357,11 +357,11 @@ class _PlaneInProcess:
                 self._hear_of(Peer(host, incarnation), isinstance(message, told.Connected))
             case told.Came(number=number, begin=begin, end=end):
                 self._events.came(number, begin, end)
-            case told.Brought(number=number, host=host, incarnation=incarnation, size=size, whole=whole):
+            case told.ItemBrought(number=number, host=host, incarnation=incarnation, size=size, whole=whole):
                 self._events.brought(number, Peer(host, incarnation), size, whole)
-            case told.Refused(number=number, host=host):
+            case told.ItemRefused(number=number, host=host):
                 self._events.refused(number, host)
-            case told.Lost(number=number, why=why):
+            case told.ItemLost(number=number, why=why):
                 self._events.lost(number, why)
             case told.Settled(number=number):
                 self._events.settled(number)
