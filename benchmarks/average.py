@@ -1,4 +1,4 @@
-"""What a group's average costs, against the memory's bandwidth: `SharedMemoryGroups` beside a plain copy.
+"""What a group's average costs, against the memory's bandwidth: `AreaAverages` beside a plain copy.
 
     python benchmarks/average.py --markdown
 
@@ -18,7 +18,7 @@ import torch
 from step import machine, print_table
 from torch import nn
 
-from paceline.training.averages import Averages
+from paceline.training.averages import AreaAverages
 from paceline.training.layout import Layout, Places
 
 SIZE, SOURCES = 25_000_000, 4
@@ -33,7 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.ParameterList([nn.Parameter(torch.empty(SIZE // 25)) for _ in range(25)])
     places = Places.new(Layout.of(model, torch.optim.SGD(model, lr=1.0)), 0, SOURCES + 1)
-    averages, sources = Averages(places), list(range(SOURCES))
+    averages, sources = AreaAverages(places), list(range(SOURCES))
     for area in range(SOURCES + 1):
         for values in places.push_area(area).gradients:
             values.normal_()

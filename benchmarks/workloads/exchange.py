@@ -116,10 +116,10 @@ def main() -> None:
         model = DistributedDataParallel(model)
     elif args.variant == "paceline":
         import paceline
-        from paceline.training.told import ToldPush
+        from paceline.training.push import OverlappedPush
 
         if args.late:
-            ToldPush.pays = staticmethod(lambda layout: False)  # type: ignore[method-assign]
+            OverlappedPush.pays = staticmethod(lambda layout: False)  # type: ignore[method-assign]
         if args.loader:
             model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=1)
         else:

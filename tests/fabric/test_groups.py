@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training.averages import AreaAverages
 from paceline.training.layout import Layout, Places, PushArea
 from support.leftovers import Watch
 from support.rounding import apart
@@ -108,7 +108,7 @@ def lists_of(area: PushArea) -> list[Any]:
 # --- a worker
 
 
-def work(end: socket.socket, worker: int, places: Places, groups: SharedMemoryGroups) -> None:
+def work(end: socket.socket, worker: int, places: Places, averages: AreaAverages) -> None:
     """Do what comes, until the other end has gone."""
     while data := end.recv(1 << 20):
         order = json.loads(data)
@@ -120,7 +120,8 @@ def work(end: socket.socket, worker: int, places: Places, groups: SharedMemoryGr
             if order["dies"] == "before its share":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            groups.average(order["group"], order["members"], order["sources"], order["target"], order["weights"])
+            part, parts = order["members"].index(worker), len(order["members"])
+            averages.share(order["sources"], order["target"], order["weights"], part, parts)
             if order["dies"] == "after its share":
                 os.kill(os.getpid(), signal.SIGKILL)
             end.send(json.dumps({"failed": None}).encode())
@@ -146,7 +147,7 @@ class Group:
 class Workers:
     """Four processes that average, and the order in which they do."""
 
-    def __init__(self, make: Callable[[int], tuple[Places, SharedMemoryGroups]]) -> None:
+    def __init__(self, make: Callable[[int], tuple[Places, AreaAverages]]) -> None:
         """`make` is called in each process, with the worker's number."""
         self.ends: dict[int, socket.socket] = {}
         self.processes: dict[int, int] = {}
@@ -281,7 +282,7 @@ def workers() -> Iterator[Workers]:
     shared = new_places()
     for worker in range(WORKERS):
         fill(shared.push_area(worker), worker)
-    made = Workers(lambda worker: (shared, SharedMemoryGroups(shared, worker)))
+    made = Workers(lambda worker: (shared, AreaAverages(shared)))
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Averages of groups on one host and on several, in many orders of events, with deaths at every moment.
+"""AreaAverages of groups on one host and on several, in many orders of events, with deaths at every moment.
 
 Shares are computed, on real memory of each host. What hosts fetch from each other comes whenever a seed says.
 """
@@ -24,7 +24,7 @@ from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.store import chunks as parts_module
 from paceline.store.chunks import chunks_at
-from paceline.training.averages import Averages
+from paceline.training.averages import AreaAverages
 from paceline.training.layout import Layout, Places
 from support.run_state import Clockwork
 from support.seeds import each_seed
@@ -123,7 +123,7 @@ class Host:
     def compute(self, worker: int, line: Any) -> None:
         order = line.sent.pop(0)
         place = order.members.index(worker)
-        Averages(self.places).share(
+        AreaAverages(self.places).share(
             order.sources,
             order.target,
             order.weights,

@@ -22,7 +22,7 @@ class Groups:
     def __init__(self, then: Callable[[], object]) -> None:
         self.then = then
 
-    def average(self, *_: Any, **keys: Any) -> None:
+    def share(self, *_: Any, **keys: Any) -> None:
         self.then()
 
 
@@ -44,7 +44,7 @@ def test_the_averager_computes_with_one_thread_and_later_threads_of_the_script_w
     ours, theirs = pair()
     coordinator = Channel(ours, messages.worker.FromAverager, "the averager")
     groups: Any = Groups(compute)
-    start_averager(Channel(theirs, messages.worker.ToAverager, "the coordinator"), groups)
+    start_averager(Channel(theirs, messages.worker.ToAverager, "the coordinator"), groups, 0)
     coordinator.send(messages.worker.AverageShare(0, [0], [0], 1, None, of=1, begin=0, end=64))
     answer, _ = coordinator.receive()
     assert answer.group == 0
@@ -60,13 +60,13 @@ def test_an_exception_in_the_averager_fails_its_worker_and_shows_it(launch: Laun
     """Its group would wait for its share for ever."""
     script = training(
         before="""
-        from paceline.training.averages import SharedMemoryGroups
+        from paceline.training.averages import AreaAverages
 
-        def average(self, *arguments, **more):
+        def share(self, *arguments, **more):
             raise MemoryError("no memory for a share of the average")
 
         if me == 1:
-            SharedMemoryGroups.average = average
+            AreaAverages.share = share
         """,
         epochs=1,
     )

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.store import chunks as parts
-from paceline.training.averages import Averages
+from paceline.training.averages import AreaAverages
 
 SAMPLES, EPOCHS = 256, 2  # 64 batches of 4 an epoch
 
@@ -51,7 +51,7 @@ def seen(worker, step):
 
 def die_inside(call):
     "Half of this worker's share of so manieth average is made when it dies."
-    whole, calls = Averages.share, []
+    whole, calls = AreaAverages.share, []
 
     def share(self, sources, target, weights, part, parts, **keys):
         calls.append(target)
@@ -60,7 +60,7 @@ def die_inside(call):
         whole(self, sources, target, weights, 2 * part, 2 * parts, **keys)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Averages.share = share
+    AreaAverages.share = share
 
 
 if __name__ == "__main__":
@@ -374,23 +374,23 @@ def test_after_finish_every_model_has_the_mean_of_all_replicas(runs: Runs) -> No
 AT_ONCE = """
 import os, time
 import paceline
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training.averages import AreaAverages
 
 me, folder = paceline.worker(), os.environ["MEETING"]
-average, met = SharedMemoryGroups.average, []
+share, met = AreaAverages.share, []
 
 
-def together(self, group, members, *args, **kwargs):
+def together(self, sources, *args, **kwargs):
     "In its first pair, each waits in the middle until both pairs are there."
-    if len(members) == 2 and not met:
-        met.append(group)
+    if len(sources) == 2 and not met:
+        met.append(sources)
         open(f"{folder}/{me}", "w").close()
         while len(os.listdir(folder)) < 4:
             time.sleep(0.001)
-    average(self, group, members, *args, **kwargs)
+    share(self, sources, *args, **kwargs)
 
 
-SharedMemoryGroups.average = together
+AreaAverages.share = together
 """
 
 

@@ -16,8 +16,8 @@ from paceline.protocols import registry
 from paceline.records.ledger import connect
 from paceline.records.reading import open_run
 from paceline.records.replayed import BEGINS_OTHERWISE, compare
-from paceline.training.checksums import checksum
 from paceline.training.seeding import seed_script
+from paceline.training.tensor_bits import checksum
 from support import nursery
 from support.runs import Run, run, side_by_side
 

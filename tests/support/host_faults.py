@@ -256,7 +256,7 @@ tcp.Stream.__init__, store.Store.commit, process._Recorder.share = open_stream, 
 around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
 around(host_registry.HostRegistry, "delivered", lambda self, host, incarnation, message: type(message).__name__)
 around(manager.TransferManager, "fetch", lambda self, *arguments: "fetch")
-around(averages.SharedMemoryGroups, "average", lambda self, *arguments: "average")
+around(averages.AreaAverages, "share", lambda self, *arguments: "average")
 """
 """What the run's first process executes before anything else. So it is in all processes, and not in the script."""
 SMALL = """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.store import chunks as parts_module
 from paceline.store.chunks import NotFinite
 from paceline.store.store import Store, scalars_of
-from paceline.training.averages import Averages, SharedMemoryGroups
+from paceline.training.averages import AreaAverages
 from paceline.training.layout import Layout, Places
 from support.rounding import apart
 
@@ -67,7 +67,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_the_mean_is_the_sum_in_the_order_given_divided_by_the_number(dtype: torch.dtype) -> None:
     places = places_of(Model(dtype))
-    Averages(places).share([2, 0, 1], TARGET, None, 0, 1)
+    AreaAverages(places).share([2, 0, 1], TARGET, None, 0, 1)
     x = [values(places, area) for area in range(3)]
     assert equal(values(places, TARGET), [(c + a + b) / 3 for a, b, c in zip(*x, strict=True)])
     target = places.push_area(TARGET)
@@ -82,7 +82,7 @@ def test_the_mean_is_the_sum_in_the_order_given_divided_by_the_number(dtype: tor
 def test_narrow_parameters_are_averaged_in_float32(dtype: torch.dtype) -> None:
     places = places_of(Model(dtype))
     x = [values(places, area) for area in range(3)]
-    Averages(places).share([0, 1, 2], TARGET, None, 0, 1)
+    AreaAverages(places).share([0, 1, 2], TARGET, None, 0, 1)
     wide = [(a.to(torch.promote_types(a.dtype, torch.float32)) + b + c) / 3 for a, b, c in zip(*x, strict=True)]
     once = [mean.to(a.dtype) for mean, a in zip(wide, x[0], strict=True)]
     assert equal(values(places, TARGET), once)
@@ -92,15 +92,15 @@ def test_narrow_parameters_are_averaged_in_float32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("weights", [None, [0.5, 0.25, 0.25]])
 def test_shares_are_apart_and_together_the_whole(weights: list[float] | None) -> None:
     whole, shared = places_of(Model()), places_of(Model())
-    Averages(whole).share([0, 1, 2], TARGET, weights, 0, 1)
+    AreaAverages(whole).share([0, 1, 2], TARGET, weights, 0, 1)
     expected, before = values(whole, TARGET), values(shared, TARGET)
     written = [torch.zeros(view.shape, dtype=torch.int32) for view in before]
     for part in reversed(range(3)):
-        Averages(shared).share([0, 1, 2], TARGET, weights, part, 3)
+        AreaAverages(shared).share([0, 1, 2], TARGET, weights, part, 3)
         for count, view in zip(written, shared.push_area(TARGET).gradients, strict=True):
             count += view != 7.0
             view.fill_(7.0)
-        Averages(shared).share([0, 1, 2], TARGET, weights, part, 3)
+        AreaAverages(shared).share([0, 1, 2], TARGET, weights, part, 3)
         for kept, view in zip(before, shared.push_area(TARGET).gradients, strict=True):
             torch.where(view != 7.0, view, kept, out=kept)
             view.fill_(7.0)
@@ -111,10 +111,10 @@ def test_shares_are_apart_and_together_the_whole(weights: list[float] | None) ->
 
 def test_a_member_makes_its_share_alone() -> None:
     whole, shared = places_of(Model()), places_of(Model())
-    Averages(whole).share([0, 1, 2], TARGET, None, 0, 1)
+    AreaAverages(whole).share([0, 1, 2], TARGET, None, 0, 1)
     elements = [0]
     for worker in range(3):
-        SharedMemoryGroups(shared, worker).average(5, [0, 1, 2], [0, 1, 2], TARGET, None)
+        AreaAverages(shared).share([0, 1, 2], TARGET, None, worker, 3)
         elements.append(sum(int((view != 7.0).sum()) for view in shared.push_area(TARGET).gradients))
     assert elements == sorted(set(elements)), "each has added something"
     assert equal(values(shared, TARGET), values(whole, TARGET))
@@ -125,7 +125,7 @@ def test_a_group_s_average_keeps_the_sum_and_made_twice_changes_nothing_more(gro
     """As the matrix of a group: doubly stochastic, and a projection."""
     places = places_of(Model(torch.float64))
     before = values(places, 0)
-    Averages(places).share(group, TARGET, None, 0, 1)
+    AreaAverages(places).share(group, TARGET, None, 0, 1)
     once = values(places, TARGET)
     for made, *given in zip(once, *(values(places, area) for area in group), strict=True):
         bound = apart(made.dtype, summands=len(group), largest=sum(map(_largest, given)))
@@ -134,7 +134,7 @@ def test_a_group_s_average_keeps_the_sum_and_made_twice_changes_nothing_more(gro
     for area in group:
         for view, made in zip(again.push_area(area).gradients, once, strict=True):
             view.copy_(made)
-    Averages(again).share(group, TARGET, None, 0, 1)
+    AreaAverages(again).share(group, TARGET, None, 0, 1)
     for first, second in zip(once, values(again, TARGET), strict=True):
         torch.testing.assert_close(second, first, rtol=apart(first.dtype, summands=len(group)), atol=0.0)
     assert equal(values(places, 0), before)
@@ -146,7 +146,7 @@ def test_shares_are_of_about_the_same_size() -> None:
     places.push_area(0).gradients[0].fill_(1.0)
     done = 0
     for part in range(4):
-        Averages(places).share([0], 1, None, part, 4)
+        AreaAverages(places).share([0], 1, None, part, 4)
         now = int(places.push_area(1).gradients[0].sum())
         assert now - done == pytest.approx(5000 / 4, abs=256)
         done = now
@@ -157,9 +157,9 @@ def test_a_small_model_is_the_first_share_s_alone() -> None:
     places = Places.new(Layout.of(model, torch.optim.SGD(model.parameters(), lr=1.0)), 0, 3)
     places.push_area(0).gradients[0].fill_(1.0)
     for part in (1, 2, 3):
-        Averages(places).share([0, 1], 2, None, part, 4)
+        AreaAverages(places).share([0, 1], 2, None, part, 4)
         assert not places.push_area(2).gradients[0].any()
-    Averages(places).share([0, 1], 2, None, 0, 4)
+    AreaAverages(places).share([0, 1], 2, None, 0, 4)
     assert (places.push_area(2).gradients[0] == 0.5).all()
 
 
@@ -178,7 +178,7 @@ def test_a_weighted_sum_is_a_commit_s_bit_for_bit(
         store.pushes[area].present[number] = 0
     store.commit(0, 1, list(zip(range(3), weights, strict=True)), threads=1)
     for part in range(2):
-        Averages(places).share([0, 1, 2], TARGET, weights, part, 2)
+        AreaAverages(places).share([0, 1, 2], TARGET, weights, part, 2)
     target = places.push_area(TARGET)
     absent = [number for number in range(len(target.gradients)) if sum(at == number for _, at in missing) == 3]
     assert [number for number, flag in enumerate(target.present.tolist()) if not flag] == absent
@@ -193,14 +193,14 @@ def test_a_single_gradient_of_weight_one_is_passed_on_as_it_is() -> None:
     places = places_of(Model())
     places.push_area(1).present.zero_()
     places.push_area(1).gradients[0].fill_(math.nan)
-    Averages(places).share([0, 1], TARGET, [1.0, 0.5], 0, 1)
+    AreaAverages(places).share([0, 1], TARGET, [1.0, 0.5], 0, 1)
     assert equal(values(places, TARGET), values(places, 0))
 
 
 def test_what_is_averaged_stays_as_it_was_and_can_t_be_the_target() -> None:
     places = places_of(Model())
     before = bytes(places.region.memory[places.push_start(0) : places.push_start(TARGET)])
-    averages = Averages(places)
+    averages = AreaAverages(places)
     averages.share([0, 1, 2], TARGET, None, 0, 1)
     averages.mean([0, 1, 2], TARGET)
     assert bytes(places.region.memory[places.push_start(0) : places.push_start(TARGET)]) == before
@@ -218,7 +218,7 @@ def test_the_mean_of_equal_replicas_is_theirs_and_their_distance_is_nothing(dtyp
             own.copy_(first)
         for name, buffer in places.push_area(area).buffers.items():
             buffer.copy_(places.push_area(0).buffers[name])
-    assert Averages(places).mean([0, 1, 2], TARGET) == 0.0
+    assert AreaAverages(places).mean([0, 1, 2], TARGET) == 0.0
     assert equal(values(places, TARGET), values(places, 0))
     assert torch.equal(places.push_area(TARGET).buffers["running"], places.push_area(0).buffers["running"])
 
@@ -226,7 +226,7 @@ def test_the_mean_of_equal_replicas_is_theirs_and_their_distance_is_nothing(dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_the_consensus_distance_is_the_root_mean_square_of_the_distances_from_the_mean(dtype: torch.dtype) -> None:
     places = places_of(Model(dtype))
-    distance = Averages(places).mean([0, 1, 2], TARGET)
+    distance = AreaAverages(places).mean([0, 1, 2], TARGET)
     rows = [torch.cat([v.to(torch.complex128).flatten() for v in values(places, area)]) for area in range(3)]
     mean = (rows[0] + rows[1] + rows[2]) / 3
     expected = math.sqrt(sum(float((row - mean).norm()) ** 2 for row in rows) / 3)
@@ -252,7 +252,7 @@ def test_what_all_replicas_have_alike_is_in_their_mean_even_if_it_is_no_number(d
     for others in (places.push_area(area).gradients[1:] for area in range(3)):
         for view in others:
             view.zero_()
-    distance = Averages(places).mean([0, 1, 2], TARGET)
+    distance = AreaAverages(places).mean([0, 1, 2], TARGET)
     mean = places.push_area(TARGET).gradients[0]
     assert mean[0].eq(float("-inf")).all()
     assert mean[1].isnan().all()
@@ -268,11 +268,11 @@ def test_a_sum_has_the_bits_and_the_flags_of_a_weighted_average_and_tells_of_all
         for area in (0, 2):
             places.push_area(area).present[3] = 0
     told: list[tuple[int, int]] = []
-    averages = Averages(one)
+    averages = AreaAverages(one)
     names = [entry.name for entry in one.layout.moving]
     found = averages.sum_up([(0, 0.25), (2, 0.75)], TARGET, names, look=True, made=lambda *piece: told.append(piece))
     assert found is None
-    Averages(other).share([0, 2], TARGET, [0.25, 0.75], 0, 1)
+    AreaAverages(other).share([0, 2], TARGET, [0.25, 0.75], 0, 1)
     assert all(torch.equal(a, b) for a, b in zip(values(one, TARGET), values(other, TARGET), strict=True))
     flags = one.push_area(TARGET).present
     assert torch.equal(flags, other.push_area(TARGET).present)
@@ -287,6 +287,6 @@ def test_a_sum_names_the_parameter_and_the_worker_of_a_number_that_is_not_finite
     places = places_of(model)
     places.push_area(2).gradients[3].view(-1)[-1] = value
     names = [entry.name for entry in places.layout.moving]
-    terms, averages = [(0, 0.5), (2, 0.5)], Averages(places)
+    terms, averages = [(0, 0.5), (2, 0.5)], AreaAverages(places)
     for look, expected in ((True, NotFinite(names[3], 2)), (False, None)):
         assert averages.sum_up(terms, TARGET, names, look=look, made=lambda begin, end: None) == expected

@@ -18,11 +18,10 @@ import paceline
 from paceline.errors import ConfigError
 from paceline.store.chunks import CHUNK, NotFinite, cuts_of
 from paceline.store.store import Store
-from paceline.training import own_clipping, prepare
-from paceline.training.clipping import Clip, clip_before_steps
+from paceline.training import clipping, prepare
+from paceline.training.clipping import Clip, OwnClipping, clip_before_steps, watch
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import Layout, Places
-from paceline.training.own_clipping import OwnClipping, watch
 
 SLOTS, WORKERS = 3, 2
 CLIPS = (Clip(0.5, None), Clip(1e6, None), Clip(None, 0.1))
@@ -272,7 +271,7 @@ def noticed() -> Iterator[tuple[nn.Module, list[OwnClipping]]]:
     model(torch.ones(1, 2)).sum().backward()
     watch(model.parameters(), found.append)
     yield model, found
-    own_clipping.watch_none()
+    clipping.watch_none()
 
 
 FUNCTIONS: dict[str, Callable[[nn.Module], object]] = {

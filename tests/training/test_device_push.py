@@ -16,7 +16,7 @@ from paceline.training.copier import Copier
 from paceline.training.device_push import CHANGED, DeviceGradients
 from paceline.training.layout import Layout, Places
 from paceline.training.structure import Followed
-from paceline.training.told import same_bits
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.protocols import registry
-from paceline.training.layout import parameters_sha256
 from paceline.training.seeding import seed_step
+from paceline.training.tensor_bits import parameters_sha256
 from support.orders import epoch_order
 from support.rounding import apart
 from support.runs import Run, longer, run, side_by_side

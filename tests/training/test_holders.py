@@ -28,9 +28,8 @@ from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import ReplicaHolder
 from paceline.training.holders.window import WindowHolder
 from paceline.training.layout import Layout, Places
-from paceline.training.push import AT_ONCE, AreaPush, NoPush
+from paceline.training.push import AT_ONCE, AreaPush, NoPush, OverlappedPush
 from paceline.training.structure import Followed
-from paceline.training.told import ToldPush
 from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice
 
@@ -110,7 +109,7 @@ class Case:
         push = AreaPush(self.joined)
         self.holder: Holder = {
             "window": lambda: WindowHolder(self.joined, push),
-            "window, told": lambda: WindowHolder(self.joined, ToldPush(self.joined)),
+            "window, told": lambda: WindowHolder(self.joined, OverlappedPush(self.joined)),
             "device": lambda: DeviceWindow(self.joined, self.copier()),
             "device and memory": lambda: DeviceWindow(self.joined, self.copier(1)),
             "device, own-step": lambda: DeviceOwnStep(self.joined, self.copier()),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.training.layout import parameters_sha256
+from paceline.training.tensor_bits import parameters_sha256
 from support.runs import Run, run, side_by_side
 from support.scripts import functions_of
 

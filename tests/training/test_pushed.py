@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.store.gradient_reader import GradientRange, GradientReader
 from paceline.store.store import CommitResult, Store
-from paceline.training.averages import Averages
+from paceline.training.averages import AreaAverages
 from paceline.training.layout import Layout, Places
 
 NAN = 7.0
@@ -55,7 +55,7 @@ def test_a_worker_is_named_for_a_nan_that_was_restored(store: Store, contributio
 @pytest.mark.parametrize("present", [1, 0])
 def test_a_mean_gradient_is_of_what_was_restored(store: Store, present: int) -> None:
     store.pushes[1].present[0] = present
-    Averages(store.places).share([0, 1], TARGET, [0.5, 0.5], 0, 1)
+    AreaAverages(store.places).share([0, 1], TARGET, [0.5, 0.5], 0, 1)
     weight, bias = store.pushes[TARGET].gradients
     assert (weight == 1.0 + present).all()
     assert (bias == 2.0).all()

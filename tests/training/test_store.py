@@ -19,8 +19,9 @@ from paceline.ipc.memory import PAGE
 from paceline.store import store as store_module
 from paceline.store.chunks import cuts_of
 from paceline.store.store import Store, scalars_of, set_scalars
-from paceline.training.buffers import merged
-from paceline.training.layout import ALIGNMENT, Layout, Places, parameters_sha256
+from paceline.training.averages import merged
+from paceline.training.layout import ALIGNMENT, Layout, Places
+from paceline.training.tensor_bits import parameters_sha256
 
 SLOTS, WORKERS = 3, 2
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
-from paceline.training import push, told
+from paceline.training import push
 from paceline.training.layout import Layout, Places
-from paceline.training.push import AreaPush
+from paceline.training.push import CHANGED, AreaPush, OverlappedPush
 from paceline.training.structure import Followed
-from paceline.training.told import CHANGED, ToldPush, same_bits
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 SIZE = 32
@@ -59,7 +59,7 @@ class Case:
             optimizer=optimizer,
             parameters=parameters,
         )
-        self.push: ToldPush = ToldPush(joined)
+        self.push: OverlappedPush = OverlappedPush(joined)
         self.push.use(0)
         for number, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(lambda _, n=number: self.push.take(n))  # type: ignore[no-untyped-call]
@@ -95,8 +95,8 @@ class Case:
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small gradients are treated as large ones, too."""
-    monkeypatch.setattr(told, "BUCKET", 128)
-    monkeypatch.setattr(told, "WORTH", 128)
+    monkeypatch.setattr(push, "TELLS", 128)
+    monkeypatch.setattr(push, "WORTH", 128)
     monkeypatch.setattr(push, "AT_ONCE", 0)
 
 
@@ -283,15 +283,15 @@ def test_only_the_first_worker_says_that_its_script_changes_gradients() -> None:
 
 
 def test_it_pays_only_for_a_model_that_takes_a_link_some_time() -> None:
-    assert ToldPush.pays(Case().layout)
-    assert not ToldPush.pays(Case(nn.Linear(4, 4)).layout)
+    assert OverlappedPush.pays(Case().layout)
+    assert not OverlappedPush.pays(Case(nn.Linear(4, 4)).layout)
 
 
 def test_it_is_what_a_run_has_that_is_told_and_no_other_run() -> None:
     from paceline.training.holders.choice import holder_of
     from paceline.training.holders.window import WindowHolder
 
-    for tells, kind in ((True, ToldPush), (False, AreaPush)):
+    for tells, kind in ((True, OverlappedPush), (False, AreaPush)):
         joined = Case().push._joined
         holder = holder_of("window", "gradients", joined, tells=tells)
         assert isinstance(holder, WindowHolder)

@@ -59,7 +59,6 @@ from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.summary import Summary
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
-from paceline.training.layout import parameters_sha256
 from paceline.training.link import Measure
 from paceline.training.loader import SharedOut, as_prepared, view_of
 from paceline.training.loop import EpochLoop
@@ -67,6 +66,7 @@ from paceline.training.one_ahead import OneAhead, is_last
 from paceline.training.probe import passes_of
 from paceline.training.schedules import Plateau
 from paceline.training.seeding import seed_script, seed_step
+from paceline.training.tensor_bits import parameters_sha256
 from paceline.version import __version__
 from paceline.worker_process import interpreter
 from paceline.worker_process.imports import import_torch
@@ -251,20 +251,20 @@ class DdpWorker:
         return self._scenario.compute is not None or bool(self._scenario.speeds) or bool(self._scenario.events)
 
     def progress(self) -> tuple[int, int] | None:
-        """See `schedules.Run`: a step of DDP is one of all workers' batches."""
+        """See `schedules.FollowedRun`: a step of DDP is one of all workers' batches."""
         if self._shared is None or not self._shared.looping:
             return None
         return self._fetched * self.workers, self._fetched
 
     def remark_once(self, key: str, line: str) -> None:
-        """See `schedules.Run`. A run says it."""
+        """See `schedules.FollowedRun`. A run says it."""
 
     def decides(self) -> bool:
-        """See `schedules.Run`. Under DDP worker 0 does."""
+        """See `schedules.FollowedRun`. Under DDP worker 0 does."""
         return self.worker == 0
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
-        """See `schedules.Run`. The others learn it at the step that comes next, which all make together."""
+        """See `schedules.FollowedRun`. The others learn it at the step that comes next, which all make together."""
         what = [self._step, self.plateaus.index(scheduler), metric]
         self._store.set(f"decided {self._decided}", json.dumps(what))
         self._decided += 1

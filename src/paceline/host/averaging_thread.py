@@ -12,19 +12,19 @@ import torch
 from paceline.errors import PeerLost
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training.averages import AreaAverages
 
 
-def start_averager(channel: Channel, groups: SharedMemoryGroups) -> None:
+def start_averager(channel: Channel, averages: AreaAverages, worker: int) -> None:
     """Start the thread. It computes with one thread of torch's, and the script's threads with as many as before."""
     threads = torch.get_num_threads()
     started = threading.Event()
-    threading.Thread(target=_average, args=(channel, groups, started), name="averager", daemon=True).start()
+    threading.Thread(target=_average, args=(channel, averages, worker, started), name="averager", daemon=True).start()
     started.wait()
     torch.set_num_threads(threads)  # a thread that first computes takes the number that was set last, in any thread
 
 
-def _average(channel: Channel, groups: SharedMemoryGroups, started: threading.Event) -> None:
+def _average(channel: Channel, averages: AreaAverages, worker: int, started: threading.Event) -> None:
     """Do this worker's part of its groups' averages until the run ends. An exception ends the worker."""
     try:
         torch.get_num_threads()  # each thread asks once for the number set last: before the next line
@@ -34,9 +34,14 @@ def _average(channel: Channel, groups: SharedMemoryGroups, started: threading.Ev
     try:
         while True:
             order, _ = channel.receive()
-            within = order.begin, order.end
-            groups.average(
-                order.group, order.members, order.sources, order.target, order.weights, of=order.of, within=within
+            averages.share(
+                order.sources,
+                order.target,
+                order.weights,
+                order.members.index(worker),
+                len(order.members),
+                of=order.of,
+                within=(order.begin, order.end),
             )
             channel.send(messages.worker.ShareAveraged(order.group))
     except PeerLost:

@@ -193,7 +193,7 @@ def self_test() -> Finding:
     import torch
 
     from paceline.runs import selftest
-    from paceline.training.layout import parameters_sha256
+    from paceline.training.tensor_bits import parameters_sha256
 
     flags = ["-n", "2", "-p", "bsp", "--threads", "1", "--record", "0", "--tee", "none", "--quiet", "--json"]
     with tempfile.TemporaryDirectory() as folder:

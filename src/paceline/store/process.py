@@ -32,11 +32,10 @@ from paceline.ipc.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.store.chunks import STATE, NotFinite
 from paceline.store.shares import StateShare, pack_share, pack_whole, unpack_share, unpack_whole
-from paceline.store.snapshots import write_packed
+from paceline.store.snapshots import StateSnapshot, write_packed
 from paceline.store.store import CommitResult, NamedVersion, Store
-from paceline.training.buffers import Policy
+from paceline.training.averages import Policy
 from paceline.training.packing import load, packed, unpacked
-from paceline.training.state_snapshot import StateSnapshot
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.files import to_disk
-from paceline.store.chunks import State
+from paceline.store.chunks import Chunk, PartState, State
 from paceline.training.packing import Tree, load, packed, save, unpacked
 
 
@@ -63,6 +65,46 @@ class OfWorker:
     """As in `OfStore`, where the worker steps the optimizer."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """The model's, for a worker that joins. Those of a snapshot are elsewhere."""
+
+
+class StateSnapshot:
+    """The optimizer's state of one version, copied part by part while later versions are made.
+
+    The writer and the next commit, before its step, both need a copy of each part. Whichever comes first makes it, and
+    the other waits for that part only.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Chunk],
+        *,
+        groups: list[dict[str, Any]],
+        attributes: dict[str, Any],
+        told: list[dict[str, Any]],
+        buffers: dict[int, dict[str, Tensor]],
+    ) -> None:
+        """Everything but the parts' state is small, and is copied by the caller. See `OfStore`."""
+        self.groups, self.attributes, self.told, self.buffers = groups, attributes, told, buffers
+        self.apart = [part.first for part in parts if part.is_split]
+        """See `shares.StateShare`."""
+        self._parts = parts
+        self._locks = {id(part): threading.Lock() for part in parts}
+        self._taken: dict[int, PartState] = {}
+
+    def take(self, part: Chunk) -> None:
+        """Copy the part's state unless it is copied. A part that was added later is not in the snapshot."""
+        if id(part) not in self._locks:
+            return
+        with self._locks[id(part)]:
+            if id(part) not in self._taken:
+                self._taken[id(part)] = part.state()
+
+    def states(self) -> Iterator[PartState]:
+        """Yield each part's state as it was. A state is freed when the next one is requested."""
+        for part in self._parts:
+            self.take(part)
+            state, self._taken[id(part)] = self._taken[id(part)], []
+            yield state
 
 
 Kind = TypeVar("Kind", OfStore, OfReplica, OfWorker)

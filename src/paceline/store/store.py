@@ -46,17 +46,15 @@ from paceline.store.chunks import (
 )
 from paceline.store.gradient_reader import GradientReader, add_up
 from paceline.store.shares import StateShare, Whole
-from paceline.store.snapshots import OfReplica, OfStore, put, read, write
-from paceline.training.averages import Averages
-from paceline.training.buffers import Policy, merged
-from paceline.training.checksums import checksum
+from paceline.store.snapshots import OfReplica, OfStore, StateSnapshot, put, read, write
+from paceline.training.averages import AreaAverages, Policy, merged
 from paceline.training.clipping import Clip, Limit
-from paceline.training.layout import Layout, Places, parameters_sha256
+from paceline.training.layout import Layout, Places
 from paceline.training.optimizer import OURS
 from paceline.training.optimizer_state import by_parameter
 from paceline.training.packing import Tree, packs
-from paceline.training.state_snapshot import StateSnapshot
 from paceline.training.structure import UNSAVED, Structure
+from paceline.training.tensor_bits import checksum, parameters_sha256
 
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
@@ -192,7 +190,7 @@ class Store:
         """By worker and number: what only workers move, as it has told."""
         self._keepings: list[StateSnapshot] = []
         """States of the optimizer that are being copied, as of an earlier version."""
-        self._averages: Averages | None = None
+        self._averages: AreaAverages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
         self._lanes: dict[int, list[CommitLane]] = {}
         """By number of threads: the parts that each of them makes."""
@@ -329,7 +327,7 @@ class Store:
     def sum_up(
         self, target: int, terms: Sequence[tuple[int, float]], *, look: bool, made: Callable[[int, int], object]
     ) -> NotFinite | None:
-        """Put the sum of these (push area, weight) into the push area `target`, all of it. See `Averages.sum_up`.
+        """Put the sum of these (push area, weight) into the push area `target`, all of it. See `AreaAverages.sum_up`.
 
         `made(begin, end)` is called as bytes of it are there. Return the first NaN or infinity, if they are looked for.
         """
@@ -643,9 +641,9 @@ class Store:
         start = self.places.slot_start(slot)
         self.places.region.populate(start, start + whole_pages(end))
 
-    def _in_groups(self) -> Averages:
+    def _in_groups(self) -> AreaAverages:
         if self._averages is None:
-            self._averages = Averages(self.places)
+            self._averages = AreaAverages(self.places)
         return self._averages
 
     def _lanes_for(self, threads: int) -> list[CommitLane]:

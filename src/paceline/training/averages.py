@@ -9,15 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite
 from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
-from paceline.training.buffers import added, merged
 from paceline.training.layout import Entry, Places, PushArea
 
+Policy = Literal["mean", "leader", "local"]
+"""Which buffers a version has, when every worker has its own (BatchNorm's statistics, say).
+
+`mean`    floating-point buffers are averaged over the workers; whole numbers become the largest one
+`leader`  the lowest worker's
+`local`   each worker keeps its own in its script; a recorded version has the lowest worker's
+"""
+POLICIES: tuple[str, ...] = get_args(Policy)
 NARROW = (torch.bfloat16, torch.float16)
 """Types averaged in float32. A sum of weighted gradients is made in their own type, as in a commit."""
 
@@ -34,8 +42,13 @@ class _Share:
     """Whether this share has the buffers and the flags, too."""
 
 
-class Averages:
-    """Averages of push areas, into others. An area's padding is averaged along."""
+class AreaAverages:
+    """Averages push areas into other areas, with their padding.
+
+    The members of a group make one share each, in any order and at the same time. Sums go in the order of `sources`, so
+    the bits don't depend on how shares are dealt. No source changes: once all shares are made, the run makes `target`
+    each member's value.
+    """
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -65,7 +78,7 @@ class Averages:
         Without weights it is the mean of parameters and buffers, and all flags are set. With weights it is, for each
         parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. If no
         source has it, the target's flag is 0 and its value untouched. Buffers are averaged either way, as
-        `buffers.merged` does. The first share makes buffers and flags. Raises ValueError if the target is a source.
+        `merged` does. The first share makes buffers and flags. Raises ValueError if the target is a source.
         """
         _check(sources, target)
         mine, of = self._share(part, parts, within), len(sources) if of is None else of
@@ -259,34 +272,35 @@ class Averages:
         return found
 
 
-class SharedMemoryGroups:
-    """One worker's end of its groups' averages: each member makes its share, all into one area of the same memory.
+def merged(copies: list[dict[str, Tensor]], policy: Policy) -> dict[str, Tensor]:
+    """Merge the workers' copies into one set of buffers. Copies ascend by worker, and there is at least one."""
+    if policy != "mean" or len(copies) == 1:
+        return dict(copies[0])
+    return {name: _mean([copy[name] for copy in copies]) for name in copies[0]}
 
-    Sums in the order of `members`, to the same bits however the shares are dealt. When all members have made theirs,
-    whoever numbers groups says that the area is each member's value from now on. Until then no value has changed.
+
+def added(copies: list[dict[str, Tensor]], of: int) -> dict[str, Tensor]:
+    """Return the sums of these buffers; or the mean over so many workers, if these are sums of theirs.
+
+    Whole numbers become the largest one, and truth values the first.
     """
+    return {name: _added([copy[name] for copy in copies], of) for name in copies[0]}
 
-    def __init__(self, places: Places, worker: int) -> None:
-        self._averages = Averages(places)
-        self._worker = worker
 
-    def average(
-        self,
-        group: int,
-        members: Sequence[int],
-        sources: Sequence[int],
-        target: int,
-        weights: Sequence[float] | None,
-        *,
-        of: int | None = None,
-        within: tuple[int, int] | None = None,
-    ) -> None:
-        """Make this member's share of the average of the areas `sources`. It waits for no other member.
+def _added(values: list[Tensor], of: int) -> Tensor:
+    if not (values[0].is_floating_point() or values[0].is_complex()):
+        return _mean(values)
+    total = torch.stack(values).sum(dim=0)
+    return total / of if of else total
 
-        For the arguments see `Averages.share`.
-        """
-        part, parts = members.index(self._worker), len(members)
-        self._averages.share(sources, target, weights, part, parts, of=of, within=within)
+
+def _mean(values: list[Tensor]) -> Tensor:
+    stacked = torch.stack(values)
+    if stacked.is_floating_point() or stacked.is_complex():
+        return stacked.mean(dim=0)
+    if stacked.dtype == torch.bool:
+        return values[0]
+    return stacked.amax(dim=0)
 
 
 def _check(sources: Sequence[int], target: int) -> None:
@@ -305,7 +319,7 @@ def _continuous(tensor: Tensor) -> bool:
 
 
 def _discrete(values: list[Tensor], target: Tensor) -> None:
-    """Average whole numbers and truth values, as in `buffers`."""
+    """Average whole numbers and truth values, as `merged` does."""
     target.copy_(values[0])
     if target.dtype != torch.bool:
         for value in values[1:]:

@@ -12,6 +12,7 @@ gradients away, and leave batches out. `Batches` is told of each event, and keep
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections import deque
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -30,6 +32,8 @@ R = TypeVar("R")
 Named = Callable[[Collection[int]], Iterable[Collection[int]]]
 DEPTH, WIDTH = 3, 32
 """How deep, and in each container how far, a batch is searched for tensors."""
+VARIABLE_DEPTH, VARIABLE_WIDTH = 3, 64
+"""The same for a variable that is searched for batches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -494,3 +498,42 @@ def _tensors(data: Any, depth: int) -> Iterator[weakref.ref[Any]]:
         items = getattr(data, "__dict__", {}).values()
     for item in islice(items, WIDTH):
         yield from _tensors(item, depth - 1)
+
+
+def in_variables(wanted: Collection[int], thread: int) -> list[set[int]]:
+    """Return those of the objects with these ids that are in a variable of some function that this thread is in.
+
+    There is a set of ids for each variable that has some. An object may also be in a container there. What a suspended
+    generator has in its variables is not found, nor what is an attribute of some other object. O(variables of all these
+    functions).
+    """
+    inside: list[set[int]] = []
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__")).startswith(("torch.", "paceline.")):
+            for value in list(frame.f_locals.values()):
+                found: set[int] = set()
+                _search(value, wanted, found, VARIABLE_DEPTH)
+                if found:
+                    inside.append(found)
+        frame = frame.f_back
+    return inside
+
+
+def _search(value: Any, wanted: Collection[int], found: set[int], depth: int) -> None:
+    if id(value) in wanted:
+        found.add(id(value))
+        return
+    items: Iterable[Any]
+    if not depth:
+        return
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple | set):
+        items = value
+    elif not isinstance(value, type) and (fields := getattr(type(value), "__dataclass_fields__", None)):
+        items = [getattr(value, name, None) for name in fields]
+    else:
+        return
+    for item in islice(items, VARIABLE_WIDTH):
+        _search(item, wanted, found, depth - 1)

@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 from paceline.training.accelerator import Accelerator, Mark
 from paceline.training.buckets import Bucket, buckets_of
 from paceline.training.layout import Entry, PushArea
-from paceline.training.parameter_views import same_bytes
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 BUCKET = 4 << 20
@@ -154,7 +154,7 @@ class Copier:
     def differs(self, arena: Arena, start: int) -> list[int]:
         """Return the numbers of parameters whose bits in the arena are not those that begin at that byte."""
         return [
-            number for number, view in enumerate(arena.views) if not same_bytes(view.cpu(), self._part(number, start))
+            number for number, view in enumerate(arena.views) if not same_bits(view.cpu(), self._part(number, start))
         ]
 
     def _bytes(self, start: int) -> Tensor:

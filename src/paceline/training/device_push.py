@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.training.buckets import Bucket, Filling
 from paceline.training.copier import Arena, Copier
 from paceline.training.layout import PushArea
-from paceline.training.told import same_bits
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 COMPARED = 64 << 20

@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from paceline.training.checksums import checksum
 from paceline.training.session import Session, install, structure_of
 from paceline.training.structure import UNSAVED, Structure
+from paceline.training.tensor_bits import checksum
 
 
 def install_final(session: Session, file: Path) -> None:

@@ -12,7 +12,6 @@ follow. Each part begins a page.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -214,16 +213,6 @@ class Places:
             start=start,
             stop=start + layout.push_bytes,
         )
-
-
-def parameters_sha256(parameters: Iterable[Tensor]) -> str:
-    """SHA-256 over the raw bytes of the tensors, in order: a run's identity when of `named_parameters()`."""
-    digest = hashlib.sha256()
-    for parameter in parameters:
-        contiguous = parameter.detach().cpu().contiguous()
-        if contiguous.numel():
-            digest.update(contiguous.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _lay(tensors: Iterable[tuple[str, Tensor, int]], start: int) -> tuple[list[Entry], int]:

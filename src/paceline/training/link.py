@@ -30,7 +30,7 @@ from paceline.ipc.messages.worker import (
 )
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import Store
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training.averages import AreaAverages
 from paceline.training.orders import Orders
 from paceline.training.schedules import Plateau
 from paceline.training.structure import Structure
@@ -117,16 +117,16 @@ class Baseline(Protocol):
         """What `prepare` returns."""
 
     def progress(self) -> tuple[int, int] | None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
 
     def remark_once(self, key: str, line: str) -> None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
 
     def decides(self) -> bool | None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
 
     def agree(self, how: How, value: Value) -> Value:
         """What the values of all workers come to."""
@@ -209,7 +209,7 @@ class Link(Protocol):
     def remark(self, line: str) -> None:
         """Have the user told what this worker does."""
 
-    def begin_to_average(self, groups: SharedMemoryGroups) -> None:
+    def begin_to_average(self, averages: AreaAverages) -> None:
         """From now on make this worker's shares of its groups' averages, beside everything else."""
 
     def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:

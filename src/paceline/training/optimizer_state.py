@@ -13,6 +13,7 @@ from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.store.chunks import STATE, State
 from paceline.training.packing import packed
+from paceline.training.tensor_bits import octets
 
 
 class NewestState(defaultdict[Tensor, dict[str, Any]]):
@@ -101,18 +102,13 @@ def same(one: Any, other: Any) -> bool:
     """Whether two values are equal bit for bit, as far as they can be packed."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.dtype == other.dtype and one.shape == other.shape
-        return alike and (one is other or torch.equal(_octets(one), _octets(other)))
+        return alike and (one is other or torch.equal(octets(one), octets(other)))
     if type(one) is not type(other):
         return False
     try:
         return packed(one, STATE) == packed(other, STATE)
     except ConfigError:  # the script's own value can't be passed on
         return False
-
-
-def _octets(tensor: Tensor) -> Tensor:
-    """The bytes, so that NaN equals NaN and -0 is not 0."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _filled_with(old: Any, new: Any) -> Any:

@@ -25,6 +25,7 @@ from paceline.training.holders.holder import Holder
 from paceline.training.non_optimized import NonOptimized
 from paceline.training.optimizer_state import NewestState, edits_of, same
 from paceline.training.packing import packed, unpacked
+from paceline.training.tensor_bits import octets
 from paceline.training.training_context import TrainingContext
 
 CHANGED = (
@@ -238,7 +239,8 @@ class PreTrainingEdits:
             self._joined.refuse(str(error))
         digest = hashlib.sha256(packing)
         for tensor in tensors:
-            digest.update(_bytes_of(tensor))
+            if tensor.numel():
+                digest.update(octets(tensor).numpy().data)
         place = link.adopt(digest.hexdigest())
         if place is not None:  # this is the first of the workers, which all wrote the same
             holder.put(place)
@@ -284,8 +286,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(item) for item in value.values())
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    contiguous = tensor.detach().cpu().contiguous().reshape(-1)
-    return contiguous.view(torch.uint8).numpy() if contiguous.numel() else b""

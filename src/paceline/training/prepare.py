@@ -27,12 +27,11 @@ from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of, unfit_rate
 from paceline.training import accelerator
 from paceline.training.arguments import check_name, sorted_out
-from paceline.training.batches import Batches
-from paceline.training.buffers import POLICIES
-from paceline.training.clipping import Clip, clip_before_steps
+from paceline.training.averages import POLICIES
+from paceline.training.batches import Batches, in_variables
+from paceline.training.clipping import Clip, OwnClipping, clip_before_steps, watch, watch_none
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.final import install_final, tell_of_structure
-from paceline.training.in_use import in_variables
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, Link, Measure, Offer
 from paceline.training.loader import (
@@ -49,7 +48,6 @@ from paceline.training.loader import (
 from paceline.training.misuse import TRAINERS_OPTIMIZER, Unprepared, prepared_again, unjoined, where_prepare_goes
 from paceline.training.one_ahead import with_last
 from paceline.training.optimizer import is_replaced, pace
-from paceline.training.own_clipping import OwnClipping, watch, watch_none
 from paceline.training.probe import ENDLESS
 from paceline.training.schedules import check_schedulers, plateaus_of, schedule_of, watch_plateau, with_schedules
 from paceline.training.seeding import mixed, seed_all

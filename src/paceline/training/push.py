@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from paceline.ipc.memory import Mapping
-from paceline.training.layout import PushArea
+from paceline.ipc.messages.worker import Accumulated, Withdrawn
+from paceline.store.chunks import TELLS
+from paceline.training.buckets import Filling, buckets_of
+from paceline.training.layout import Layout, PushArea
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
+WORTH = 4 << 20
+"""Bytes: gradients of smaller models leave at the step. So many cross a link of 1 Gbit/s in 34 ms."""
+CHANGED = "changes gradients between backward() and step(), so they leave its host only once a step is computed"
 
 
 @dataclass(slots=True)
@@ -201,6 +208,72 @@ class AreaPush:
         mapped.present = left.present
         left.mapping.leave()
         return mapped.push
+
+
+class OverlappedPush(AreaPush):
+    """Announces gradients to the run while autograd makes others, so that other hosts have them early.
+
+    A script may change its gradients between backward and step: clip them, unscale them, or add those of another
+    backward. So what was announced is compared with the script's gradients at the step, byte by byte. If anything
+    differs, all of it is withdrawn and pushed at the step. The next step would probably differ, too, so nothing is
+    announced any more.
+
+    The announced bytes stay in the area until the step, so the script keeps its gradients in memory of its own, which
+    takes as much as the model.
+    """
+
+    def __init__(self, joined: TrainingContext) -> None:
+        super().__init__(joined)
+        self._link = joined.link
+        self._filling = Filling(buckets_of(joined.places.layout, TELLS))
+        self._told: set[int] = set()
+        """Parameters whose gradient of this step is in the area, and was announced or waits for its bucket."""
+        self._tells = True
+
+    @staticmethod
+    def pays(layout: Layout) -> bool:
+        """Whether the model is large enough."""
+        return layout.flags_offset > WORTH
+
+    def take(self, number: int) -> None:
+        """See `GradientPush`."""
+        if number in self._told:  # a further backward has added to it
+            self._tells = False
+        if not self._tells:
+            if number not in self._told:
+                super().take(number)
+            return
+        if self.put(number) is None:
+            return
+        self._told.add(number)
+        if (bucket := self._filling.came(number)) is not None:
+            self._link.say(Accumulated(self._link.step, bucket.begin, bucket.end))
+
+    def fill(self) -> None:
+        """See `GradientPush`. Announced gradients that have changed are written again."""
+        if self._told and not all(map(self._holds, self._told)):
+            self._tells = False
+            self._told.clear()
+            self._link.say(Withdrawn(self._link.step))
+            if self._link.worker == 0:  # the others would say the same
+                self._link.remark(CHANGED)
+        self.holding = self._told
+        super().fill()
+        self._begin_step()
+
+    def let_go(self) -> None:
+        """See `Push`."""
+        super().let_go()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._told.clear()
+        self._filling.empty()
+
+    def _holds(self, number: int) -> bool:
+        """Whether the area has the script's gradient. A gradient that the script has discarded is not read there."""
+        gradient, view = self._parameters[number].grad, self._gradients[number]
+        return gradient is None or same_bits(gradient, view)
 
 
 def _references(views: list[Tensor], number: int) -> int:

@@ -29,8 +29,8 @@ from paceline.errors import ConfigError
 from paceline.training.replaced import Patch, mixed_into, replace
 
 
-class Run(Protocol):
-    """What schedules ask the run."""
+class FollowedRun(Protocol):
+    """What a schedule asks the run, and tells it."""
 
     def progress(self) -> tuple[int, int] | None:
         """Return how many batches all workers have used, and how many this one has.
@@ -63,7 +63,7 @@ class Schedule:
         self.optimizer = scheduler.optimizer
         self._step: Callable[..., object] = scheduler.step
         """The scheduler's own."""
-        self._run: Run | None = None
+        self._run: FollowedRun | None = None
         """None until it follows one."""
         self._calls = 0
         """In loops over the loader."""
@@ -76,7 +76,7 @@ class Schedule:
         self._at = 0
         """Steps that the scheduler has made since `prepare`, or since the run that this one goes on from began."""
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: FollowedRun) -> None:
         """Have the scheduler follow the run from now on, in place."""
         self._run = run
         mixed_into(self.scheduler, _Prepared, paceline_schedule=self)

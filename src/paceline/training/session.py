@@ -42,8 +42,7 @@ from paceline.store.snapshots import OfWorker
 from paceline.store.store import STRUCTURE, OwnValues, Scalars, scalars_of, unfit_rate
 from paceline.training import schedules
 from paceline.training.batches import Batches, Stands
-from paceline.training.checksums import checksum
-from paceline.training.clipping import Clip
+from paceline.training.clipping import Clip, OwnClipping
 from paceline.training.holders.choice import holder_of
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Link, ResumedWorker, Started, TakenUp
@@ -51,13 +50,13 @@ from paceline.training.loop import EpochLoop
 from paceline.training.non_optimized import NonOptimized
 from paceline.training.orders import BLOCK
 from paceline.training.other_training import OtherTraining
-from paceline.training.own_clipping import OwnClipping
 from paceline.training.packing import packed, unpacked
 from paceline.training.pre_training_edits import PreTrainingEdits
 from paceline.training.schedules import Plateau, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
 from paceline.training.structure import Followed, Shape, Structure
+from paceline.training.tensor_bits import checksum
 from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
 from paceline.training.user_state import UserState, begins_anew, past_epochs
@@ -404,7 +403,7 @@ class Session:
             self.plateaus[scheduler].told(number, metric)
 
     def decides(self) -> bool | None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
         if self.here:
             self.end_wait()
         past = self.joins or (self.past_loops and not self._took_up)
@@ -412,11 +411,11 @@ class Session:
         return None if past or stopped else self._decides
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
         self.link.say(Decided(self.plateaus.index(scheduler), metric))
 
     def progress(self) -> tuple[int, int] | None:
-        """See `schedules.Run`."""
+        """See `schedules.FollowedRun`."""
         return (self.run_used, self.used) if self._looping else None
 
     def remark_once(self, what: str, line: str) -> None:

@@ -36,7 +36,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.training.own_clipping import CLIPPING
+from paceline.training.clipping import CLIPPING
 from paceline.training.replaced import Patch, replace
 from paceline.training.schedules import PLATEAUS
 from paceline.training.signals import HANDLERS

@@ -55,8 +55,8 @@ from paceline.launch.environment import OF_ONE_PROCESS
 from paceline.scenario.scenario import Scenario
 from paceline.store.process import fork_store
 from paceline.store.snapshots import unpack
-from paceline.training import own_clipping, prepare, signals
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training import clipping, prepare, signals
+from paceline.training.averages import AreaAverages
 from paceline.training.link import (
     Evaluate,
     Offer,
@@ -118,7 +118,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     os.register_at_fork(after_in_child=link.leave_to_parent)
     if settings.saves == "first":
         patches.one_writer(WorkerFiles.of(worker, settings.folder, folders, link.remark))
-    replace(own_clipping.CLIPPING)
+    replace(clipping.CLIPPING)
     try:
         signals.watch(lambda handled: link.say(messages.worker.Handles(handled)))
         begins = settings.start == "together" or link.begins()
@@ -379,11 +379,11 @@ class WorkerLink:
         self._keeps += len(heard)
         return heard
 
-    def begin_to_average(self, groups: SharedMemoryGroups) -> None:
+    def begin_to_average(self, averages: AreaAverages) -> None:
         """See `training.link.Link`."""
         end = socket.socket(fileno=self._descriptors.pop())
         channel = Channel(end, messages.worker.ToAverager, "the coordinator")
-        start_averager(channel, groups)
+        start_averager(channel, averages, self.worker)
 
     @signals.undisturbed
     def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:

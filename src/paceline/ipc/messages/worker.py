@@ -727,7 +727,7 @@ FromEvaluator = Evaluated | EvaluationFailed
 
 
 class AverageShare(Message):
-    """Make your share of a sum or an average of these areas. See `training.averages.Averages.share`."""
+    """Make your share of a sum or an average of these areas. See `training.averages.AreaAverages.share`."""
 
     group: int
     members: list[int]

@@ -1,4 +1,4 @@
-"""Which holder a worker has, and what it pushes: as the run said when training began."""
+"""Which holder a worker has and what it pushes, as the run said when training began."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from paceline.training.holders.holder import Holder
 from paceline.training.holders.own_step import OwnStep
 from paceline.training.holders.replica import ReplicaHolder
 from paceline.training.holders.window import WindowHolder
-from paceline.training.push import AreaPush, NoPush
-from paceline.training.told import ToldPush
+from paceline.training.push import AreaPush, NoPush, OverlappedPush
 from paceline.training.training_context import TrainingContext
 
 
@@ -24,9 +23,8 @@ def holder_of(kind: HolderKind, pushes: Pushes, joined: TrainingContext, *, tell
         return _on_device(kind, pushes, joined, Copier(joined, device))
     match kind:
         case "window":
-            return WindowHolder(
-                joined, ToldPush(joined) if tells and ToldPush.pays(joined.places.layout) else AreaPush(joined)
-            )
+            overlaps = tells and OverlappedPush.pays(joined.places.layout)
+            return WindowHolder(joined, OverlappedPush(joined) if overlaps else AreaPush(joined))
         case "own-step":
             return OwnStep(joined, AreaPush(joined))
         case "replica":

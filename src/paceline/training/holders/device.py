@@ -11,12 +11,12 @@ from torch import Tensor
 from paceline.core.machine import Pushes
 from paceline.ipc.messages.worker import MakeStep
 from paceline.training.copier import Arena, Copier
-from paceline.training.device_parameters import DeviceParameters
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
-from paceline.training.holders.own_step import Steps
+from paceline.training.holders.own_step import SteppingHolder
 from paceline.training.holders.replica import ReplicaHolder
 from paceline.training.holders.window import WindowHolder
 from paceline.training.layout import PushArea
+from paceline.training.parameter_views import DeviceParameters
 from paceline.training.push import NoPush
 from paceline.training.training_context import TrainingContext
 
@@ -40,22 +40,21 @@ class DeviceWindow(_OnDevice, WindowHolder):
 
     def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         self._copier = copier
-        shown = DeviceParameters(joined, copier, joined.places.layout.slot_bytes)
-        super().__init__(joined, DeviceGradients(joined, copier), shown)
-        self._mirror = shown
+        self._mirror = DeviceParameters(joined, copier, joined.places.layout.slot_bytes)
+        super().__init__(joined, DeviceGradients(joined, copier), self._mirror)
 
     def bring(self, place: int, ranges: Sequence[tuple[int, int]]) -> None:
         """See `Holder`."""
         self._mirror.bring(self.joined.places.slot_start(place), ranges)
 
 
-class DeviceOwnStep(_OnDevice, Steps):
+class DeviceOwnStep(_OnDevice, SteppingHolder):
     """Steps the worker's own parameters where they are, on the device. Pushes updates."""
 
     def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         self._copier = copier
         self._mirror = DeviceParameters(joined, copier, joined.places.layout.slot_bytes)
-        super().__init__(joined, DeviceUpdates(joined, copier), self._mirror.arena.views)
+        super().__init__(joined, DeviceUpdates(joined, copier), self._mirror, self._mirror.arena.views)
 
     @torch.no_grad()
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
@@ -67,14 +66,6 @@ class DeviceOwnStep(_OnDevice, Steps):
                 if update is not None:
                     value.sub_(update, alpha=scale)
         self._mirror.shown(start, is_that_part=not ahead)
-
-    def changed(self) -> list[str]:
-        """See `Holder`."""
-        return self._mirror.changed()
-
-    def adopt(self) -> None:
-        """See `Holder`."""
-        self._mirror.place_again()
 
 
 class DeviceReplica(_OnDevice, ReplicaHolder):

@@ -11,6 +11,8 @@ import torch
 
 from paceline.errors import RunFailed
 from paceline.ipc.messages.worker import MakeStep
+from paceline.training.parameter_views import ParameterViews
+from paceline.training.push import Push
 from paceline.training.training_context import TrainingContext
 
 
@@ -26,8 +28,10 @@ class Holder(ABC):
     keeps_state: ClassVar[bool]
     """Whether the optimizer's state is in the script's own object, rather than with the store."""
 
-    def __init__(self, joined: TrainingContext) -> None:
+    def __init__(self, joined: TrainingContext, push: Push, shown: ParameterViews) -> None:
         self.joined = joined
+        self._push = push
+        self._shown = shown
 
     def install(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """Show the version in that place, less these (push area, scale) of updates that it lacks."""
@@ -45,9 +49,9 @@ class Holder(ABC):
         The script waits for it, and does not look at its parameters meanwhile.
         """
 
-    @abstractmethod
     def use(self, area: int) -> None:
         """Use that push area for the step that begins."""
+        self._push.use(area)
 
     @abstractmethod
     def take(self, number: int) -> None:
@@ -68,25 +72,25 @@ class Holder(ABC):
         """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""
         raise RunFailed(f"worker {self.joined.link.worker} was told to step a replica, and owns none")
 
-    @abstractmethod
     def changed(self) -> list[str]:
-        """The names of parameters that the script has put values of its own into."""
+        """Return the names of parameters that the script has written into."""
+        return self._shown.changed()
 
     @abstractmethod
     def put(self, place: int) -> None:
         """Put what the script has made of the parameters into that place, for all workers to begin with."""
 
-    @abstractmethod
     def adopt(self) -> None:
         """Show what the script has made of the parameters as the first version: all workers begin with it."""
+        self._shown.place_again()
 
     @abstractmethod
     def showing_newest(self) -> AbstractContextManager[None]:
         """Show the newest version inside the block, and then what was shown before. The script has changed nothing."""
 
-    @abstractmethod
     def let_go(self) -> None:
-        """Push no more: give the script gradients of its own."""
+        """Push no more. The script gets gradients of its own, as the store may still read the last push."""
+        self._push.let_go()
 
     @abstractmethod
     def hold_newest(self) -> bool:

@@ -12,12 +12,13 @@ from torch import Tensor
 from paceline.ipc.memory import Region
 from paceline.training.holders.stepping import Stepping
 from paceline.training.holders.stored import StoredHolder
-from paceline.training.parameter_views import Windowed, same_bytes
+from paceline.training.parameter_views import ParameterViews, Windowed
 from paceline.training.push import UpdatePush
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 
-class Steps(StoredHolder):
+class SteppingHolder(StoredHolder):
     """Pushes updates: what the worker's own optimizer subtracts from its own parameters.
 
     These are a version of the store's, less what this worker pushed and that version lacks.
@@ -26,9 +27,9 @@ class Steps(StoredHolder):
     keeps_state = True
     _push: UpdatePush
 
-    def __init__(self, joined: TrainingContext, push: UpdatePush, values: list[Tensor]) -> None:
+    def __init__(self, joined: TrainingContext, push: UpdatePush, shown: ParameterViews, values: list[Tensor]) -> None:
         """`values`: the parameters that the optimizer steps."""
-        super().__init__(joined, push)
+        super().__init__(joined, push, shown)
         self._values = values
         self._stepping = Stepping(joined)
 
@@ -58,7 +59,7 @@ class Steps(StoredHolder):
             torch._foreach_copy_(updates, self._values)
         self._stepping.step(self._values)
         moved = [
-            parameter.grad is not None or not same_bytes(before, value)
+            parameter.grad is not None or not same_bits(before, value)
             for parameter, before, value in zip(self.joined.parameters, updates, self._values, strict=True)
         ]
         there = list(compress(zip(updates, self._values, strict=True), moved))
@@ -68,14 +69,14 @@ class Steps(StoredHolder):
         self._push.made(moved)
 
 
-class OwnStep(Steps):
+class OwnStep(SteppingHolder):
     """Shows the worker's own parameters, in a memory of its own, through a window."""
 
     def __init__(self, joined: TrainingContext, push: UpdatePush) -> None:
         layout = joined.places.layout
         region = Region.create(layout.slot_bytes)
-        super().__init__(joined, push, [entry.over(region.memory) for entry in layout.moving])
-        self._window = Windowed(region, layout.slot_bytes, layout.moving, joined.parameters)
+        window = Windowed(region, layout.slot_bytes, layout.moving, joined.parameters)
+        super().__init__(joined, push, window, [entry.over(region.memory) for entry in layout.moving])
         self._slots: dict[int, list[Tensor]] = {}
 
     @torch.no_grad()
@@ -94,15 +95,11 @@ class OwnStep(Steps):
                 elif value is not from_here:
                     value.copy_(from_here)
             source = self._values
-        self._window.show(0)
-
-    def changed(self) -> list[str]:
-        """See `Holder`."""
-        return self._window.changed()
+        self._shown.show(0)
 
     @torch.no_grad()
     def adopt(self) -> None:
         """See `Holder`."""
-        self._window.place_again()
+        super().adopt()
         torch._foreach_copy_(self._values, self.joined.parameters)
-        self._window.show(0)
+        self._shown.show(0)

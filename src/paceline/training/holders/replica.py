@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.ipc.messages.worker import MakeStep
 from paceline.store.chunks import finite
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training.averages import AreaAverages
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import PushArea
@@ -26,24 +26,21 @@ class ReplicaHolder(Holder):
     """
 
     keeps_state = True
+    _push: GradientPush
 
     def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews | None = None) -> None:
-        """`shown`: what shows the replica otherwise than in a window."""
-        super().__init__(joined)
+        """`shown`: what shows the replica; None: a window."""
         places, layout = joined.places, joined.places.layout
-        self._push = push
-        self._shown = shown or Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
+        super().__init__(
+            joined, push, shown or Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
+        )
         self._stepping = Stepping(joined)
         self._areas: dict[int, PushArea] = {}
-        joined.link.begin_to_average(SharedMemoryGroups(places, joined.link.worker))
+        joined.link.begin_to_average(AreaAverages(places))
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. A replica lacks none of its worker's steps."""
         self._shown.show(self.joined.places.push_start(place))
-
-    def use(self, area: int) -> None:
-        """See `Holder`."""
-        self._push.use(area)
 
     def take(self, number: int) -> None:
         """See `Holder`."""
@@ -75,10 +72,6 @@ class ReplicaHolder(Holder):
         found = self._not_finite([values[number] for number in looked_at])
         return None if found is None else self.joined.places.layout.moving[looked_at[found]].name
 
-    def changed(self) -> list[str]:
-        """See `Holder`."""
-        return self._shown.changed()
-
     @torch.no_grad()
     def put(self, place: int) -> None:
         """See `Holder`. Buffers are a part of the replica."""
@@ -87,17 +80,9 @@ class ReplicaHolder(Holder):
             view.copy_(parameter)
         self.joined.put_buffers(area)
 
-    def adopt(self) -> None:
-        """See `Holder`."""
-        self._shown.place_again()
-
     def showing_newest(self) -> AbstractContextManager[None]:
         """See `Holder`. A worker's newest version is its own replica, which is shown."""
         return nullcontext()
-
-    def let_go(self) -> None:
-        """See `Holder`."""
-        self._push.let_go()
 
     def hold_newest(self) -> bool:
         """See `Holder`."""

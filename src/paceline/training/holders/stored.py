@@ -1,4 +1,4 @@
-"""What the holders of a store's versions have in common: where a version lies, and how the newest one is had."""
+"""What the holders of a store's versions have in common."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ import torch
 
 from paceline.ipc.messages.worker import SnapshotTaken
 from paceline.training.holders.holder import Holder
+from paceline.training.parameter_views import ParameterViews
 from paceline.training.push import Push
 from paceline.training.training_context import TrainingContext
 
 
 class StoredHolder(Holder):
-    """Shows versions that lie in slots, and pushes what the store makes the next ones of."""
+    """Shows versions that lie in slots, and pushes what the store makes the next versions from."""
 
-    def __init__(self, joined: TrainingContext, push: Push) -> None:
-        super().__init__(joined)
-        self._push = push
-        self._push.use(joined.link.worker)
-
-    def use(self, area: int) -> None:
-        """See `Holder`."""
-        self._push.use(area)
+    def __init__(self, joined: TrainingContext, push: Push, shown: ParameterViews) -> None:
+        super().__init__(joined, push, shown)
+        self.use(joined.link.worker)
 
     @torch.no_grad()
     def put(self, place: int) -> None:
@@ -46,10 +42,6 @@ class StoredHolder(Holder):
     @abstractmethod
     def showing(self, slot: int) -> AbstractContextManager[None]:
         """Show that version inside the block, and then what was shown before."""
-
-    def let_go(self) -> None:
-        """See `Holder`. The store may still read the last push."""
-        self._push.let_go()
 
     def hold_newest(self) -> bool:
         """See `Holder`."""

@@ -18,14 +18,14 @@ class WindowHolder(StoredHolder):
     _push: GradientPush
 
     def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews | None = None) -> None:
-        """`shown`: what shows versions otherwise than in a window."""
-        super().__init__(joined, push)
+        """`shown`: what shows versions; None: a window."""
         layout = joined.places.layout
-        self._shown = shown or Windowed(joined.places.region, layout.slot_bytes, layout.moving, joined.parameters)
+        window = Windowed(joined.places.region, layout.slot_bytes, layout.moving, joined.parameters)
+        super().__init__(joined, push, shown or window)
         self._place = 0
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        """See `Holder`. No version lacks an update that this worker could take off."""
+        """See `Holder`. `ahead` is empty: the worker pushes gradients, and makes no updates."""
         self._place = place
         self._shown.show(self.joined.places.slot_start(place))
 
@@ -49,11 +49,3 @@ class WindowHolder(StoredHolder):
     def step(self) -> None:
         """See `Holder`."""
         self._push.fill()
-
-    def changed(self) -> list[str]:
-        """See `Holder`."""
-        return self._shown.changed()
-
-    def adopt(self) -> None:
-        """See `Holder`."""
-        self._shown.place_again()
