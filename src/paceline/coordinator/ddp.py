@@ -40,16 +40,13 @@ from torch.utils.data import (
 from paceline.coordinator.run import make_folder, undo
 from paceline.core.agreements import How, Value, differs, result_of
 from paceline.errors import ConfigError
-from paceline.host import devices
 from paceline.ipc.processes import (
     adopt_orphans,
     children,
     end_adopted,
     exit_phrase,
     fork_child,
-    forks_die_with_me,
     has_handler,
-    share_without_files,
 )
 from paceline.job.interrupts import OF_SCRIPTS, Interrupts, without_handler
 from paceline.job.settings import Settings
@@ -70,7 +67,7 @@ from paceline.training.tensor_bits import parameters_sha256
 from paceline.version import __version__
 from paceline.worker_process import interpreter
 from paceline.worker_process.imports import import_torch
-from paceline.worker_process.worker import GRACE, redirect, run_script, show
+from paceline.worker_process.worker import GRACE, begin_process, run_script, show
 
 NAME = "ddp"
 LOOPBACK = "lo"
@@ -421,12 +418,7 @@ def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
     def body() -> int:
         for number in OF_SCRIPTS:
             signal.signal(number, signal.SIG_DFL)  # the launcher's handlers mean nothing here
-        forks_die_with_me()
-        share_without_files()
-        redirect(output, worker)
-        interpreter.begin_as_a_process_of_its_own()
-        devices.give(worker, settings.devices)
-        torch.set_num_threads(settings.threads)
+        begin_process(worker, settings, output)
         baseline = DdpWorker(worker, settings, told)
         prepare.attach_baseline(baseline)
         seed_script(settings.seed)

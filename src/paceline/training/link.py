@@ -32,7 +32,7 @@ from paceline.store.snapshots import OfWorker
 from paceline.store.store import Store
 from paceline.training.averages import AreaAverages
 from paceline.training.orders import Orders
-from paceline.training.schedules import Plateau
+from paceline.training.schedules import FollowedRun, Plateau
 from paceline.training.structure import Structure
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -93,7 +93,7 @@ class TakenUp:
     """What another worker has handed over."""
 
 
-class Baseline(Protocol):
+class Baseline(FollowedRun, Protocol):
     """What takes the place of a run where a script is trained otherwise, to compare it with runs."""
 
     worker: int
@@ -115,18 +115,6 @@ class Baseline(Protocol):
         evaluates: bool,
     ) -> tuple[Any, ...]:
         """What `prepare` returns."""
-
-    def progress(self) -> tuple[int, int] | None:
-        """See `schedules.FollowedRun`."""
-
-    def remark_once(self, key: str, line: str) -> None:
-        """See `schedules.FollowedRun`."""
-
-    def decides(self) -> bool | None:
-        """See `schedules.FollowedRun`."""
-
-    def decided(self, scheduler: Plateau, metric: float) -> None:
-        """See `schedules.FollowedRun`."""
 
     def agree(self, how: How, value: Value) -> Value:
         """What the values of all workers come to."""
@@ -150,6 +138,8 @@ class Link(Protocol):
     """Whether this worker is to say what `evaluate` returns: one worker is enough, if there is a target to compare."""
     epochs: int | None
     """How many epochs the command line gives, which wins over what the script says."""
+    was_stopped: bool
+    """Whether this worker has been told that the run is stopped."""
 
     def start(self, offer: Offer) -> Started:
         """Offer the model, and wait for all workers. Raises ConfigError if they cannot train together."""
@@ -159,10 +149,6 @@ class Link(Protocol):
 
         Not while something is to be kept. If the run has said meanwhile that the script is to be left, leave it.
         """
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether this worker has been told that the run is stopped. It waits for nothing."""
 
     def is_stopped(self) -> bool:
         """Whether nothing is left to do: the run has come to its end, or is to."""

@@ -84,7 +84,7 @@ class PacedOptimizer(_Base):
         It uses the oldest pickle protocols: they name the class as an argument, so it can differ from this object's.
         """
         with self.paceline_session.changes.state_shown():
-            state = self.paceline_session.beside(self.state)
+            state = self.paceline_session.context.beside(self.state)
         return plain_optimizer(self, state).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +186,7 @@ class Session:
         self.shapes = [Shape(self.model)] if self.evaluates else []
         """By number of the structure."""
         self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
-        joined = self._joined = TrainingContext(
+        joined = self.context = TrainingContext(
             link=self.link,
             places=places,
             followed=self.followed,
@@ -432,7 +431,7 @@ class Session:
         """
         for order in orders:
             keeps = self.holder.keeps_state
-            self._keeps.append((order, self._joined.optimizer_kept() if keeps else None))
+            self._keeps.append((order, self.context.optimizer_kept() if keeps else None))
         if any(order.step < self._last for order, _ in self._keeps):
             self.send_kept()
 
@@ -452,7 +451,7 @@ class Session:
 
     def _hand_over(self, order: HandOver) -> None:
         """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""
-        state = self._joined.optimizer_kept() if self.holder.keeps_state else None
+        state = self.context.optimizer_kept() if self.holder.keeps_state else None
         packing, why = self.kept.packing(state, self.followed.buffers())
         self.link.say(Handed(order.worker, order.joining, why), packing)
 
@@ -662,13 +661,9 @@ class Session:
         """Whether this is the thread that called `prepare` and trains. Another thread only fetches ahead."""
         return threading.get_ident() == self._thread
 
-    def beside(self, state: Mapping[Tensor, dict[str, Any]]) -> defaultdict[Tensor, dict[str, Any]]:
-        """See `TrainingContext`."""
-        return self._joined.beside(state)
-
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""
-        self._joined.refuse(message)
+        self.context.refuse(message)
 
     def _await_release(self, since: float) -> None:
         self._awaits = since
@@ -706,7 +701,7 @@ class Session:
                     self.asked(order)
                 case TakenUp(kept=kept):  # the replica is another worker's now, which has stepped meanwhile
                     if kept is not None:
-                        self._joined.load_optimizer(kept)
+                        self.context.load_optimizer(kept)
                 case go:
                     return go
 
@@ -730,14 +725,14 @@ class Session:
         there, area = self.resumed.kept, self.resumed.buffers
         buffers = {} if there is None else there.buffers
         if area is not None:
-            buffers = self._joined.places.push_area(area).buffers
+            buffers = self.context.places.push_area(area).buffers
         for name, buffer in self.followed.buffers().items():
             if name in buffers:
                 buffer.copy_(buffers[name])
         if there is None:
             return
         if self.holder.keeps_state:
-            self._joined.load_optimizer(there)
+            self.context.load_optimizer(there)
         if kept:
             try:
                 self.kept.load(there)
@@ -748,7 +743,7 @@ class Session:
 
     def _fill(self, number: int, file: Path) -> None:
         """Put a recorded version into that area."""
-        places = self._joined.places
+        places = self.context.places
         area = places.push_area(number)
         places.region.populate(area.start, area.stop)
         named = dict(zip((entry.name for entry in self.layout.moving), area.gradients, strict=True)) | area.buffers

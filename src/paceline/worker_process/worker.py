@@ -103,16 +103,9 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
 
     `folders` is where workers note the folders that they make.
     """
-    forks_die_with_me()  # otherwise loader processes would outlive a killed worker
-    share_without_files()
-    redirect(output, worker)
-    if settings.directory is not None:
-        os.chdir(settings.directory)
-    interpreter.begin_as_a_process_of_its_own()
     for name in OF_ONE_PROCESS:
         os.environ.pop(name, None)
-    devices.give(worker, settings.devices)  # torch is imported, and asks CUDA only when it is first used
-    torch.set_num_threads(settings.threads)
+    begin_process(worker, settings, output)
     link = WorkerLink(worker, settings, Channel(end, messages.worker.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
     os.register_at_fork(after_in_child=link.leave_to_parent)
@@ -134,6 +127,18 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
         interpreter.end_within(GRACE, code)
     interpreter.end(show)
     return code
+
+
+def begin_process(worker: int, settings: Settings, output: int) -> None:
+    """Be a process in which a script can run, which prints to that descriptor."""
+    forks_die_with_me()  # otherwise loader processes would outlive a killed worker
+    share_without_files()
+    redirect(output, worker)
+    if settings.directory is not None:
+        os.chdir(settings.directory)
+    interpreter.begin_as_a_process_of_its_own()
+    devices.give(worker, settings.devices)  # torch is imported, and asks CUDA only when it is first used
+    torch.set_num_threads(settings.threads)
 
 
 FORKED = (
@@ -175,7 +180,7 @@ class WorkerLink:
         self._channel: Channel | _NoChannel = channel
         self._launcher = launcher
         self._evaluation_threads = settings.evaluation_threads
-        self._stopped = False
+        self.was_stopped = False
         self._interrupted = False
         """Whether the script has yet to learn that the run was interrupted."""
         self._evaluate: Evaluate | None = None
@@ -183,7 +188,7 @@ class WorkerLink:
         self.step = 0
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
-        """The descriptors that came with the last answer to the thread that called `prepare`."""
+        """What came with training's beginning, besides the region's."""
         self._turn = threading.Condition()
         """Guards the three below. The first thread that waits for an answer receives for all."""
         self._receiving = False
@@ -256,7 +261,7 @@ class WorkerLink:
                         self._expect((messages.worker.TakeUp,))
                     return Started(region=Region.attach(descriptors[0]), begin=begin, resumed=resumed)
                 case messages.worker.StopTraining(interrupted=True):
-                    self._stopped = self._interrupted = True
+                    self.was_stopped = self._interrupted = True
                     raise Interrupted
                 case messages.worker.StopTraining() | messages.worker.Exit():
                     raise SystemExit(0)
@@ -270,17 +275,12 @@ class WorkerLink:
             raise Interrupted
         self._leave_if_told()
 
-    @property
-    def was_stopped(self) -> bool:
-        """See `training.link.Link`."""
-        return self._stopped
-
     def is_stopped(self) -> bool:
         """See `training.link.Link`."""
         with self._turn:
-            if not self._stopped and not self.forked:
+            if not self.was_stopped and not self.forked:
                 self._hear(TOLD_WITHIN)
-            return self._stopped
+            return self.was_stopped
 
     def say(self, message: messages.Message, packing: bytes = b"") -> None:
         """See `training.link.Link`."""
@@ -309,7 +309,7 @@ class WorkerLink:
         """See `training.link.Link`."""
         until = time.monotonic() + seconds
         with self._turn:
-            while not self._stopped and (left := until - time.monotonic()) > 0:
+            while not self.was_stopped and (left := until - time.monotonic()) > 0:
                 self._hear(left, leaves=True)
             self._leave_if_told()
 
@@ -317,14 +317,11 @@ class WorkerLink:
         """See `training.link.Link`."""
         if announce:
             self._channel.send(messages.worker.Joins())
-        message = self._await(messages.worker.TakeUp)
-        return None if message is None else self._taken_up(message)
-
-    def _taken_up(self, message: messages.worker.TakeUp) -> TakenUp:
-        if message.recorded:
-            return TakenUp(area=message.area, file=self._descriptors.pop(), kept=None)
-        kept = unpack(attached(self._descriptors.pop())) if self._descriptors else None
-        return TakenUp(area=message.area, file=None, kept=kept)
+        message, files = self._await(messages.worker.TakeUp)
+        if message is None:
+            return None
+        file = files.pop() if message.recorded else None
+        return TakenUp(area=message.area, file=file, kept=unpack(attached(files.pop())) if files else None)
 
     def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
         """See `training.link.Link`."""
@@ -359,7 +356,7 @@ class WorkerLink:
     def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
         """See `training.link.Link`."""
         message: Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | messages.worker.Behind | None
-        message = self._await(*RELEASES, asked=True, leaves=True)
+        message, _ = self._await(*RELEASES, asked=True, leaves=True)
         match message:
             case messages.worker.Behind():
                 self._expect(RELEASES)  # the release may come first
@@ -398,13 +395,14 @@ class WorkerLink:
     def begin(self, batch: Batch) -> bool:
         """See `training.link.Link`."""
         with self._leasing:
-            answer = self._ask(messages.worker.BeginWanted(batch.epoch, batch.index), messages.worker.MayBegin)
+            answer, _ = self._ask(messages.worker.BeginWanted(batch.epoch, batch.index), messages.worker.MayBegin)
             return answer is None or answer.begun  # once the run is stopped, nothing comes of it
 
     def _lease(self, epoch: int, orders: Orders, ahead: int, begins: tuple[int, int] | None) -> Leased | EpochOver:
-        while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
+        while not self.was_stopped:  # unread answers would fill the channel, and `finish` would miss its own
             wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, begins)
-            match message := self._ask(wanted, *LEASES, messages.worker.OrderWanted):
+            message, _ = self._ask(wanted, *LEASES, messages.worker.OrderWanted)
+            match message:
                 case messages.worker.Leased() | messages.worker.EpochOver():
                     return message
                 case None:
@@ -418,7 +416,7 @@ class WorkerLink:
 
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
-        message = self._ask(
+        message, _ = self._ask(
             messages.worker.AdoptionWanted(digest), messages.worker.AdoptInto, messages.worker.AdoptedAlready
         )
         return message.slot if isinstance(message, messages.worker.AdoptInto) else None
@@ -426,27 +424,27 @@ class WorkerLink:
     def edit(self, structure: Structure, ties: bool, packing: Callable[[], bytes]) -> bytes | None:
         """See `training.link.Link`."""
         wanted = messages.worker.EditWanted(structure.number, structure.names, structure.added, ties)
-        answer = self._ask(wanted, messages.worker.TellEdit, messages.worker.TakeEdit)
+        answer, files = self._ask(wanted, messages.worker.TellEdit, messages.worker.TakeEdit)
         match answer:
             case messages.worker.TellEdit(number=number):
                 self.say(messages.worker.Edited(number), packing())
             case messages.worker.TakeEdit():
-                return attached(self._descriptors.pop())
+                return attached(files.pop())
         return None
 
     def optimizer_state(self) -> bytes:
         """See `training.link.Link`."""
         self._only_here()
-        self._ask(messages.worker.StateWanted(), messages.worker.OptimizerState, even_stopped=True)
-        return attached(self._descriptors.pop())
+        _, files = self._ask(messages.worker.StateWanted(), messages.worker.OptimizerState, even_stopped=True)
+        return attached(files.pop())
 
     def snapshot(self, *, hold: bool) -> int:
         """See `training.link.Link`."""
         if not hold:
             self._only_here()
         wanted = messages.worker.SnapshotWanted(hold=hold)
-        slot: int = self._ask(wanted, messages.worker.SnapshotReady, even_stopped=True).slot
-        return slot
+        ready, _ = self._ask(wanted, messages.worker.SnapshotReady, even_stopped=True)
+        return int(ready.slot)
 
     def finish(self) -> tuple[int | None, int]:
         """See `training.link.Link`."""
@@ -494,7 +492,9 @@ class WorkerLink:
             )
 
     @signals.undisturbed
-    def _ask(self, question: messages.Message, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
+    def _ask(
+        self, question: messages.Message, *kinds: type[messages.Message], even_stopped: bool = False
+    ) -> tuple[Any, list[int]]:
         self._expect(kinds)
         self._channel.send(question)
         return self._await(*kinds, even_stopped=even_stopped)
@@ -508,23 +508,12 @@ class WorkerLink:
     @signals.undisturbed
     def _await(
         self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False, leaves: bool = False
-    ) -> Any:
-        """Return the next message of these kinds; None once the run is stopped, unless it is answered even then.
+    ) -> tuple[Any, list[int]]:
+        """Return the next message of these kinds, with the descriptors that came along.
 
-        `asked`: return what is asked for at any time as well, and stopped or not. `leaves`: see `_hear`.
+        It is None once the run is stopped, unless it is answered even then. `asked`: return what is asked for at any
+        time as well, and stopped or not. `leaves`: see `_hear`.
         """
-        answer = self._await_with(*kinds, even_stopped=even_stopped, asked=asked, leaves=leaves)
-        if answer is None:
-            return None
-        message, descriptors = answer
-        if isinstance(message, kinds) and threading.get_ident() == self._thread:
-            self._descriptors = descriptors
-        return message
-
-    def _await_with(
-        self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False, leaves: bool = False
-    ) -> tuple[Any, list[int]] | None:
-        """See `_await`. Return the message with the descriptors that came along. Call this undisturbed."""
         self._expect(kinds)
         with self._turn:
             while True:
@@ -533,12 +522,12 @@ class WorkerLink:
                     if asked and isinstance(message, ASKED):
                         self._answers.remove(answer)
                         return answer
-                    if isinstance(message, kinds) and (even_stopped or not self._stopped):
+                    if isinstance(message, kinds) and (even_stopped or not self.was_stopped):
                         self._answers.remove(answer)
                         self._awaited.remove(kinds)
                         return answer
-                if self._stopped and not even_stopped:
-                    return None
+                if self.was_stopped and not even_stopped:
+                    return None, []
                 self._hear(leaves=leaves)
                 self._leave_if_told()
 
@@ -546,19 +535,17 @@ class WorkerLink:
     def _await_or_keep(
         self, *kinds: type[messages.Message], leaves: bool = False, even_stopped: bool = True
     ) -> tuple[Any, list[int]]:
-        """Wait for a message of these kinds, with the descriptors that come along. See `_await` for the rest.
+        """Wait for a message of these kinds, as `_await` does.
 
         No step is made meanwhile, so what the script keeps is packed at once.
         """
         while True:
-            answer = self._await_with(*kinds, even_stopped=even_stopped, asked=True, leaves=leaves)
-            if answer is None:
-                return None, []
-            if not isinstance(answer[0], ASKED):
-                return answer
-            self._keeps += isinstance(answer[0], Keep)
+            message, descriptors = self._await(*kinds, even_stopped=even_stopped, asked=True, leaves=leaves)
+            if not isinstance(message, ASKED):
+                return message, descriptors
+            self._keeps += isinstance(message, Keep)
             if (session := prepare.session_now()) is not None:
-                session.asked(answer[0])
+                session.asked(message)
 
     def _hear(self, most: float | None = None, *, leaves: bool = False) -> None:
         """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`.
@@ -585,12 +572,12 @@ class WorkerLink:
             return
         message, _ = received
         if isinstance(message, messages.worker.StopTraining):
-            self._stopped = True
+            self.was_stopped = True
             self._interrupted = message.interrupted
             self._ends_at_once = message.at_once
         elif isinstance(message, ASKED) or any(isinstance(message, kinds) for kinds in self._awaited):
             self._answers.append(received)
-        elif not self._stopped:
+        elif not self.was_stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
 
     def _leave_if_told(self) -> None:
