@@ -118,6 +118,12 @@ def incarnation(others: Any, host: str) -> int:
     return int(others._incarnations.get(host, 0))
 
 
+def asker(others: Any, number: int) -> str | None:
+    """The host that asks the head for an item by that number. None: none does any more."""
+    asked = others.carrier._plane._serves._offered.get(number)
+    return None if asked is None else asked[0].host
+
+
 def unacknowledged(others: Any, host: str) -> int:
     """Messages that wait for the host."""
     return int(others._link._end.unacknowledged(host))

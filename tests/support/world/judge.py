@@ -117,7 +117,8 @@ class Judge:
             if claim[0] != insides.NEWEST
             and claim[0][0] != UNFINISHED
             and claim[0][0] not in OWNED
-            and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
+            and not (claim[0][0] == "lent" and claim[0][1] in here)
+            and not (claim[0][0] == "serve" and insides.asker(world.others, claim[0][1]) in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
         self._moving = insides.moves_a_range(host)
