@@ -27,7 +27,7 @@ from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
-from paceline.host.remote_reports import RemoteReports
+from paceline.host.reports.remote import RemoteReports
 from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
@@ -345,7 +345,7 @@ def the_heads_own_range_counts_as_a_version(patch: Patch) -> None:
 
 
 def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
-    patch.setattr(Cluster, "_brings", lambda self, version, then: then())
+    patch.setattr(Cluster, "brings", lambda self, version, then: then())
 
 
 def a_lost_hosts_range_is_left_out(patch: Patch) -> None:

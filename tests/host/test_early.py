@@ -236,5 +236,5 @@ def test_nothing_is_expected_of_a_step_that_its_worker_has_declined() -> None:
     company = Case().company
     company.crew.hear(0, messages.worker.Declined(0, paused=True))
     company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
-    assert company.head._carrier is not None
-    assert company.head._carrier.pending() == company.agent._carrier.pending() == []
+    assert company.head.carrier is not None
+    assert company.head.carrier.pending() == company.agent._carrier.pending() == []

@@ -52,7 +52,7 @@ class Several:
         self.head.newest = 7
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
-        self.head.hear = self._hear
+        self.head.worker_reports.hear = self._hear
         self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
         other = RemoteHost("node-1", range(2, 4), self.told.append)
         self.hosts = OtherHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
@@ -514,10 +514,10 @@ def test_only_hosts_that_begin_exchange_ranges() -> None:
         lambda: 0.0,
     )
     near = directory.neighbours
-    head.state = os.memfd_create("state")
-    os.write(head.state, b"state")
+    head.store_reports.state = os.memfd_create("state")
+    os.write(head.store_reports.state, b"state")
     hosts.begin([0, 1, 2])
-    os.close(head.state)
+    os.close(head.store_reports.state)
     near.assert_called_once_with("node-1", {"node-1"})
     assert told == []
 
@@ -543,8 +543,8 @@ def test_a_share_of_the_state_that_can_not_come_is_said_to_be_lacking() -> None:
 
 def test_the_store_is_lost_that_lacks_a_range_of_a_version_which_can_not_come() -> None:
     head, then = Mock(_numbers=count()), Mock()
-    Cluster._brings(head, 3, then)
-    head._carrier.fetch.call_args.args[3]("it is not here any more")
+    Cluster.brings(head, 3, then)
+    head.carrier.fetch.call_args.args[3]("it is not here any more")
     head.loses.assert_called_once_with("version 3 can't come: it is not here any more")
     assert not then.called
 

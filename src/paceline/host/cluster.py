@@ -5,11 +5,10 @@ The head's own machine is here, too. What other hosts are told and say is in `ot
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Item, Sum, Update, Version
@@ -28,20 +27,15 @@ from paceline.core.orders import (
 )
 from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
-from paceline.core.state_edits import StateEdit
-from paceline.host.attachments import recorded_file, write_attached
+from paceline.host.attachments import recorded_file
 from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
-    Impossible,
-    Prepared,
     ProcessLost,
     Report,
     Transferred,
     VersionBrought,
-    VersionWritten,
     WorkerEnded,
-    WorkerSaid,
 )
 from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
@@ -59,6 +53,8 @@ from paceline.host.overlap import Computing, Early
 from paceline.host.remote_host import HostDirectory, RemoteHost
 from paceline.host.replicas.copies import Copies
 from paceline.host.replicas.placement import ReplicaPlacement
+from paceline.host.reports.store import StoreReports
+from paceline.host.reports.workers import WorkerReports, beginning_of
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
@@ -67,7 +63,7 @@ from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_items import StoredVersions
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
@@ -81,11 +77,6 @@ from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.transfer.manager import TransferManager
-
-
-def beginning_of(worker: int) -> Owner:
-    """Who claims the place of what the worker's script begins with, until all begin with that."""
-    return "beginning", worker
 
 
 class Cluster:
@@ -126,8 +117,6 @@ class Cluster:
         self.memory = HostMemory(plan)
         self.shards: Sequence[Shard] = ()
         """See `contract.Host`."""
-        self.state: int | None = None
-        """The descriptor of what the others' ranges begin with besides the version, if they make some."""
         self.name = name
         self.shards_on = shards_on
         """The hosts that are to make versions, if not this one alone."""
@@ -136,25 +125,24 @@ class Cluster:
         self._first = 0
         """The version that training has begun with."""
         self._numbers = count()
-        self._edits: dict[int, str] = {}
+        self.edits: dict[int, str] = {}
         """By change of the model's structure that a worker tells: the file for it."""
-        self._lacks_host = False
+        self.lacks_host = False
         """Whether a host has gone that made a range of each version."""
-        self._beginning = ""
-        """The checksum of what training begins with."""
-        self._spec = spec
-        self._workers = workers
+        self.spec = spec
+        self.workers_here = workers
         self._report = report
-        self._carrier = carrier
+        self.carrier = carrier
         self._threads = threads
         self._network = network
         self._evaluator = evaluator
         self._now = now
+        self.worker_reports, self.store_reports = WorkerReports(self, report), StoreReports(self, report)
         self._at: float | None = None
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
-        self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
+        self.seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
-        self._offers: dict[int, messages.worker.Offered] = {}
+        self.offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._shaped = ShapedFetcher(
             SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
@@ -170,9 +158,9 @@ class Cluster:
                 lost=lambda worker, why: self.others.never_comes(worker, why),
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
-        self.arithmetic = StoreProcess(self.shelf, loop, workers, self, called(spec))
+        self.arithmetic = StoreProcess(self.shelf, loop, workers, self.store_reports, called(spec))
         self.summer = HostReducer(
-            self.shelf, plan, self.arithmetic, there=self._there_is_more, not_finite=self.not_finite
+            self.shelf, plan, self.arithmetic, there=self.there_is_more, not_finite=self.not_finite
         )
         self.sums = SumTable(self.shelf, self.summer)
         self.remote_shards = RemoteShards(
@@ -210,9 +198,9 @@ class Cluster:
         self.averages.steps = self.steps
         self.pushes = Pushes(self.shelf, plan, self.together, seats, self.sums.dropped)
         self.computing = Computing()
-        self._early: Early | None = None
+        self.early: Early | None = None
         if remote is not None and spec.brings_early:
-            self._early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
+            self.early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
         self.range_maker = RangeMaker(self.shelf, plan, self.arithmetic, self._idle_cores, tells=carrier is not None)
         """Makes this host's range of each version."""
         self.commits = CommitQueue(
@@ -228,7 +216,7 @@ class Cluster:
             own=self.range_maker,
             others=self.remote_shards,
             sums=self.sums,
-            brings=self._brings,
+            brings=self.brings,
             rests=lambda: self.others.moves.rests(),
         )
         self.versions = StoredVersions(
@@ -246,7 +234,7 @@ class Cluster:
             self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, report, self.replicas.bring
         )
         self.pulls = Pulls(self.shelf, self.commits, self.together, seats, early=carrier is not None)
-        self._arrivals = VersionStreaming(self.shelf, seats, self._tell)
+        self.arrivals = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
             self.pulls,
@@ -256,7 +244,7 @@ class Cluster:
             seats,
             report,
             self._tell,
-            self._arrivals,
+            self.arrivals,
         )
         self.joins = JoinHandover(
             self.shelf,
@@ -302,7 +290,9 @@ class Cluster:
 
     def open(self) -> None:
         """Listen to the workers."""
-        self._workers.open(self.hear, lambda worker, status: self._report(WorkerEnded(worker, status)))
+        self.workers_here.open(
+            self.worker_reports.hear, lambda worker, status: self._report(WorkerEnded(worker, status))
+        )
         self.others.open()
 
     def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
@@ -317,7 +307,7 @@ class Cluster:
 
         A worker that can't do so is ended. Another one may be asked then. `resumption`: what all go on from.
         """
-        if self._seats[worker].elsewhere:
+        if self.seats[worker].elsewhere:
             self._report(
                 ProcessLost("no worker of the head's host has come to prepare(), so nothing can make versions there")
             )
@@ -327,14 +317,14 @@ class Cluster:
         if self.arithmetic.lost:
             return
         self.snapshots.resumption = resumption
-        offer = self._offers[worker]
-        self.commits.clips_norms = offer.clip_grad_norm is not None and self._spec.optimizer == "store"
+        offer = self.offers[worker]
+        self.commits.clips_norms = offer.clip_grad_norm is not None and self.spec.optimizer == "store"
         self.memory.lay_out()
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
         self.shards = shards if any(one.host != self.name for one in shards) else []
         own = self._own_range(offer)
         ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
-        order = self.plan.fork(self._spec.optimizer == "store", *own)
+        order = self.plan.fork(self.spec.optimizer == "store", *own)
         self.arithmetic.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
@@ -343,12 +333,12 @@ class Cluster:
 
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""
-        owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
-        message = messages.worker.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
+        owns_replica, resumes = self.spec.holder == "replica", self.snapshots.resumption is not None
+        message = messages.worker.Begin(self.plan.slots, self.plan.areas, self.spec.holder, self.spec.pushes)
         message.tells = self._tells
         for worker in workers:
-            self._seats[worker].trains = self._seats[worker].trained = True
-            if self._seats[worker].elsewhere:
+            self.seats[worker].trains = self.seats[worker].trained = True
+            if self.seats[worker].elsewhere:
                 continue
             ends: list[Any] = [self.averaging.connect(worker)] if owns_replica else []
             if resumes:
@@ -360,7 +350,7 @@ class Cluster:
             self.commits.begin(0)
         self._first = self.newest
         self.versions.is_whole(Version(self.newest))
-        model_bytes = self._offers[workers[0]].model_bytes
+        model_bytes = self.offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._shaped.size = model_bytes if given is None else given
         if owns_replica and not resumes:
@@ -372,8 +362,8 @@ class Cluster:
     def returns(self, worker: int) -> None:
         """A new process begins as this worker, whose process has ended."""
         self.others.returns(worker)
-        before = self._seats[worker]
-        self._seats[worker] = WorkerState(
+        before = self.seats[worker]
+        self.seats[worker] = WorkerState(
             worker, elsewhere=before.elsewhere, joined=before.joined
         )  # as its last steps count
         self.pushes.returns(worker)
@@ -384,15 +374,15 @@ class Cluster:
         Its script goes on to its first step, in that epoch. `at`: the moment, in seconds since the run's start.
         """
         place = self.joins.shows(worker)
-        if self._seats[worker].elsewhere:
+        if self.seats[worker].elsewhere:
             self.others.admit(worker, epoch, at)
             return
-        ends = [self.averaging.connect(worker)] if self._spec.holder == "replica" else []
+        ends = [self.averaging.connect(worker)] if self.spec.holder == "replica" else []
         begin = messages.worker.Begin(
             self.plan.slots,
             self.plan.areas,
-            self._spec.holder,
-            self._spec.pushes,
+            self.spec.holder,
+            self.spec.pushes,
             place=place,
             resumed=messages.worker.Resumed(epoch=epoch, buffers=None, kept=False),
             joins=True,
@@ -407,10 +397,10 @@ class Cluster:
         Where workers own replicas it gets that with its replica, by an order.
         """
         self.others.join(worker)
-        self._seats[worker].joined = 1 + max(seat.joined for seat in self._seats.values())
+        self.seats[worker].joined = 1 + max(seat.joined for seat in self.seats.values())
         self.commits.joins(worker)
-        if self._seats[worker].here:
-            self._seats[worker].trains = self._seats[worker].trained = True
+        if self.seats[worker].here:
+            self.seats[worker].trains = self.seats[worker].trained = True
             self.joins.join(worker, others)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
@@ -424,10 +414,10 @@ class Cluster:
         """Have the worker write what its script changed the first version to. All begin with that once it has."""
         place = self.shelf.put(Beginning(worker), beginning_of(worker), self.plan.shared)
         assert place is not None  # only the first version is there, and averages of it
-        if self._seats[worker].elsewhere:  # what it wrote is fetched
+        if self.seats[worker].elsewhere:  # what it wrote is fetched
             self.others.adopt(worker)
         else:
-            self._workers.send(worker, messages.worker.AdoptInto(place))
+            self.workers_here.send(worker, messages.worker.AdoptInto(place))
 
     # --- orders and facts -------------------------------------------------------------------------
 
@@ -437,11 +427,11 @@ class Cluster:
         try:
             match order:
                 case Release(worker=worker, step=step):
-                    if self._seats[worker].trains:
+                    if self.seats[worker].trains:
                         self.together.released(worker)
                     self.joins.released(worker)
                     self.releases.carry_out(order)
-                    if not self._seats[worker].elsewhere:
+                    if not self.seats[worker].elsewhere:
                         self.begins_step(worker, step)
                 case StartPull():
                     self.pulls.carry_out(order)
@@ -451,14 +441,14 @@ class Cluster:
                     self.commits.carry_out(order)
                 case StepReplica(worker=worker, step=step):
                     self.steps.carry_out(order)
-                    if not self._seats[worker].trains:  # else its place is free at its next release
+                    if not self.seats[worker].trains:  # else its place is free at its next release
                         self.pushes.dropped(worker, step)
                 case Reduce():
                     self.averages.carry_out(order)
                 case CopyReplica():
                     self.joins.carry_out(order)
                 case DropUpdate(worker=worker, step=step):
-                    self._drop(worker, step)
+                    self.drop_update(worker, step)
                 case _:
                     raise TypeError(f"{type(order).__name__} is not about items")
         finally:
@@ -480,7 +470,7 @@ class Cluster:
 
     def edit(self, number: int, file: str) -> None:
         """Write that change of the model's structure to the file, as a worker tells it: `messages.worker.Edited`."""
-        self._edits[number] = file
+        self.edits[number] = file
 
     def restructure(self, file: str) -> None:
         """Versions from now on have the structure that is in this file."""
@@ -494,7 +484,7 @@ class Cluster:
         if file is None:
             self._tell(worker, message)
             return
-        if self._seats[worker].elsewhere:
+        if self.seats[worker].elsewhere:
             self.others.show_recorded(worker, message, file)
             return
         with recorded_file(file) as descriptor:
@@ -549,7 +539,7 @@ class Cluster:
 
         What it shows stays claimed until its process ends, as its script may go on with the model.
         """
-        seat = self._seats[worker]
+        seat = self.seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self.joins.left(worker, died)
         self.pulls.left(worker)
@@ -561,7 +551,7 @@ class Cluster:
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
-        self._seats[worker].here = False
+        self.seats[worker].here = False
         self.arithmetic.gone(worker)
         self.pushes.gone(worker)
         self.averaging.gone(worker)
@@ -587,12 +577,12 @@ class Cluster:
     @property
     def numbers(self) -> list[int]:
         """All workers, ascending."""
-        return sorted([*self._workers.numbers, *self.others.workers])
+        return sorted([*self.workers_here.numbers, *self.others.workers])
 
     def start(self, workers: Sequence[int]) -> None:
         """Begin these workers' processes. Raises NoProcess, and then none of the head's is there."""
         if here := [worker for worker in workers if worker not in self.others.workers]:
-            self._workers.start(here)
+            self.workers_here.start(here)
         self.others.start(workers)
 
     def send(self, worker: int, message: messages.Message) -> None:
@@ -601,10 +591,10 @@ class Cluster:
 
     def end(self, worker: int) -> None:
         """End the worker's process, once its host has passed on what it has said."""
-        if self._seats[worker].elsewhere:
+        if self.seats[worker].elsewhere:
             self.others.end(worker, None)
         else:
-            self._workers.end(worker)
+            self.workers_here.end(worker)
 
     def kill(self, worker: int) -> None:
         """End the worker's process. That is not put off for what it has said and is still on its way."""
@@ -613,17 +603,17 @@ class Cluster:
 
     def give_up(self, worker: int, why: str) -> None:
         """End a worker that can't go on, through no fault of the others."""
-        if self._seats[worker].elsewhere:
+        if self.seats[worker].elsewhere:
             self.others.end(worker, why)
         else:
-            self._workers.give_up(worker, why)
+            self.workers_here.give_up(worker, why)
 
     # --- what other hosts are told and asked ------------------------------------------------------
 
     @property
     def workers(self) -> Sequence[int]:
         """Those of this host."""
-        return self._workers.numbers
+        return self.workers_here.numbers
 
     @property
     def newest(self) -> int:
@@ -632,28 +622,28 @@ class Cluster:
 
     def prepares(self, worker: int) -> bool:
         """Whether the worker's script has come to `prepare`, and its process is there."""
-        return worker in self._offers and self._seats[worker].here
+        return worker in self.offers and self.seats[worker].here
 
     @property
     def owns_replicas(self) -> bool:
         """Whether each worker owns a replica."""
-        return self._spec.holder == "replica"
+        return self.spec.holder == "replica"
 
     def has_finished(self, worker: int) -> bool:
         """Whether the worker has left after it had trained, and has not died: its replica counts."""
-        seat = self._seats[worker]
+        seat = self.seats[worker]
         return seat.trained and not seat.trains and not seat.died
 
     def expects(self, workers: Sequence[int]) -> None:
         """These workers of another host are about to begin, while others train."""
-        self._seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in workers)
+        self.seats.update((worker, WorkerState(worker, elsewhere=True)) for worker in workers)
 
     def lends_beginning(self, host: str, workers: Sequence[int] = ()) -> None:
         """That host fetches what training begins with. Keep it until then, even if a script changes it for all.
 
         In a resumed run each of these workers begins with a replica of its own, if any has one.
         """
-        owns = self.snapshots.resumption is not None and self._spec.holder == "replica"
+        owns = self.snapshots.resumption is not None and self.spec.holder == "replica"
         items = [self.steps.replica(worker) for worker in workers] if owns else [Version(self.newest)]
         self.versions.lend(host, *items)
 
@@ -673,19 +663,19 @@ class Cluster:
     def _tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
         adds_up = self.plan.sums > 0 and len(self.workers) > 1
-        return self._early is not None and not adds_up and any(one.host != self.name for one in self.shards)
+        return self.early is not None and not adds_up and any(one.host != self.name for one in self.shards)
 
     def _away(self, item: Update | Sum | Buffers | Version) -> bool:
         match item:
             case Update(worker=worker):
-                return self._seats[worker].elsewhere
+                return self.seats[worker].elsewhere
             case Buffers(worker=worker):
-                return self._seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
+                return self.seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
             case Sum():
                 return self.together.host_of(item) != self.name
         return self.versions.away(item)
 
-    def _brings(self, version: int, then: Callable[[], object]) -> None:
+    def brings(self, version: int, then: Callable[[], object]) -> None:
         """Bring the ranges of that version here that are made elsewhere, then go on. Whoever needs it has claimed it.
 
         If it can't come, a host is lost that makes a range, or has broken its word: the store is lost then.
@@ -693,9 +683,9 @@ class Cluster:
         if not self._away(Version(version)):
             then()
             return
-        assert self._carrier is not None
+        assert self.carrier is not None
         owner, lost = ("brought", next(self._numbers)), lambda why: self.loses(f"version {version} can't come: {why}")
-        self._carrier.fetch(Version(version), owner, then, lost)
+        self.carrier.fetch(Version(version), owner, then, lost)
 
     def _freed(self, item: Item) -> None:
         """Nobody claims that item any more."""
@@ -709,15 +699,9 @@ class Cluster:
         own = [(first, last) for _, first, last in pieces(self.memory.offer.cuts, [Shard(self.name, begin, end)])]
         return with_rest(own, (self.memory.offer.cuts[-1], whole if isinstance(item, Update) else buffers))
 
-    def forget_state(self) -> None:
-        """All others have been told of the optimizer's state, or there is another: it takes as much as the model."""
-        if self.state is not None:
-            os.close(self.state)
-        self.state = None
-
     def loses(self, why: str) -> None:
         """A host has gone that made a range of each version: no version can be made."""
-        self._lacks_host = True
+        self.lacks_host = True
         self.arithmetic.lose(why)
 
     def _own_range(self, offer: messages.worker.Offered) -> tuple[int, int]:
@@ -752,180 +736,32 @@ class Cluster:
         self._taking = None
         self.shards = shards if any(one.host != self.name for one in shards) else []
 
-    # --- what workers say ---------------------------------------------------------------------------
-
-    def hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
-        """The worker has said this, and these descriptors came along."""
-        seat = self._seats[worker]
-        match message:  # each batch and each step comes by here
-            case messages.worker.LeaseWanted():
-                pass
-            case messages.worker.Accumulated() | messages.worker.Withdrawn():
-                self._computes(seat, message)
-                return
-            case messages.worker.StepFinished(step=step, scalars=scalars, edits=edits):
-                seat.scalars = seat.scalars if scalars is None else scalars
-                self._computed(seat, step, edits)
-            case messages.worker.Stepped(step=step):
-                self.steps.stepped(worker, step)
-            case messages.worker.Declined():
-                if seat.step is not None:
-                    self._drop(worker, seat.step)
-                self._idles(seat)
-            case messages.worker.FinishWanted() | messages.worker.ScriptEnded():
-                self._idles(seat)  # it may have been released for a step, and had no data for it
-            case messages.worker.Offered():
-                self._offers[worker], seat.scalars = message, message.scalars
-                self.memory.offered(message)
-                seat.accelerator = bool(message.device)
-                self.range_maker.tells |= seat.accelerator
-            case messages.worker.SnapshotWanted(hold=hold):
-                version = self.releases.hold(worker) if hold else self.releases.look(worker)
-                if not seat.elsewhere:
-                    self._brings(version, lambda: self._show(seat, Version(version)))
-            case messages.worker.SnapshotTaken():
-                self.releases.looked(worker)
-                self.commits.go_on()
-            case messages.worker.StateWanted():
-                self.arithmetic.send(messages.store.SendState(worker, *self.shares.ask()))
-            case messages.worker.AdoptionWritten():
-                self._adopt(worker, descriptors)
-            case messages.worker.Edited(number=number):
-                write_attached(descriptors[0], self._edits[number])
-                self.restructure(self._edits[number])
-            case messages.worker.OwnValues(number=number):
-                self.arithmetic.send(messages.store.TakeValues(worker, number), tuple(descriptors))
-            case messages.worker.Kept():
-                self.snapshots.packed(worker, message, descriptors)
-            case messages.worker.Handed():
-                self.joins.handed(worker, message, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._report(WorkerSaid(worker, cast(messages.worker.FromWorker, message)))
-
-    def _show(self, seat: WorkerState, version: Version) -> None:
-        if self._seats[seat.worker] is seat and seat.here:
-            self._workers.send(seat.worker, messages.worker.SnapshotReady(self.shelf.place(version)))
-
-    def _idles(self, seat: WorkerState) -> None:
-        """The worker computes no step any more."""
-        seat.step = None
-        self.together.idles(seat.worker)
+    # --- what reports lead to -----------------------------------------------------------------------
 
     def moves(self, moving: bool) -> None:
         """A range of versions begins to move to another host, or has moved."""
-        if self._early is not None and moving:
-            self._early.rest()
-        elif self._early is not None:
-            self._early.rests = False
+        if self.early is not None and moving:
+            self.early.rest()
+        elif self.early is not None:
+            self.early.rests = False
 
     def begins_step(self, worker: int, step: int) -> None:
         """The worker computes that step, or is about to: others may bring what there is of its update."""
-        seat = self._seats[worker]
-        if self._early is None or not seat.trains or self.together.adds_up(worker):
+        seat = self.seats[worker]
+        if self.early is None or not seat.trains or self.together.adds_up(worker):
             return
         if seat.elsewhere or self.shards:
-            self._early.released(worker, step, elsewhere=seat.elsewhere)
+            self.early.released(worker, step, elsewhere=seat.elsewhere)
 
-    def _computes(self, seat: WorkerState, message: messages.worker.Accumulated | messages.worker.Withdrawn) -> None:
-        """The worker has told of the update that it computes, or takes that back."""
-        if self._carrier is None:
-            return
-        match message:
-            case messages.worker.Accumulated(step=step, begin=begin, end=end):
-                self.computing.told(seat.worker, step, begin, end)
-                self._there_is_more(Update(seat.worker, step))
-            case messages.worker.Withdrawn(step=step):
-                if self._early is not None:
-                    self._early.withdrawn(seat.worker, step)
-
-    def _computed(self, seat: WorkerState, step: int, edits: Sequence[StateEdit]) -> None:
-        """The worker's step is computed: it no longer reads that version, and its update is about to come."""
-        if self._carrier is not None and not seat.elsewhere:
-            self.computing.finished(seat.worker, step)
-            self._there_is_more(Update(seat.worker, step))
-        self.releases.computed(seat.worker)
-        self.steps.computed(seat.worker, step)
-        if seat.trains and not self.steps.owned_by(seat.worker):
-            self.pushes.ready(seat.worker, step)
-            self.commits.said(seat.worker, step, seat.scalars, edits)
-        self.commits.go_on()
-        seat.step = None
-
-    def _drop(self, worker: int, step: int) -> None:
+    def drop_update(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
         # while the update has its place, to which some of it may be on its way
-        if self._early is not None:
-            self._early.dropped(Update(worker, step))
+        if self.early is not None:
+            self.early.dropped(Update(worker, step))
         self.remote_shards.dropped(Update(worker, step))
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
         self.steps.dropped(worker, step)
-
-    def _adopt(self, worker: int, descriptors: list[int]) -> None:
-        """The first version is what that worker has written from now on. The optimizer's state may come along.
-
-        Replicas may have been averaged before. All were alike, and they are so now. So the averages under way are void.
-        """
-        self.arithmetic.adopt(descriptors)
-        for other in self.steps.workers:
-            self.steps.becomes(other, Beginning(worker))
-        self.averages.void()
-        if self.steps.workers:
-            self.steps.keep_beginning(Beginning(worker))
-        else:
-            self.commits.adopted(worker)
-        self.shelf.release(beginning_of(worker))
-        self.others.adopted(worker, descriptors[0] if descriptors else None)
-
-    # --- what the store process says --------------------------------------------------------------
-
-    def store_said(self, message: Any, descriptors: list[int]) -> bool:
-        """See `StoreOwner`."""
-        match message:
-            case messages.store.Making(version=version) if self.range_maker.heard(message):
-                self._arrivals.made(version, message.begin, message.end)
-                self._there_is_more(Version(version))
-                return True
-            case messages.store.Norms() if self.range_maker.heard(message):
-                return self.norms_taken(self.name, message)
-            case messages.store.Committed() if self.range_maker.heard(message):
-                return self.range_made(self.name, message)
-            case messages.store.Summing() | messages.store.Summed():
-                return self.summer.heard(message)
-            case messages.store.VersionRecorded(version=version, sha256=sha256):
-                return self._written(version, sha256, None)
-            case messages.store.MeanRecorded(version=version, sha256=sha256, distance=distance):
-                return self._written(version, sha256, distance)
-            case messages.store.FileKept():
-                return self.snapshots.kept(message)
-            case messages.store.Sealed(error=error):
-                return self.snapshots.sealed(error)
-            case messages.store.Restored(beginning=beginning, refused=refused):
-                if refused is not None:
-                    self._report(Impossible(refused))
-                else:
-                    self._prepared(beginning)
-                return True
-            case messages.store.WholeReady(error=error):
-                if error is not None:
-                    self._report(Impossible(error))
-                else:
-                    self.forget_state()
-                    self.state = os.dup(descriptors[0])
-                    self._report(Prepared(self._beginning))
-                return True
-            case messages.store.StateReady(worker=worker, error=error):
-                if worker not in self._seats:
-                    return False
-                if error is not None:
-                    self._report(Impossible(error))
-                elif self._seats[worker].elsewhere:
-                    self.others.hands(worker, messages.worker.OptimizerState(), descriptors[0])
-                elif self._seats[worker].here:
-                    self._workers.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
-                return True
-        return False
 
     def not_finite(self, parameter: str, worker: int | None) -> None:
         """A gradient that was added up has a NaN or an infinity."""
@@ -943,51 +779,16 @@ class Cluster:
             return False
         if self.commits.whole:
             at = self._at = self._now()  # workers that wait for it go on at the same moment
-            self._arrivals.whole(message.version)
+            self.arrivals.whole(message.version)
             version = self.commits.made(at)
             self._at = None
             self.others.made(version)
         return True
 
-    def _written(self, version: int, sha256: str, distance: float | None) -> bool:
-        if not self.arithmetic.written(version):
-            return False
-        self.commits.go_on()
-        self.joins.written(version)
-        self._report(VersionWritten(version, sha256, distance))
-        return True
-
-    def store_ready(self, beginning: str) -> None:
-        """See `StoreOwner`. If the run goes on, that process first reads what it goes on from."""
-        if self.snapshots.resumption is None:
-            self._prepared(beginning)
-            return
-        workers = [worker for worker in self._offers if self._seats[worker].here]
-        assert self.arithmetic.forker is not None
-        buffers = self._offers[self.arithmetic.forker].buffers or "mean"
-        self.snapshots.restore(workers, self._spec.holder == "replica", buffers)
-
-    def _prepared(self, beginning: str) -> None:
-        """The store has what training begins with. Hosts that make ranges of it go on from the same."""
-        if not self.shards:
-            self._report(Prepared(beginning))
-            return
-        self._beginning = beginning
-        self.arithmetic.send(messages.store.SendWhole())
-
-    def store_not_forked(self) -> None:
-        """See `StoreOwner`. The coordinator asks another worker by `prepare`, once it knows that this one has ended."""
-
-    def store_lost(self, why: str) -> None:
-        """See `StoreOwner`."""
-        self.commits.lost()
-        self.snapshots.lost()
-        self._report(ProcessLost(why, self._lacks_host))
-
-    def _there_is_more(self, item: Item) -> None:
+    def there_is_more(self, item: Item) -> None:
         """More of the item is made here. Other hosts may have asked for it."""
-        if self._carrier is not None:
-            self._carrier.made(item)
+        if self.carrier is not None:
+            self.carrier.made(item)
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         """Tell another host that."""
@@ -995,19 +796,19 @@ class Cluster:
 
     def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell a worker, wherever it is."""
-        if self._seats[worker].elsewhere:
+        if self.seats[worker].elsewhere:
             self.others.hands(worker, message, descriptors[0] if descriptors else None)
         else:
-            self._workers.send(worker, message, descriptors)
+            self.workers_here.send(worker, message, descriptors)
 
     def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
         """Tell the worker. The region comes along, and these ends of channels or open files, which are closed here."""
-        self._workers.send(worker, message, (self.memory.region.descriptor, *(end.fileno() for end in ends)))
+        self.workers_here.send(worker, message, (self.memory.region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
 
     def _idle_cores(self) -> int:
-        return idle_cores((self._seats[worker] for worker in self._workers.numbers), self._threads)
+        return idle_cores((self.seats[worker] for worker in self.workers_here.numbers), self._threads)
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at

@@ -25,7 +25,7 @@ from paceline.host.events import (
 from paceline.host.item_table import ItemKind, ItemTable
 from paceline.host.orders.steps import shown
 from paceline.host.remote_host import HostDirectory, RemoteHost, RemoteWorker
-from paceline.host.remote_reports import KEPT, RemoteReports
+from paceline.host.reports.remote import KEPT, RemoteReports
 from paceline.host.shards.migration import Moves
 from paceline.host.shards.summands import HeadSummands, UpdateBuffers
 from paceline.ipc import messages
@@ -134,7 +134,7 @@ class OtherHosts:
                 other.begun = True
         for other in [one for one in self._others.values() if one.begun]:
             self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
-        self._cluster.forget_state()
+        self._cluster.store_reports.forget_state()
         for other in [one for one in self._others.values() if not one.workers and not one.begun]:
             self.directory.idles(other.name)
 
@@ -434,8 +434,8 @@ class OtherHosts:
             other.turns_of(worker).begins()
         state = None
         if other.name in self.makers:
-            assert self._cluster.state is not None
-            state = self.attachments.attach(file_bytes(self._cluster.state), other.name)
+            assert self._cluster.store_reports.state is not None
+            state = self.attachments.attach(file_bytes(self._cluster.store_reports.state), other.name)
         shards = tuple(self._cluster.shards)
         other.knows = self._cluster.newest
         begun = {name for name, one in self._others.items() if one.begun}

@@ -62,7 +62,7 @@ def newest_at_head(host: Any) -> int:
 
 def trains(host: Any, worker: int) -> bool:
     """Whether the worker trains, as its host has it."""
-    return bool(host._seats[worker].trains)
+    return bool(host.seats[worker].trains)
 
 
 def lies_at_head(host: Any, place: int) -> bool:
@@ -82,7 +82,7 @@ def moves_a_range(host: Any) -> bool:
 
 def replicas_of_hosts(host: Any) -> Any:
     """What the head knows of the other hosts' replicas. None: there are none, or there is one host."""
-    return host.replicas if host.owns_replicas and host._carrier is not None else None
+    return host.replicas if host.owns_replicas and host.carrier is not None else None
 
 
 def carried(host: Any) -> dict[int, Any]:

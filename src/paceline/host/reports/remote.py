@@ -218,7 +218,7 @@ class RemoteReports:
             for one in descriptors:
                 os.close(one)
             raise MessageUnreadable(f"worker {worker}: {strange}")
-        self._cluster.hear(worker, said, descriptors)
+        self._cluster.worker_reports.hear(worker, said, descriptors)
         if isinstance(said, messages.worker.SnapshotWanted):
             self._others.tell_worker(worker, host_messages.Look(worker, self._cluster.newest, said.hold))
 

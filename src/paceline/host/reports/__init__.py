@@ -1,0 +1,1 @@
+"""What is heard from workers, from the store process and from other hosts, and what follows from it."""
