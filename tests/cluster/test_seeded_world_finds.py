@@ -27,8 +27,8 @@ from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
-from paceline.host.reports.remote import RemoteReports
 from paceline.host.replicas.placement import ReplicaPlacement
+from paceline.host.reports.remote import RemoteReports
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves, Taking
@@ -421,7 +421,7 @@ def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
 
     def summed(self: Branch, order: host_messages.OfSums) -> None:
         about_sum(self, order)
-        self._summer.drop(Sum(order.number))
+        self._reducer.drop(Sum(order.number))
 
     patch.setattr(Branch, "about_sum", summed)
 

@@ -1,4 +1,4 @@
-"""The arithmetic processes of two hosts, of which each makes a range of every version, beside one that makes all."""
+"""The store processes of two hosts, of which each makes a range of every version, beside one that makes all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOTS, WORKERS = 3, 2
 
 
 class Process:
-    """An arithmetic process, and this end of its channel."""
+    """An store process, and this end of its channel."""
 
     def __init__(self, store: Store) -> None:
         ours, theirs = pair()

@@ -370,7 +370,7 @@ LINES = {
 
 
 class TestArithmetic:
-    """The arithmetic process may go at any point: that is told once, and the host can be asked whatever it was."""
+    """The store process may go at any point: that is told once, and the host can be asked whatever it was."""
 
     @pytest.mark.parametrize("end", ENDS)
     @pytest.mark.parametrize("point", range(len(SERVED) + 1))
@@ -634,7 +634,7 @@ class TestAverages:
 
 
 Move = tuple[int | None, Action]
-"""Whose doing it is, and what; None: an order, a fact, or what the arithmetic process says."""
+"""Whose doing it is, and what; None: an order, a fact, or what the store process says."""
 
 
 def said(worker: int, message: messages.Message, packed: str | None = None) -> Move:

@@ -208,7 +208,7 @@ def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol:
 
 def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> None:
     company = elsewhere(2, "bsp")
-    company.head.together = Mock(adds_up=lambda worker: worker == 0)
+    company.head.aggregation = Mock(adds_up=lambda worker: worker == 0)
     for worker in (0, 1):
         company.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
     assert [company.head.shelf.has(Update(worker, 0)) for worker in (0, 1)] == [False, True]

@@ -185,7 +185,7 @@ def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
     assert company.moves.goes_on(None, STATE)
     file = os.memfd_create("state")
     company.moves.takes(file)
-    assert company.head.arithmetic.send.call_args == call(messages.store.ExtendRange(40, 60), (file,))
+    assert company.head.store.send.call_args == call(messages.store.ExtendRange(40, 60), (file,))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.close(file)
     company.head.takes.assert_called_once_with(B)

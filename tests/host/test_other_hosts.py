@@ -594,7 +594,7 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
     head = Mock(shards=(), newest=7, workers=range(2), owns_replicas=False)
     head.name, head.goes_on.return_value = "node-0", None
     head.prepares.return_value = True
-    head.together.begins.side_effect = lambda host, workers: len(workers) > 1
+    head.aggregation.begins.side_effect = lambda host, workers: len(workers) > 1
 
     def teller(name: str) -> Callable[[messages.Message], None]:
         return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
@@ -612,25 +612,25 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
         "node-2": [False],
         "node-3": [True],
     }
-    begun = [call.args for call in head.together.begins.call_args_list]
+    begun = [call.args for call in head.aggregation.begins.call_args_list]
     assert begun == [
         ("node-1", range(2, 4)),
         ("node-2", range(4, 5)),
         ("node-3", range(5, 7)),
         ("node-1", range(2, 4)),
     ]
-    head.together.ends.assert_called_once_with("node-1")
+    head.aggregation.ends.assert_called_once_with("node-1")
 
 
 def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:
     several = Several()
-    several.head.together.adding.return_value = False
+    several.head.aggregation.adding.return_value = False
     for message in (host_messages.SumNotFinite("weight", 2), host_messages.SumsLost("why")):
         with pytest.raises(MessageUnreadable, match="it adds up no updates"):
             several.say(message)
-    several.head.together.adding.return_value = True
+    several.head.aggregation.adding.return_value = True
     several.say(host_messages.SumsLost("why"))
-    several.head.together.ends.assert_called_once_with("node-1")
+    several.head.aggregation.ends.assert_called_once_with("node-1")
 
 
 def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(

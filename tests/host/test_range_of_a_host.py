@@ -35,7 +35,7 @@ BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
 
 
 class Host:
-    """Host node-1 with worker 1. The test stands in for the head with worker 0, and for the arithmetic process."""
+    """Host node-1 with worker 1. The test stands in for the head with worker 0, and for the store process."""
 
     def __init__(self, *shards: Shard, threads: int = 1, offer: messages.worker.Offered = OFFER) -> None:
         choice = choose("asp", registry())
@@ -65,7 +65,7 @@ class Host:
         self.branch.begin({1: None}, 0, Mock(), shards)
 
     def begins(self) -> None:
-        """The arithmetic process is there, and so is what training begins with: requests 1 and 2."""
+        """The store process is there, and so is what training begins with: requests 1 and 2."""
         self.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
         self.comes(1, 2)
 

@@ -29,12 +29,12 @@ class Company:
     def __init__(self) -> None:
         choice = choose("asp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
-        self.shelf, self.carrier, self.reports, self.arithmetic = Shelf(), Mock(), Reports(), Mock(lost=False)
+        self.shelf, self.carrier, self.reports, self.store = Shelf(), Mock(), Reports(), Mock(lost=False)
         self.ranges = ShardServer(
             Shard("b", 8, 16),
             self.shelf,
             self.plan,
-            self.arithmetic,
+            self.store,
             self.carrier,
             self.reports,
             Mock(),
@@ -50,8 +50,8 @@ class Company:
         return [summand_of(event.item) for event in self.reports.of(host_messages.Stored)]
 
     def sent(self) -> list[Any]:
-        """What the arithmetic process was told."""
-        return [call.args[0] for call in self.arithmetic.send.call_args_list]
+        """What the store process was told."""
+        return [call.args[0] for call in self.store.send.call_args_list]
 
     def brings(self, worker: int, step: int) -> None:
         """Have the update brought. If it is elsewhere, it comes."""
@@ -206,7 +206,7 @@ def test_bytes_are_there_as_they_are_made_and_all_once_the_version_is() -> None:
 
 def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
     company = Company()
-    company.arithmetic.lost = True
+    company.store.lost = True
     company.makes(1)
     assert company.sent() == []
 
@@ -259,7 +259,7 @@ def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> N
     company = Company()
     company.ranges.take(TAKES, [Version(0)], os.memfd_create("state"))
     company.carrier.fetch.call_args.args[3]("host c has ended")
-    company.arithmetic.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
+    company.store.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
 
 
 def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:

@@ -25,8 +25,8 @@ class Store:
         self.shelf = Shelf()
         self.sent: list[Any] = []
         self.process = Mock(send=self.sent.append, lost=False)
-        self.summer = HostReducer(self.shelf, PLAN, self.process, there=Mock(), not_finite=Mock())
-        self.sums = SumTable(self.shelf, self.summer)
+        self.reducer = HostReducer(self.shelf, PLAN, self.process, there=Mock(), not_finite=Mock())
+        self.sums = SumTable(self.shelf, self.reducer)
         for worker in range(4):
             self.shelf.put(Update(worker, 0), ("update", worker, 0), PLAN.of(worker))
             self.sums.tell(GradientReady(worker=worker, step=0, version=0, samples=worker + 1, at=0.0))
@@ -59,7 +59,7 @@ def test_a_sum_that_is_not_here_is_made_of_the_mean_of_its_updates_before_the_ve
 
 def test_a_sum_that_has_come_is_not_made_again() -> None:
     store = Store()
-    store.summer.lay(Sum(7), [Update(1, 0), Update(3, 0)])
+    store.reducer.lay(Sum(7), [Update(1, 0), Update(3, 0)])
     store.arrive(1, 3, number=7)
     pushed, _ = store.applied()
     assert Sum(7) in dict(pushed)
@@ -73,43 +73,43 @@ def test_a_sum_stays_until_its_updates_are_in_a_version_and_until_nothing_is_wri
     store.sums.dropped(Update(1, 0))
     store.sums.dropped(Update(3, 0))
     assert store.shelf.has(Sum(7))
-    assert store.summer.heard(messages.store.Summed(7, None))
+    assert store.reducer.heard(messages.store.Summed(7, None))
     assert not store.shelf.has(Sum(7))
 
 
 def test_a_sum_that_was_not_to_be_made_is_not_taken_for_made() -> None:
     store = Store()
-    assert not store.summer.heard(messages.store.Summed(3, None))
-    assert not store.summer.heard(messages.store.Summing(3, 0, 8))
+    assert not store.reducer.heard(messages.store.Summed(3, None))
+    assert not store.reducer.heard(messages.store.Summing(3, 0, 8))
 
 
 def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_before_it_is_ordered() -> None:
     store = Store()
     total, terms = Sum(1), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)]
-    assert store.summer.look(total, 0, 8) == "coming"
-    store.summer.sum_up(total, terms, look=True)
-    assert store.summer.look(total, 0, 8) == "coming"
-    store.summer.heard(messages.store.Summing(1, 0, 8))
-    assert [store.summer.look(total, 0, 8), store.summer.look(total, 0, 9)] == ["here", "coming"]
-    store.summer.heard(messages.store.Summed(1, None))
-    assert store.summer.look(total, 0, 9) == "here"
-    store.summer.drop(total)
-    assert store.summer.look(total, 0, 9) == "gone"
+    assert store.reducer.look(total, 0, 8) == "coming"
+    store.reducer.sum_up(total, terms, look=True)
+    assert store.reducer.look(total, 0, 8) == "coming"
+    store.reducer.heard(messages.store.Summing(1, 0, 8))
+    assert [store.reducer.look(total, 0, 8), store.reducer.look(total, 0, 9)] == ["here", "coming"]
+    store.reducer.heard(messages.store.Summed(1, None))
+    assert store.reducer.look(total, 0, 9) == "here"
+    store.reducer.drop(total)
+    assert store.reducer.look(total, 0, 9) == "gone"
 
 
 def test_a_sum_whose_updates_are_gone_is_not_made_and_not_awaited() -> None:
     store = Store()
-    store.summer.sum_up(Sum(1), [(Update(0, 0), 0.5), (Update(1, 5), 0.5)], look=True)
+    store.reducer.sum_up(Sum(1), [(Update(0, 0), 0.5), (Update(1, 5), 0.5)], look=True)
     assert store.sent == []
-    assert store.summer.look(Sum(1), 0, 8) == "gone"
+    assert store.reducer.look(Sum(1), 0, 8) == "gone"
 
 
 def test_a_void_sum_does_not_go_with_updates_that_are_added_up_anew() -> None:
     store = Store()
-    store.summer.lay(Sum(1), [Update(0, 0), Update(1, 0), Update(2, 0)])
-    store.summer.drop(Sum(1))
-    store.summer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
-    store.summer.dropped(Update(2, 0))
+    store.reducer.lay(Sum(1), [Update(0, 0), Update(1, 0), Update(2, 0)])
+    store.reducer.drop(Sum(1))
+    store.reducer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
+    store.reducer.dropped(Update(2, 0))
     assert (store.shelf.has(Sum(1)), store.shelf.has(Sum(2))) == (False, True)
 
 
@@ -117,13 +117,13 @@ def test_what_a_process_was_adding_up_as_it_went_is_awaited_until_it_is_void() -
     """Another host may have asked for it, and is told by the head that it will not come."""
     store = Store()
     for number, workers in ((1, (0, 1)), (2, (2, 3))):
-        store.summer.sum_up(Sum(number), [(Update(worker, 0), 0.5) for worker in workers], look=True)
-    store.summer.drop(Sum(1))
+        store.reducer.sum_up(Sum(number), [(Update(worker, 0), 0.5) for worker in workers], look=True)
+    store.reducer.drop(Sum(1))
     store.process.lost = True
-    store.summer.lost()
+    store.reducer.lost()
     assert [store.shelf.has(Sum(number)) for number in (1, 2)] == [False, True]
-    assert store.summer.look(Sum(2), 0, 8) == "coming"
-    store.summer.drop(Sum(2))
+    assert store.reducer.look(Sum(2), 0, 8) == "coming"
+    store.reducer.drop(Sum(2))
     assert not store.shelf.has(Sum(2))
 
 
@@ -131,13 +131,13 @@ def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_t
     store = Store()
     of = {number: [(Update(worker, 0), 0.5) for worker in workers] for number, workers in enumerate(((0, 1), (2, 3)))}
     for number in (0, 1):
-        store.summer.sum_up(Sum(number), of[number], look=True)
-        store.summer.drop(Sum(number))
+        store.reducer.sum_up(Sum(number), of[number], look=True)
+        store.reducer.drop(Sum(number))
     for number in (2, 3):
-        store.summer.sum_up(Sum(number), of[number % 2], look=True)
+        store.reducer.sum_up(Sum(number), of[number % 2], look=True)
     assert [message.number for message in store.sent] == [0, 1]
-    assert store.summer.look(Sum(2), 0, 8) == "coming"
-    store.summer.drop(Sum(2))
-    store.summer.heard(messages.store.Summed(0, None))
+    assert store.reducer.look(Sum(2), 0, 8) == "coming"
+    store.reducer.drop(Sum(2))
+    store.reducer.heard(messages.store.Summed(0, None))
     assert [message.number for message in store.sent] == [0, 1, 3]
-    assert [store.summer.look(Sum(number), 0, 8) for number in (2, 3)] == ["gone", "coming"]
+    assert [store.reducer.look(Sum(number), 0, 8) for number in (2, 3)] == ["gone", "coming"]

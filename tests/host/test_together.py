@@ -51,24 +51,24 @@ class Head:
         self.plan = plan = MemoryPlan(7, slots=4, areas=2, own=2, sums=places)
         process: Any = Mock(lost=False)
         self.process = process
-        self.summer = HostReducer(shelf, plan, process, there=Mock(), not_finite=Mock())
-        self.sums = SumTable(shelf, self.summer)
+        self.reducer = HostReducer(shelf, plan, process, there=Mock(), not_finite=Mock())
+        self.sums = SumTable(shelf, self.reducer)
         self.inner = Fetches()
         self.facts: list[Fact] = []
         self.told: list[tuple[str, messages.Message]] = []
         self.shards = RemoteShards(
-            self.inner, HEAD, host_of=lambda total: self.together.host_of(total), drops=Mock(), tell=self._tell
+            self.inner, HEAD, host_of=lambda total: self.aggregation.host_of(total), drops=Mock(), tell=self._tell
         )
-        self.together = AggregationScheduler(
+        self.aggregation = AggregationScheduler(
             self.shards,
             self.sums,
-            self.summer,
+            self.reducer,
             HEAD,
             self._tell,
             self.facts.append,
         )
         for host in ("a", "b"):
-            self.together.begins(host, [worker for worker, one in HOSTS.items() if one == host])
+            self.aggregation.begins(host, [worker for worker, one in HOSTS.items() if one == host])
 
     def ready(self, worker: int, step: int, samples: int | None = 8) -> None:
         """The worker's update is ready, and its push begins."""
@@ -77,7 +77,7 @@ class Head:
         def then(at: float) -> UpdateArrived:
             return UpdateArrived(worker=worker, step=step, at=at)
 
-        self.together.fetch(worker, Update(worker, step), then)
+        self.aggregation.fetch(worker, Update(worker, step), then)
 
     def comes(self, *items: Fetchable, at: float = 1.0) -> None:
         for item in items:
@@ -110,7 +110,7 @@ def arrived(worker: int, step: int, at: float, number: int | None) -> UpdateArri
 def test_updates_of_a_host_wait_for_each_other_and_come_as_one_sum() -> None:
     head = Head()
     for worker in (0, 1, 2):
-        head.together.released(worker)
+        head.aggregation.released(worker)
     head.ready(0, 0)
     assert not head.inner.coming
     head.ready(1, 0, samples=24)
@@ -124,8 +124,8 @@ def test_updates_of_a_host_wait_for_each_other_and_come_as_one_sum() -> None:
 
 def test_they_arrive_at_one_moment_once_the_sum_and_all_buffers_are_there_each_named_with_its_sum() -> None:
     head = Head()
-    head.together.released(0)
-    head.together.released(1)
+    head.aggregation.released(0)
+    head.aggregation.released(1)
     head.ready(1, 4)
     head.ready(0, 7)
     head.comes(Buffers(1, 4), Sum(1))
@@ -136,8 +136,8 @@ def test_they_arrive_at_one_moment_once_the_sum_and_all_buffers_are_there_each_n
 
 def test_an_update_whose_host_has_no_other_that_comes_now_goes_by_itself() -> None:
     head = Head()
-    head.together.released(0)
-    head.together.released(ALONE)
+    head.aggregation.released(0)
+    head.aggregation.released(ALONE)
     head.ready(ALONE, 0)
     head.ready(0, 0)
     assert list(head.inner.coming) == [Update(ALONE, 0), Update(0, 0)]
@@ -147,10 +147,10 @@ def test_an_update_whose_host_has_no_other_that_comes_now_goes_by_itself() -> No
 
 def test_a_worker_without_data_is_waited_for_no_more() -> None:
     head = Head()
-    head.together.released(0)
-    head.together.released(1)
+    head.aggregation.released(0)
+    head.aggregation.released(1)
     head.ready(0, 0)
-    head.together.idles(1)
+    head.aggregation.idles(1)
     assert list(head.inner.coming) == [Update(0, 0)]
 
 
@@ -158,13 +158,13 @@ def test_a_worker_without_data_is_waited_for_no_more() -> None:
 def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives(computes: bool) -> None:
     head = Head()
     for worker in (0, 1):
-        head.together.released(worker)
-    head.together.released(2)
-    head.together.released(3)
+        head.aggregation.released(worker)
+    head.aggregation.released(2)
+    head.aggregation.released(3)
     head.ready(0, 0)
     if not computes:
         head.ready(1, 0)
-    head.together.cancel(1)
+    head.aggregation.cancel(1)
     assert list(head.inner.coming) == [Update(0, 0)]
     assert head.dropped == ([] if computes else [("a", Sum(1))])
     head.comes(Update(0, 0))
@@ -173,14 +173,14 @@ def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives
 
 def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> None:
     head = Head()
-    head.together.begins("a", [0, 1, 2])
+    head.aggregation.begins("a", [0, 1, 2])
     for worker in (0, 1, 2):
-        head.together.released(worker)
+        head.aggregation.released(worker)
         head.ready(worker, 0) if worker else None
     head.ready(0, 0)
     assert [(total, len(terms)) for _, total, terms in head.ordered] == [(Sum(1), 3)]
     head.comes(Buffers(2, 0))
-    head.together.cancel(2)
+    head.aggregation.cancel(2)
     assert head.ordered[1:] == [("a", Sum(2), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)])]
     head.comes(*list(head.inner.coming))
     assert head.facts == [arrived(0, 0, 1.0, 2), arrived(1, 0, 1.0, 2)]
@@ -189,7 +189,7 @@ def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> No
 def test_a_host_whose_workers_compute_holds_up_no_other() -> None:
     head = Head()
     for worker in HOSTS:
-        head.together.released(worker)
+        head.aggregation.released(worker)
     head.ready(2, 0)
     head.ready(3, 0)
     assert [host for host, *_ in head.ordered] == ["b"]
@@ -198,7 +198,7 @@ def test_a_host_whose_workers_compute_holds_up_no_other() -> None:
 def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None:
     head = Head(places=1)
     for worker in HOSTS:
-        head.together.released(worker)
+        head.aggregation.released(worker)
     for worker in HOSTS:
         head.ready(worker, 0)
     assert [item for item in head.inner.coming if not isinstance(item, Buffers)] == [Sum(1), Update(2, 0), Update(3, 0)]
@@ -206,7 +206,7 @@ def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None
 
 def test_what_is_no_update_is_passed_on() -> None:
     head = Head()
-    head.together.fetch(0, Version(3), lambda at: None)
+    head.aggregation.fetch(0, Version(3), lambda at: None)
     assert list(head.inner.coming) == [Version(3)]
 
 
@@ -214,14 +214,14 @@ def test_the_updates_of_a_host_that_adds_up_no_more_come_one_by_one() -> None:
     """Those that were added up, those that have waited for others, and all later ones."""
     head = Head()
     for worker in HOSTS:
-        head.together.released(worker)
+        head.aggregation.released(worker)
     head.ready(0, 0)
     head.ready(1, 0)
     head.ready(2, 0)
-    head.together.ends("a")
+    head.aggregation.ends("a")
     assert head.dropped == [("a", Sum(1))]
     assert [item for item in head.inner.coming if not isinstance(item, Buffers)] == [Update(0, 0), Update(1, 0)]
-    head.together.ends("b")
+    head.aggregation.ends("b")
     assert [item for item in head.inner.coming if isinstance(item, Update)] == [
         Update(0, 0),
         Update(1, 0),
@@ -229,59 +229,59 @@ def test_the_updates_of_a_host_that_adds_up_no_more_come_one_by_one() -> None:
     ]
     head.ready(3, 0)
     assert Update(3, 0) in head.inner.coming
-    assert [head.together.adding(host) for host in ("a", "b")] == [False, False]
+    assert [head.aggregation.adding(host) for host in ("a", "b")] == [False, False]
 
 
 def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its_sum() -> None:
     head = Head()
     head.ready(0, 0)
-    head.together.released(1)
-    head.together.ends("a")
-    head.together.begins("a", [0, 1])
-    head.together.released(0)
-    head.together.released(1)
+    head.aggregation.released(1)
+    head.aggregation.ends("a")
+    head.aggregation.begins("a", [0, 1])
+    head.aggregation.released(0)
+    head.aggregation.released(1)
     head.ready(0, 1)
     head.ready(1, 1)
     assert [total for _, total, _ in head.ordered] == [Sum(1)]
     head.comes(Sum(1), Buffers(0, 1), Buffers(1, 1))
-    head.together.ends("a")
-    assert (head.dropped, head.together.host_of(Sum(1))) == ([], "a")
+    head.aggregation.ends("a")
+    assert (head.dropped, head.aggregation.host_of(Sum(1))) == ([], "a")
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_a_host_adds_up_updates_if_it_has_room_for_several_workers(workers: int) -> None:
     head = Head()
-    assert head.together.begins("c", range(8, 8 + workers)) == (workers > 1)
-    assert head.together.adding("c") == (workers > 1)
+    assert head.aggregation.begins("c", range(8, 8 + workers)) == (workers > 1)
+    assert head.aggregation.adding("c") == (workers > 1)
 
 
 def test_where_no_update_is_added_up_no_host_begins_with_that() -> None:
     head = Head(places=0)
-    assert not head.together.begins("a", range(4))
+    assert not head.aggregation.begins("a", range(4))
 
 
 def test_another_host_is_told_what_adds_up_and_the_head_has_a_place_for_the_sum() -> None:
     head = Head()
     for worker in (2, 3):
-        head.together.released(worker)
+        head.aggregation.released(worker)
     for worker in (2, 3):
         head.ready(worker, 5)
     assert head.told == [("b", host_messages.SumUp(1, [(2, 5, 0.5), (3, 5, 0.5)], look=True))]
-    assert list(head.summer.updates_of(Sum(1))) == [Update(2, 5), Update(3, 5)]
+    assert list(head.reducer.updates_of(Sum(1))) == [Update(2, 5), Update(3, 5)]
     assert not head.process.send.called
 
 
 def test_the_head_makes_its_own_sums() -> None:
     head = Head()
-    assert head.together.begins(HEAD, [5, 6])
+    assert head.aggregation.begins(HEAD, [5, 6])
     for worker in (5, 6):
-        head.together.released(worker)
+        head.aggregation.released(worker)
     for worker in (5, 6):
         head.shelf.put(Update(worker, 0), ("update", worker, 0), head.plan.of(worker))
         head.ready(worker, 0)
     (order,) = [call.args[0] for call in head.process.send.call_args_list]
     assert (type(order), order.number, order.look) == (messages.store.MakeSum, 1, True)
-    head.together.ends(HEAD)
+    head.aggregation.ends(HEAD)
     assert head.told == []
 
 
@@ -289,11 +289,11 @@ def test_a_void_sum_that_all_hosts_have_is_kept_nowhere() -> None:
     head = Head()
     head.shards.begin(["c"])
     for worker in (2, 3):
-        head.together.released(worker)
+        head.aggregation.released(worker)
     for worker in (2, 3):
         head.ready(worker, 5)
     head.comes(Sum(1))
     head.shards.stored("c", Sum(1), 1.0)
     head.told.clear()
-    head.together.ends("b")
+    head.aggregation.ends("b")
     assert head.told[:2] == [("c", host_messages.Drop(fields_of(Sum(1)))), ("b", host_messages.DropSum(1))]

@@ -119,7 +119,7 @@ def test_of_the_head_of_a_run(launch: Launch) -> None:
 
 
 def test_of_what_the_head_does_with_a_host_s_message(folder: Path) -> None:
-    from host.test_several import Several
+    from host.test_other_hosts import Several
 
     several, why = Several(), list[str]()
     several.directory.amiss = lambda host, said: why.append(said)

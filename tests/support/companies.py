@@ -1,4 +1,4 @@
-"""A host without processes: what it tells its workers and its arithmetic process is kept, and all that it says."""
+"""A host without processes: what it tells its workers and its store process is kept, and all that it says."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Kept(Reports):
 
 STORE = "the store"
 PROCESS = 99
-"""The number of the arithmetic process."""
+"""The number of the store process."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Company:
     reports: Kept
     now: float = 0.0
     forker: int = 0
-    """The worker that forks the arithmetic process."""
+    """The worker that forks the store process."""
 
     @property
     def facts(self) -> list[Fact]:
@@ -94,15 +94,15 @@ class Company:
 
     @property
     def store(self) -> Line:
-        """The arithmetic process."""
+        """The store process."""
         return self.loop.lines[STORE]
 
     def said_by_store(self, message: messages.Message | Exception, packed: str | None = None) -> None:
-        """The arithmetic process says this, or receiving from it raises this. `packed` comes along."""
+        """The store process says this, or receiving from it raises this. `packed` comes along."""
         self.loop.hear(STORE, message, packed)
 
     def commits(self) -> list[messages.store.Commit]:
-        """Versions that the arithmetic process was told to make."""
+        """Versions that the store process was told to make."""
         return [message for message in self.store.sent if isinstance(message, messages.store.Commit)]
 
     def carry_out(self, order: Order) -> None:
@@ -140,12 +140,12 @@ class Company:
 
     def end(self) -> None:
         """The host is to close."""
-        self.with_store.arithmetic.process = None  # no such process runs here
+        self.with_store.store.process = None  # no such process runs here
         self.host.close()
 
     @property
     def with_store(self) -> Cluster:
-        """The host that has the arithmetic process."""
+        """The host that has the store process."""
         return self.host
 
     @property
@@ -381,7 +381,7 @@ class Pipes:
 
 
 ADDER = "the process that adds up"
-"""The arithmetic process of the other host."""
+"""The store process of the other host."""
 OTHER = "node-1"
 """The host of the workers that are not on the head's."""
 

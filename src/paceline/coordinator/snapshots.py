@@ -1,7 +1,7 @@
 """When a run is kept on disk, and what a snapshot lacks until it is whole.
 
 A snapshot is of the moment at which the orders of one fact are carried out. What the coordinator knows is noted then,
-and nobody stops: the arithmetic process copies what it has beside the next commit, and each worker packs its own part
+and nobody stops: the store process copies what it has beside the next commit, and each worker packs its own part
 when its script comes by.
 """
 

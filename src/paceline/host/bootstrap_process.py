@@ -1,6 +1,6 @@
 """The process that stands in for a worker on a host that has none, so that such a host can make a range of versions.
 
-The arithmetic process is forked from one that has the script's model and optimizer. On a host without workers a process
+The store process is forked from one that has the script's model and optimizer. On a host without workers a process
 runs the script up to `prepare` for that alone. It trains on nothing, and ends once it has forked.
 """
 
@@ -43,7 +43,7 @@ class BootstrapProcess:
         self.workers.send(self.number, messages.worker.Start())
 
     def end(self) -> None:
-        """It has forked the arithmetic process, and is needed no more."""
+        """It has forked the store process, and is needed no more."""
         self._over = True
         self.workers.end(self.number)
 

@@ -109,7 +109,7 @@ class Branch:
         self._adds_up = False
         """Whether the updates of workers here are added up before they leave."""
         self._store = StoreProcess(self.shelf, loop, workers if stand_in is None else stand_in.workers, self)
-        self._summer = HostReducer(self.shelf, plan, self._store, there=carrier.made, not_finite=self._not_finite)
+        self._reducer = HostReducer(self.shelf, plan, self._store, there=carrier.made, not_finite=self._not_finite)
         self._begins: Callable[[], None] | None = None
         """Lets training begin, once the process is there that computes for this host, or can't be."""
         self._prepared: set[int] = set()
@@ -135,7 +135,7 @@ class Branch:
             )
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        self._summands = ShardSummands(self.shelf, self.memory, self._summer, self._computing, seats, hosts)
+        self._summands = ShardSummands(self.shelf, self.memory, self._reducer, self._computing, seats, hosts)
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
             Beginning: self.versions,
@@ -149,7 +149,7 @@ class Branch:
             kinds |= {Replica: self._replicas, Mean: averaging, Partial: averaging}
         self.items = ItemTable(self.shelf, kinds, self._has_fetched, self._place_is_free)
         fetcher = RemoteFetcher(carrier, now, report, away=self.versions.away, lost=self._lacks)
-        self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._summer.dropped)
+        self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._reducer.dropped)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
 
@@ -308,9 +308,9 @@ class Branch:
         match order:
             case host_messages.SumUp(number=number, terms=fields, look=look):
                 terms = [(Update(worker, step), weight) for worker, step, weight in fields]
-                self._summer.sum_up(Sum(number), terms, look=look)
+                self._reducer.sum_up(Sum(number), terms, look=look)
             case host_messages.DropSum(number=number):
-                self._summer.drop(Sum(number))
+                self._reducer.drop(Sum(number))
 
     def about_replicas(self, order: host_messages.OfReplicas) -> None:
         """Carry out an order about replicas, of workers here or elsewhere."""
@@ -495,7 +495,7 @@ class Branch:
 
     def _place_is_free(self) -> None:
         """What has waited for a place goes on."""
-        self._summer.go_on()
+        self._reducer.go_on()
         if self._ranges is not None:
             self._ranges.maker.go_on()
 
@@ -561,12 +561,12 @@ class Branch:
     def store_said(self, message: messages.Message, descriptors: list[int]) -> bool:
         """See `StoreOwner`."""
         if isinstance(message, messages.store.Summing | messages.store.Summed):
-            return self._summer.heard(message)
+            return self._reducer.heard(message)
         return self._ranges is not None and self._ranges.hear(message, descriptors)
 
     def store_lost(self, why: str) -> None:
         """See `StoreOwner`. Without sums the run goes on. Without a range it fails, and its workers are ended then."""
-        self._summer.lost()
+        self._reducer.lost()
         if self._ranges is None:
             self._report(host_messages.SumsLost(why))
         else:

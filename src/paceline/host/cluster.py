@@ -108,7 +108,7 @@ class Cluster:
         """`others` are the other hosts, whose store is here, too. `carrier` fetches their updates, and `directory`
         knows where they are. `shards_on`: the hosts that make versions, where this one, called `name`, does not make
         them alone. `threads` are those of each worker. `network` paces pushes and pulls, and `groups` averages.
-        `evaluator` is forked besides the arithmetic process, if it is given. `now()` is seconds since the run's start.
+        `evaluator` is forked besides the store process, if it is given. `now()` is seconds since the run's start.
         `host_of(worker)`: its host, if averages go by that. See `CommitQueue`, `ReplicaSteps` and `GroupAverages` for
         the rest.
         """
@@ -158,19 +158,19 @@ class Cluster:
                 lost=lambda worker, why: self.others.never_comes(worker, why),
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
-        self.arithmetic = StoreProcess(self.shelf, loop, workers, self.store_reports, called(spec))
-        self.summer = HostReducer(
-            self.shelf, plan, self.arithmetic, there=self.there_is_more, not_finite=self.not_finite
-        )
-        self.sums = SumTable(self.shelf, self.summer)
+        self.store = StoreProcess(self.shelf, loop, workers, self.store_reports, called(spec))
+        self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self.not_finite)
+        self.sums = SumTable(self.shelf, self.reducer)
         self.remote_shards = RemoteShards(
             fetcher,
             name,
-            host_of=lambda total: self.together.host_of(total),
+            host_of=lambda total: self.aggregation.host_of(total),
             drops=lambda item: self.others.moves.drop(item),
             tell=self._tell_host,
         )
-        self.together = AggregationScheduler(self.remote_shards, self.sums, self.summer, name, self._tell_host, report)
+        self.aggregation = AggregationScheduler(
+            self.remote_shards, self.sums, self.reducer, name, self._tell_host, report
+        )
         self.averaging = Averaging(
             self.shelf,
             plan,
@@ -196,17 +196,17 @@ class Cluster:
         )
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
-        self.pushes = Pushes(self.shelf, plan, self.together, seats, self.sums.dropped)
+        self.pushes = Pushes(self.shelf, plan, self.aggregation, seats, self.sums.dropped)
         self.computing = Computing()
         self.early: Early | None = None
         if remote is not None and spec.brings_early:
             self.early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
-        self.range_maker = RangeMaker(self.shelf, plan, self.arithmetic, self._idle_cores, tells=carrier is not None)
+        self.range_maker = RangeMaker(self.shelf, plan, self.store, self._idle_cores, tells=carrier is not None)
         """Makes this host's range of each version."""
         self.commits = CommitQueue(
             self.shelf,
             plan,
-            self.arithmetic,
+            self.store,
             self.pushes,
             report,
             seats=seats,
@@ -227,13 +227,13 @@ class Cluster:
             elsewhere=lambda: self.others.elsewhere,
             host_of=lambda worker: self.others.host_of(worker),
         )
-        self.shares = Shares(self.arithmetic, self.remote_shards)
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, report, self.replicas.bring)
+        self.shares = Shares(self.store, self.remote_shards)
+        copies = Copies(self.shelf, plan, self.store, self.steps, report, self.replicas.bring)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
-            self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, report, self.replicas.bring
+            self.shelf, plan, self.store, self.commits, self.steps, self.shares, report, self.replicas.bring
         )
-        self.pulls = Pulls(self.shelf, self.commits, self.together, seats, early=carrier is not None)
+        self.pulls = Pulls(self.shelf, self.commits, self.aggregation, seats, early=carrier is not None)
         self.arrivals = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
@@ -249,11 +249,11 @@ class Cluster:
         self.joins = JoinHandover(
             self.shelf,
             plan,
-            self.arithmetic,
+            self.store,
             self.commits,
             self.steps,
             self.releases,
-            self.together,
+            self.aggregation,
             seats,
             report,
             self._tell,
@@ -267,11 +267,11 @@ class Cluster:
     @property
     def progress(self) -> Progress:
         """How far the host has come."""
-        making, writing = self.commits.making, self.arithmetic.writing
-        busy_with = f"{self.arithmetic.name} is writing a version to disk" if writing else None
+        making, writing = self.commits.making, self.store.writing
+        busy_with = f"{self.store.name} is writing a version to disk" if writing else None
         if making is not None:
             lacking = f", and waiting for {listed(self.commits.lacking)} to make a part" if self.commits.lacking else ""
-            busy_with = f"{self.arithmetic.name} is making version {making}{lacking}"
+            busy_with = f"{self.store.name} is making version {making}{lacking}"
         busy_with = self.others.moves.busy_with or busy_with
         return Progress(
             idle=self.commits.idle and not writing,
@@ -279,7 +279,7 @@ class Cluster:
             averaging=self.averages.averaging,
             averages=self.averages.made,
             busy_with=busy_with,
-            lost=self.arithmetic.lost,
+            lost=self.store.lost,
         )
 
     def updates(self, worker: int) -> Updates:
@@ -303,7 +303,7 @@ class Cluster:
         return self.others.gathers()
 
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
-        """Have this worker, which has come to `prepare`, fork the arithmetic process: `Prepared` is reported.
+        """Have this worker, which has come to `prepare`, fork the store process: `Prepared` is reported.
 
         A worker that can't do so is ended. Another one may be asked then. `resumption`: what all go on from.
         """
@@ -314,7 +314,7 @@ class Cluster:
             return
         came = {self.name} | self.others.came_to_prepare
         self.shards_on = [host for host in self.shards_on if host in came]
-        if self.arithmetic.lost:
+        if self.store.lost:
             return
         self.snapshots.resumption = resumption
         offer = self.offers[worker]
@@ -325,7 +325,7 @@ class Cluster:
         own = self._own_range(offer)
         ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
         order = self.plan.fork(self.spec.optimizer == "store", *own)
-        self.arithmetic.fork(lambda: (worker,), self.memory.region, order, ends)
+        self.store.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
         """Why training can't begin with these workers, once all is prepared. Empty: it can."""
@@ -428,7 +428,7 @@ class Cluster:
             match order:
                 case Release(worker=worker, step=step):
                     if self.seats[worker].trains:
-                        self.together.released(worker)
+                        self.aggregation.released(worker)
                     self.joins.released(worker)
                     self.releases.carry_out(order)
                     if not self.seats[worker].elsewhere:
@@ -474,7 +474,7 @@ class Cluster:
 
     def restructure(self, file: str) -> None:
         """Versions from now on have the structure that is in this file."""
-        self.arithmetic.send(messages.store.Restructure(file))
+        self.store.send(messages.store.Restructure(file))
 
     def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str | None) -> None:
         """Tell the worker this. What is recorded in that file comes along, wherever the worker is.
@@ -552,7 +552,7 @@ class Cluster:
     def gone(self, worker: int) -> None:
         """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
         self.seats[worker].here = False
-        self.arithmetic.gone(worker)
+        self.store.gone(worker)
         self.pushes.gone(worker)
         self.averaging.gone(worker)
         self.averages.gone(worker)
@@ -565,12 +565,12 @@ class Cluster:
 
     def wake(self) -> None:
         """The run is to end: have the processes that make and record versions go on if they are stopped."""
-        self.arithmetic.wake()
+        self.store.wake()
         self.others.wake()
 
     def close(self) -> None:
-        """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""
-        self.arithmetic.close()
+        """Tell the store process to end. Whatever is asked of the host after that has no effect."""
+        self.store.close()
 
     # --- what workers are told that is not about items -----------------------------------------------
 
@@ -672,7 +672,7 @@ class Cluster:
             case Buffers(worker=worker):
                 return self.seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
             case Sum():
-                return self.together.host_of(item) != self.name
+                return self.aggregation.host_of(item) != self.name
         return self.versions.away(item)
 
     def brings(self, version: int, then: Callable[[], object]) -> None:
@@ -702,7 +702,7 @@ class Cluster:
     def loses(self, why: str) -> None:
         """A host has gone that made a range of each version: no version can be made."""
         self.lacks_host = True
-        self.arithmetic.lose(why)
+        self.store.lose(why)
 
     def _own_range(self, offer: messages.worker.Offered) -> tuple[int, int]:
         """The bytes of each version that are made here, or are about to be."""
@@ -717,7 +717,7 @@ class Cluster:
     @property
     def may_move(self) -> bool:
         """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
-        return self.newest > self._first and not self.versions.lends and not self.arithmetic.lost
+        return self.newest > self._first and not self.versions.lends and not self.store.lost
 
     def elsewhere(self, item: Update | Sum) -> bool:
         """Whether another host's worker has made the update, or another host the sum."""
@@ -748,7 +748,7 @@ class Cluster:
     def begins_step(self, worker: int, step: int) -> None:
         """The worker computes that step, or is about to: others may bring what there is of its update."""
         seat = self.seats[worker]
-        if self.early is None or not seat.trains or self.together.adds_up(worker):
+        if self.early is None or not seat.trains or self.aggregation.adds_up(worker):
             return
         if seat.elsewhere or self.shards:
             self.early.released(worker, step, elsewhere=seat.elsewhere)
@@ -769,11 +769,11 @@ class Cluster:
 
     def norms_taken(self, host: str, message: messages.store.Norms) -> bool:
         """That host has the norms for its range of a version. Return whether it was asked to take them."""
-        return self.arithmetic.lost or self.commits.norms_taken(host, message)
+        return self.store.lost or self.commits.norms_taken(host, message)
 
     def range_made(self, host: str, message: messages.store.Committed) -> bool:
         """That host has made its range of a version. Return whether it was asked to."""
-        if self.arithmetic.lost:  # no version is made any more
+        if self.store.lost:  # no version is made any more
             return True
         if not self.commits.range_made(host, message):
             return False

@@ -41,9 +41,9 @@ class Progress:
     averages: int
     """Averages of replicas that have taken effect."""
     busy_with: str | None
-    """What the arithmetic process is doing, as a sentence that names the process. None: nothing."""
+    """What the store process is doing, as a sentence that names the process. None: nothing."""
     lost: bool
-    """Whether the arithmetic process has gone."""
+    """Whether the store process has gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,7 @@ class OtherHosts:
             self._cluster.remote_shards.begin(makers)
             for host in makers:
                 self.directory.exchanges(host)
-            self._cluster.together.begins(self._cluster.name, self._cluster.workers)
+            self._cluster.aggregation.begins(self._cluster.name, self._cluster.workers)
         for other in self._others.values():
             if any(worker in other.workers for worker in workers) or (not other.workers and other.name in self.makers):
                 self._cluster.lends_beginning(other.name, [worker for worker in workers if worker in other.workers])
@@ -259,7 +259,7 @@ class OtherHosts:
         if other is None:
             return
         self.moves.lost(name)
-        self._cluster.together.ends(name)
+        self._cluster.aggregation.ends(name)
         self.shard_lost(name, f"it is lost ({why})")
         self._cluster.versions.begun(name)  # what training begins with is not lent to it any more
         other.begun = False
@@ -283,7 +283,7 @@ class OtherHosts:
 
     def moves_no_more(self, why: str) -> None:
         """No bytes move between hosts any more: no version can be made, nor an average."""
-        self._cluster.arithmetic.lose(why)
+        self._cluster.store.lose(why)
 
     def keep_replicas(self, host: str, then: Callable[[], object]) -> None:
         """That host leaves in good order. Bring what its workers have come to here, then go on."""
@@ -372,7 +372,7 @@ class OtherHosts:
     def _place_is_free(self) -> None:
         """What has waited for a place goes on."""
         self._cluster.commits.go_on()
-        self._cluster.summer.go_on()
+        self._cluster.reducer.go_on()
 
     def hands(self, worker: int, message: messages.Message, file: int | None) -> None:
         """Tell a worker of another host that, with a file if there is one."""
@@ -444,7 +444,7 @@ class OtherHosts:
             self.directory.exchanges(other.name)
             self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
-        sums = self._cluster.together.begins(other.name, other.workers)
+        sums = self._cluster.aggregation.begins(other.name, other.workers)
         other.tell(host_messages.Train(workers, self._cluster.newest, self._now(), shards, state, near, sums))
 
     def _recut(self, shards: Sequence[Shard], left: str) -> None:

@@ -1,4 +1,4 @@
-"""The host's arithmetic process: it makes the store's versions, or means of replicas, and writes recorded ones to disk.
+"""The host's store process: it makes the store's versions, or means of replicas, and writes recorded ones to disk.
 
 It goes on committing while it writes a version of the store.
 """

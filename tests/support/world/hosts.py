@@ -156,7 +156,7 @@ class Agent:
         ends_store: Callable[[str], None],
         say: Callable[[str], None],
     ) -> None:
-        """`ends_store(host)`: ends the arithmetic process there, if there is one."""
+        """`ends_store(host)`: ends the store process there, if there is one."""
         self.name = name
         self.machine = machine
         self.loop = loop

@@ -663,7 +663,7 @@ class _Gathering:
 
 
 class Store(Program):
-    """The arithmetic process of a host."""
+    """The store process of a host."""
 
     def __init__(
         self,

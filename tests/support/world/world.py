@@ -84,7 +84,7 @@ class World:
         self.said: list[str] = []
         """All lines, with their times."""
         self.stores: dict[str, Store] = {}
-        """By host: its arithmetic process."""
+        """By host: its store process."""
         self.signals = Signals()
         self.run_state: RunState | None = None
         self.others: HostRegistry | None = None

@@ -55,7 +55,7 @@ class CommitQueue:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        arithmetic: StoreProcess,
+        store: StoreProcess,
         pushes: Pushes,
         report: Report,
         *,
@@ -91,7 +91,7 @@ class CommitQueue:
         self._norms: dict[str, messages.store.Norms] = {}
         """By host: the norms for its range of the version that is being made, if they are exchanged."""
         self._plan = plan
-        self._arithmetic = arithmetic
+        self._store = store
         self._pushes = pushes
         self._report = report
         self._seats = seats
@@ -134,7 +134,7 @@ class CommitQueue:
         pushed, summed = self._sums.applied(self._pushes.applied(order))
         scalars = self._scaled(*self._longest(order)) if self._steps_in_store else None
         edits = self._edits.due((worker, step) for worker, step, _ in order.contributions)
-        if not self._arithmetic.lost:
+        if not self._store.lost:
             self._orders.append(_Ordered(order, pushed, summed, scalars, edits))
             self.go_on()
 
@@ -182,9 +182,9 @@ class CommitQueue:
         place = self._shelf.place(Version(version))
         waits = bool(self._others.hosts)
         order = messages.store.Record(version, place, file, list(workers), buffers, waits, known)
-        self._arithmetic.write(order, Version(version))
+        self._store.write(order, Version(version))
         if waits:
-            self.brings(version, lambda: self._arithmetic.send(messages.store.GoOn(file)))
+            self.brings(version, lambda: self._store.send(messages.store.GoOn(file)))
 
     def norms_taken(self, host: str, message: messages.store.Norms) -> bool:
         """That host has the norms for its range. Return whether it was to. All ranges are made once all have theirs."""

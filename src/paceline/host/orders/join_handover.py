@@ -62,7 +62,7 @@ class JoinHandover:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        arithmetic: StoreProcess,
+        store: StoreProcess,
         commits: CommitQueue,
         steps: ReplicaSteps,
         releases: Releases,
@@ -75,7 +75,7 @@ class JoinHandover:
         """`send(worker, message, descriptors)` tells a worker."""
         self._shelf = shelf
         self._plan = plan
-        self._arithmetic = arithmetic
+        self._store = store
         self._commits = commits
         self._steps = steps
         self._releases = releases
@@ -164,7 +164,7 @@ class JoinHandover:
             )
             return
         told = messages.worker.TakeUp(self._area(self._steps.room(worker)), recorded=True)
-        if self._arithmetic.writes(version):
+        if self._store.writes(version):
             self._unwritten[worker] = version, told, file
         else:
             self._send_with(worker, told, file)

@@ -22,7 +22,7 @@ from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 
 
 class HostSnapshots:
-    """Has the arithmetic process write what is kept, and read what a run goes on from.
+    """Has the store process write what is kept, and read what a run goes on from.
 
     An item is claimed until it is written, so it stays as it is. Nobody waits for that.
     """
@@ -31,7 +31,7 @@ class HostSnapshots:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        arithmetic: StoreProcess,
+        store: StoreProcess,
         commits: CommitQueue,
         steps: ReplicaSteps,
         shares: Shares,
@@ -42,7 +42,7 @@ class HostSnapshots:
         """What the run goes on from; None: it begins."""
         self._shelf = shelf
         self._plan = plan
-        self._arithmetic = arithmetic
+        self._store = store
         self._commits = commits
         self._steps = steps
         self._report = report
@@ -131,7 +131,7 @@ class HostSnapshots:
         self._folder = None
 
     def lost(self) -> None:
-        """The arithmetic process has gone: nothing is written any more."""
+        """The store process has gone: nothing is written any more."""
         for owner, _, _ in list(self._shelf.claims()):
             if owner[0] == "snapshot":
                 self._shelf.release(owner)
@@ -197,7 +197,7 @@ class HostSnapshots:
         self._send(messages.store.KeepWorker(self._path(worker_file(worker))), (descriptor,))
 
     def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        self._arithmetic.send(message, descriptors)
+        self._store.send(message, descriptors)
 
 
 def _owner(file: str) -> Owner:

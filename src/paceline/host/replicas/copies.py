@@ -23,7 +23,7 @@ class Copies:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        arithmetic: StoreProcess,
+        store: StoreProcess,
         steps: ReplicaSteps,
         report: Report,
         brings: Brings,
@@ -31,7 +31,7 @@ class Copies:
         self._brings = brings
         self._shelf = shelf
         self._plan = plan
-        self._arithmetic = arithmetic
+        self._store = store
         self._steps = steps
         self._report = report
 
@@ -45,7 +45,7 @@ class Copies:
     ) -> None:
         """Have the mean of these workers' replicas as they are at this moment made and written, as that version.
 
-        The arithmetic process is told so when the steps ordered so far are made. If one never will be, there is no such
+        The store process is told so when the steps ordered so far are made. If one never will be, there is no such
         mean: what the step has left behind is no replica.
         """
         replicas = {worker: self._steps.replica(worker) for worker in workers}
@@ -59,7 +59,7 @@ class Copies:
 
         def write() -> None:
             order = messages.store.RecordMean(version, places, target, file, buffers, known)
-            self._arithmetic.write(order, *replicas.values(), Version(version))
+            self._store.write(order, *replicas.values(), Version(version))
             let_go()
 
         def void(lost: list[int]) -> None:

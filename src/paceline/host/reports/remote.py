@@ -94,7 +94,7 @@ class RemoteReports:
     def _may_say(self, name: str, message: messages.Message) -> None:
         if isinstance(message, host_messages.OfShard) and name not in self._others.makers:
             raise MessageUnreadable("it makes no versions")
-        if isinstance(message, host_messages.SaidOfSums) and not self._cluster.together.adding(name):
+        if isinstance(message, host_messages.SaidOfSums) and not self._cluster.aggregation.adding(name):
             raise MessageUnreadable("it adds up no updates")
         if isinstance(message, host_messages.SaidOfReplicas) and not self._cluster.owns_replicas:
             raise MessageUnreadable("no worker there owns a replica")
@@ -203,7 +203,7 @@ class RemoteReports:
             case host_messages.ShardLost(why=why):
                 self._others.shard_lost(name, why)
             case host_messages.SumsLost(why=why):
-                self._cluster.together.ends(name)
+                self._cluster.aggregation.ends(name)
                 self._others.directory.sums_lost(name, why)
             case Averaged(group=group) | GivenUp(group=group):
                 self._cluster.averages.has_made(group, name)

@@ -30,8 +30,8 @@ class StoreReports:
             self._prepared(beginning)
             return
         workers = [worker for worker in self._cluster.offers if self._cluster.seats[worker].here]
-        assert self._cluster.arithmetic.forker is not None
-        buffers = self._cluster.offers[self._cluster.arithmetic.forker].buffers or "mean"
+        assert self._cluster.store.forker is not None
+        buffers = self._cluster.offers[self._cluster.store.forker].buffers or "mean"
         self._cluster.snapshots.restore(workers, self._cluster.spec.holder == "replica", buffers)
 
     def store_not_forked(self) -> None:
@@ -49,7 +49,7 @@ class StoreReports:
             case messages.store.Committed() if self._cluster.range_maker.heard(message):
                 return self._cluster.range_made(self._cluster.name, message)
             case messages.store.Summing() | messages.store.Summed():
-                return self._cluster.summer.heard(message)
+                return self._cluster.reducer.heard(message)
             case messages.store.VersionRecorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
             case messages.store.MeanRecorded(version=version, sha256=sha256, distance=distance):
@@ -102,10 +102,10 @@ class StoreReports:
             self._report(Prepared(beginning))
             return
         self._beginning = beginning
-        self._cluster.arithmetic.send(messages.store.SendWhole())
+        self._cluster.store.send(messages.store.SendWhole())
 
     def _written(self, version: int, sha256: str, distance: float | None) -> bool:
-        if not self._cluster.arithmetic.written(version):
+        if not self._cluster.store.written(version):
             return False
         self._cluster.commits.go_on()
         self._cluster.joins.written(version)

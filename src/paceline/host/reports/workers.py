@@ -63,14 +63,14 @@ class WorkerReports:
                 self._cluster.releases.looked(worker)
                 self._cluster.commits.go_on()
             case messages.worker.StateWanted():
-                self._cluster.arithmetic.send(messages.store.SendState(worker, *self._cluster.shares.ask()))
+                self._cluster.store.send(messages.store.SendState(worker, *self._cluster.shares.ask()))
             case messages.worker.AdoptionWritten():
                 self._adopt(worker, descriptors)
             case messages.worker.Edited(number=number):
                 write_attached(descriptors[0], self._cluster.edits[number])
                 self._cluster.restructure(self._cluster.edits[number])
             case messages.worker.OwnValues(number=number):
-                self._cluster.arithmetic.send(messages.store.TakeValues(worker, number), tuple(descriptors))
+                self._cluster.store.send(messages.store.TakeValues(worker, number), tuple(descriptors))
             case messages.worker.Kept():
                 self._cluster.snapshots.packed(worker, message, descriptors)
             case messages.worker.Handed():
@@ -92,7 +92,7 @@ class WorkerReports:
     def _idles(self, seat: WorkerState) -> None:
         """The worker computes no step any more."""
         seat.step = None
-        self._cluster.together.idles(seat.worker)
+        self._cluster.aggregation.idles(seat.worker)
 
     def _computes(self, seat: WorkerState, message: messages.worker.Accumulated | messages.worker.Withdrawn) -> None:
         """The worker has told of the update that it computes, or takes that back."""
@@ -124,7 +124,7 @@ class WorkerReports:
 
         Replicas may have been averaged before. All were alike, and they are so now. So the averages under way are void.
         """
-        self._cluster.arithmetic.adopt(descriptors)
+        self._cluster.store.adopt(descriptors)
         for other in self._cluster.steps.workers:
             self._cluster.steps.becomes(other, Beginning(worker))
         self._cluster.averages.void()

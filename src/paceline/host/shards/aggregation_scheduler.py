@@ -40,18 +40,18 @@ class AggregationScheduler:
         self,
         inner: RemoteShards,
         sums: SumTable,
-        summer: HostReducer,
+        reducer: HostReducer,
         head: str,
         tell: Callable[[str, messages.Message], None],
         happened: Callable[[Fact], None],
     ) -> None:
-        """`inner` brings sums and single updates. `sums`, `summer`: those of the head's host, which is called `head`.
+        """`inner` brings sums and single updates. `sums`, `reducer`: those of the head's host, which is called `head`.
 
         `tell(host, message)` reaches another host.
         """
         self._inner = inner
         self._sums = sums
-        self._summer = summer
+        self._reducer = reducer
         self._head = head
         self._tell = tell
         self._happened = happened
@@ -69,7 +69,7 @@ class AggregationScheduler:
 
     def begins(self, host: str, workers: Sequence[int]) -> bool:
         """That host, which has room for these workers, is about to train. Return whether it adds up their updates."""
-        if len(workers) < SEVERAL or not self._summer.places:
+        if len(workers) < SEVERAL or not self._reducer.places:
             return False
         self._adding.add(host)
         self._hosts |= dict.fromkeys(workers, host)
@@ -90,7 +90,7 @@ class AggregationScheduler:
 
     def host_of(self, total: Sum) -> str:
         """The host that makes the sum, which no version has yet."""
-        return self._hosts[self._summer.updates_of(total)[0].worker]
+        return self._hosts[self._reducer.updates_of(total)[0].worker]
 
     def adds_up(self, worker: int) -> bool:
         """Whether the worker's updates come with others of its host, as a rule."""
@@ -139,7 +139,7 @@ class AggregationScheduler:
         together = {update: then for update, then in self._ready.items() if self._hosts[update.worker] == host}
         for update in together:
             del self._ready[update]
-        if len(together) < 2 or host not in self._adding or not self._summer.has_room:
+        if len(together) < 2 or host not in self._adding or not self._reducer.has_room:
             for update, then in together.items():
                 self._inner.fetch(update.worker, update, then)
             return
@@ -147,9 +147,9 @@ class AggregationScheduler:
         buffers = [Buffers(update.worker, update.step) for update in together]
         self._groups[total] = _Group(host, together, {total, *buffers})
         if host == self._head:
-            self._summer.sum_up(total, terms, look=self._sums.look)
+            self._reducer.sum_up(total, terms, look=self._sums.look)
         else:
-            self._summer.lay(total, [update for update, _ in terms])
+            self._reducer.lay(total, [update for update, _ in terms])
             fields = [(update.worker, update.step, weight) for update, weight in terms]
             self._tell(host, host_messages.SumUp(total.number, fields, self._sums.look))
         self._inner.fetch(terms[0][0].worker, total, partial(self._comes, total, total))
@@ -173,7 +173,7 @@ class AggregationScheduler:
         for update in group.updates:  # what comes of any of them now is of no use
             self._inner.cancel(update.worker)
         self._inner.void(total)
-        self._summer.drop(total)
+        self._reducer.drop(total)
         if group.host != self._head:
             self._tell(group.host, host_messages.DropSum(total.number))
         self._ready |= group.updates

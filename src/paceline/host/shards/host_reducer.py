@@ -36,7 +36,7 @@ class HostReducer:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        arithmetic: StoreProcess,
+        store: StoreProcess,
         *,
         there: Callable[[Sum], object],
         not_finite: Callable[[str, int | None], object],
@@ -49,7 +49,7 @@ class HostReducer:
         self._not_finite = not_finite
         self._shelf = shelf
         self._plan = plan
-        self._arithmetic = arithmetic
+        self._store = store
         self._newest = 0
         """The last sum that was ordered. Their numbers ascend."""
         self._ordered: dict[Sum, tuple[Terms, bool]] = {}
@@ -129,7 +129,7 @@ class HostReducer:
         self._ordered.pop(total, None)
         self._sums = {update: one for update, one in self._sums.items() if one != total}
         self._shelf.release(needed(total))
-        if self._arithmetic.lost:
+        if self._store.lost:
             self._let_go(total)
         self.go_on()
 
@@ -151,4 +151,4 @@ class HostReducer:
             self._made[total] = ByteRanges()
             areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in terms]
             target = self._plan.area(self._shelf.place(total))
-            self._arithmetic.send(messages.store.MakeSum(total.number, target, areas, look))
+            self._store.send(messages.store.MakeSum(total.number, target, areas, look))

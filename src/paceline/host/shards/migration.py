@@ -242,7 +242,7 @@ class Moves:
         source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
         arrived = [item for item in self._others.leaves(move.host) if elsewhere(item)]
         coming = [item for item in self._others.coming() if elsewhere(item)]
-        head.arithmetic.send(messages.store.ExtendRange(source.begin, source.end), (state,))
+        head.store.send(messages.store.ExtendRange(source.begin, source.end), (state,))
         os.close(state)
         lacking = [version for version in self._versions() if head.lacks(version)]
         had = [item for item in coming if not self._others.lacks_here(item)]

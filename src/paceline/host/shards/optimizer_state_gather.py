@@ -1,4 +1,4 @@
-"""What the optimizer has for ranges that other hosts make, on its way to the arithmetic process here."""
+"""What the optimizer has for ranges that other hosts make, on its way to the store process here."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Asked:
 class Shares:
     """Asks for the shares as of one version, and hands them over. Pure but for descriptors."""
 
-    def __init__(self, arithmetic: StoreProcess, others: RemoteShards) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, store: StoreProcess, others: RemoteShards) -> None:
+        self._store = store
         self._others = others
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
@@ -73,7 +73,7 @@ class Shares:
             return
         asked.held = False
         for error, file in asked.came:
-            self._arithmetic.send(messages.store.TakeShare(number, error), () if file is None else (file,))
+            self._store.send(messages.store.TakeShare(number, error), () if file is None else (file,))
             if file is not None:
                 os.close(file)
         asked.came.clear()

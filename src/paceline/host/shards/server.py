@@ -35,7 +35,7 @@ class ShardServer:
         shard: Shard,
         shelf: Shelf,
         plan: MemoryPlan,
-        arithmetic: StoreProcess,
+        store: StoreProcess,
         carrier: TransferManager,
         report: Callable[[host_messages.OfShard], object],
         attach: Callable[[str, Span], Attached],
@@ -44,12 +44,12 @@ class ShardServer:
         idle_cores: Callable[[], int],
     ) -> None:
         """`own` are this host's workers, whose updates are here. `idle_cores`: see `RangeMaker`."""
-        self.maker = RangeMaker(shelf, plan, arithmetic, idle_cores, tells=True)
+        self.maker = RangeMaker(shelf, plan, store, idle_cores, tells=True)
         self.shard = shard
         """The range that is made here, or is about to be."""
         self._shelf = shelf
         self._plan = plan
-        self._arithmetic = arithmetic
+        self._store = store
         self._carrier = carrier
         self._report = report
         self._attach = attach
@@ -68,13 +68,13 @@ class ShardServer:
         self._shelf.claim(kept(version), Version(version))
         self.maker.begins(version)
         if state is not None:
-            self._arithmetic.send(messages.store.Load(), (state,))
+            self._store.send(messages.store.Load(), (state,))
 
     def adopted(self, state: int | None) -> None:
         """The first version has become another one, and the optimizer's state is in that file, if it has changed."""
         self._shelf.claim(kept(0), Version(0))  # what it was is needed by those only who compute on it
         self.maker.uses(self._shelf.place(Version(0)))
-        self._arithmetic.adopt([] if state is None else [state])
+        self._store.adopt([] if state is None else [state])
 
     # --- what the head orders -----------------------------------------------------------------------
 
@@ -155,19 +155,19 @@ class ShardServer:
 
         def there() -> None:
             self._taking, self.maker.rests = None, False
-            self._arithmetic.send(messages.store.ExtendRange(order.begin, order.end), (state,))
+            self._store.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
             self._report(host_messages.RangeTaken())
             self.maker.go_on()
 
         def lost(why: str) -> None:
-            self._arithmetic.lose(f"it was to take over the range of host {order.host}: {why}")
+            self._store.lose(f"it was to take over the range of host {order.host}: {why}")
 
         self.maker.rests = True
         self._taking = Taking(source, arrived, had, self._carrier, there, lost)
         self._taking.begin(lacking, {item: partial(self._stored, item) for item in coming})
 
-    # --- what the arithmetic process says -----------------------------------------------------------
+    # --- what the store process says -----------------------------------------------------------
 
     def hear(self, message: messages.Message, descriptors: Sequence[int]) -> bool:
         """The process has said this of versions. Return whether it was asked to."""

@@ -18,13 +18,13 @@ Found = tuple[str, int | None]
 class SumTable:
     """Knows sums by their numbers, and puts them in the place of their updates."""
 
-    def __init__(self, shelf: Shelf, summer: HostReducer) -> None:
+    def __init__(self, shelf: Shelf, reducer: HostReducer) -> None:
         self.look = True
         """Whether NaN and infinity are looked for."""
         self.found: Found | None = None
         """The first one that was found."""
         self._shelf = shelf
-        self._summer = summer
+        self._reducer = reducer
         self._weights: dict[Update, float | None] = {}
         """By update that is in no version: what it weighs, if that is known."""
         self._arrived: dict[Update, Sum] = {}
@@ -58,11 +58,11 @@ class SumTable:
                 members.setdefault(term, []).append(item)
         for total, updates in members.items():
             if not self._shelf.has(total):
-                self._summer.sum_up(total, self.terms_of(updates), look=self.look)
+                self._reducer.sum_up(total, self.terms_of(updates), look=self.look)
         return list(weights.items()), [update for updates in members.values() for update in updates]
 
     def dropped(self, update: Update) -> None:
         """The update is in a version by now, or will be in none."""
         self._weights.pop(update, None)
         self._arrived.pop(update, None)
-        self._summer.dropped(update)
+        self._reducer.dropped(update)

@@ -25,11 +25,11 @@ class Summands(Placed[Update | Sum]):
     """Workers of this host compute updates, and its store's process adds them up. Other hosts' come here."""
 
     def __init__(
-        self, shelf: Shelf, memory: HostMemory, summer: HostReducer, computing: Computing, own: Callable[[int], bool]
+        self, shelf: Shelf, memory: HostMemory, reducer: HostReducer, computing: Computing, own: Callable[[int], bool]
     ) -> None:
         """`own(worker)`: whether it is of this host."""
         super().__init__(shelf, memory)
-        self._summer = summer
+        self._reducer = reducer
         self._computing = computing
         self._own = own
 
@@ -40,7 +40,7 @@ class Summands(Placed[Update | Sum]):
     def look(self, item: Update | Sum, begin: int, end: int) -> Where:
         """See `ItemKind`. An update is here before the head hears that it is ready, and what was told of it before."""
         if isinstance(item, Sum):
-            return self._summer.look(item, begin, end)
+            return self._reducer.look(item, begin, end)
         if self._own(item.worker):
             return self._computing.look(item, begin, end, laid=self._shelf.has(item))
         return "gone"
@@ -52,7 +52,7 @@ class HeadSummands(Summands):
     def __init__(self, cluster: Cluster, moves: Moves, host_of: Callable[[int], str]) -> None:
         """`host_of(worker)`: its host."""
         super().__init__(
-            cluster.shelf, cluster.memory, cluster.summer, cluster.computing, lambda worker: worker in cluster.workers
+            cluster.shelf, cluster.memory, cluster.reducer, cluster.computing, lambda worker: worker in cluster.workers
         )
         self._cluster = cluster
         self._moves = moves
@@ -62,7 +62,7 @@ class HeadSummands(Summands):
         """See `ItemKind`."""
         if (moving := self._moves.ranges(item)) is not None:
             return moving
-        host = self._host_of(item.worker) if isinstance(item, Update) else self._cluster.together.host_of(item)
+        host = self._host_of(item.worker) if isinstance(item, Update) else self._cluster.aggregation.host_of(item)
         return [(host, *of) for of in self._cluster.ranges_of(item)]
 
 
@@ -73,13 +73,13 @@ class ShardSummands(Summands):
         self,
         shelf: Shelf,
         memory: HostMemory,
-        summer: HostReducer,
+        reducer: HostReducer,
         computing: Computing,
         own: Container[int],
         hosts: Mapping[int, str],
     ) -> None:
         """`own`: this host's workers. `hosts`: by worker."""
-        super().__init__(shelf, memory, summer, computing, own.__contains__)
+        super().__init__(shelf, memory, reducer, computing, own.__contains__)
         self.server: ShardServer | None = None
         """What makes this host's range. None: nothing is made here."""
         self._hosts = hosts
