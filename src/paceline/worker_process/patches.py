@@ -14,6 +14,10 @@ others by `prepare`. So a script, or a framework that it uses, stays as it is, h
 | scheduler | its class gets the `step()` of `training.schedules` | it follows the run, not this worker |
 | model | hooks of its parameters, and of all modules' registrations | gradients and new structure are noticed |
 | all optimizers | a hook after their steps: `training.other_training` | steps that reach no other worker are refused |
+| torch's compiler | an import hook, until a script imports it: `training.uncompiled` | our functions are not compiled |
+
+Under `-p ddp` no function is replaced. `coordinator.ddp` wraps the model in DDP, and gives the loader a
+DistributedSampler. The loader is a copy, schedulers follow, and the process is as below, but keeps its variables.
 
 **The process** is as if the script had been started by itself. `worker_process.worker` changes the working directory,
 `sys.argv`, `sys.path[0]`, `__main__` and the standard streams. It takes the variables of `OF_ONE_PROCESS` away, says
