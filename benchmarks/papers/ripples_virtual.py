@@ -36,7 +36,7 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.scenario.scenario import Network, Scenario
 from paceline.sim.simulate import Simulation, play
-from paceline.sim.world import Endless, Limit
+from paceline.sim.world import EmptySteps, Limit
 
 WORKERS, NODES = 16, 4
 STEPS = 6400
@@ -138,7 +138,7 @@ def run(protocol: str, slow: float = 1.0, steps: int = STEPS, server: float = SE
     )
     simulation.check()
     groups = Groups()
-    summary = play(simulation, Endless(None, None), Journal(groups))
+    summary = play(simulation, EmptySteps(None, None), Journal(groups))
     return Run(summary["steps_per_second"], [row["steps"] for row in summary["per_worker"]], groups.codes)
 
 

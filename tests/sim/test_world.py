@@ -47,7 +47,7 @@ from paceline.records.summary import Summary
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Progress, Simulation, play, simulate
-from paceline.sim.world import Amount, Dealt, Endless, Limit, NoData
+from paceline.sim.world import Amount, EmptySteps, Limit, NoData
 from protocols.test_conformance import CHOICES
 
 History = list[tuple[Fact, tuple[Order, ...]]]
@@ -676,7 +676,7 @@ def test_all_the_data_is_used_once_though_workers_die_and_updates_are_dropped(ch
 
 
 def test_what_a_store_drops_for_good_is_not_dealt_again() -> None:
-    dealt = Dealt(work=None, size=1, left_over=0)
+    dealt = EmptySteps(work=None, size=1, left_over=0)
     dealt.carry_out(DropUpdate(worker=0, step=0, samples="missed"), 0.0)
     assert dealt.left_over == 0
     dealt.carry_out(DropUpdate(worker=0, step=0, samples="return"), 0.0)
@@ -721,7 +721,7 @@ def test_whoever_stops_it_has_a_summary_of_what_was_reached_and_is_told_of_nothi
     assert sum(isinstance(fact, WorkerLeft) for fact, _ in facts(tmp_path / "run")) == 2
 
 
-class Given(Endless):
+class Given(EmptySteps):
     """So many steps have data, for each worker."""
 
     def amount(self, worker: int, step: int) -> Amount:
@@ -797,7 +797,7 @@ def test_no_upheaval_stops_those_who_are_left(choice: Choice) -> None:
             check_fit(choice, scenario.hosts(workers))
         except ConfigError:
             continue
-        for training in (Endless(200, 1), Given(5 * workers, 1)):
+        for training in (EmptySteps(200, 1), Given(5 * workers, 1)):
             one = simulation(choice, scenario, workers, **limits)
             journal = Journal(NoLedger())
             summary = play(one, training, journal)

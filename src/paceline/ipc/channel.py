@@ -1,8 +1,7 @@
-"""Messages between two processes of one host: a socket pair that keeps message boundaries.
+"""Messages between two processes of one host, over a socket pair that keeps message boundaries.
 
-A Unix `SOCK_SEQPACKET` pair costs about 50 µs a round trip, and the death of the peer shows as an end of
-file. A message too long for a packet travels in an anonymous file that is passed along, and file descriptors can be
-passed the same way.
+A Unix `SOCK_SEQPACKET` pair costs about 50 µs a round trip, and the peer's death shows as an end of file. A message
+that is too long for a packet travels in an anonymous file, whose descriptor is passed along.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ import msgspec
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.ipc.endpoint import MOST_BYTES, Coding, too_long
 
-PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
+PACKET = 64 * 1024  # bytes; Linux allows 208 KiB for all unread packets together
 INLINE, ATTACHED = b"\0", b"\1"
 MOST_DESCRIPTORS = 4
 ROOM_FOR_RIGHTS = socket.CMSG_LEN(MOST_DESCRIPTORS * array("i").itemsize)
-LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
+LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts only some weeks
 
 
 End = socket.socket
@@ -33,12 +32,12 @@ End = socket.socket
 
 
 def pair() -> tuple[End, End]:
-    """Two connected ends; neither is inherited by a program that is executed."""
+    """Return two connected ends, which executed programs don't inherit."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def attachment(data: bytes) -> int:
-    """Return a descriptor of an anonymous file with these bytes, to be passed along with a message and then closed."""
+    """Return a descriptor of an anonymous file with these bytes. Pass it along with a message, and then close it."""
     descriptor = os.memfd_create("paceline-message", os.MFD_CLOEXEC)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
@@ -54,7 +53,7 @@ def attached(descriptor: int) -> bytes:
 
 @contextmanager
 def path_of(descriptor: int) -> Iterator[Path]:
-    """A path of the file that came along with a message, for what opens files by their paths. Then close the file."""
+    """Yield a path of the file that came along with a message. At the end the file is closed."""
     try:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:
@@ -62,7 +61,7 @@ def path_of(descriptor: int) -> Iterator[Path]:
 
 
 class Channel:
-    """One end of a channel. See `Endpoint`. `kinds` is the union of message types that the other end may send."""
+    """One end of a channel. See `Endpoint`. `kinds`: the union of types that the other end may send."""
 
     def __init__(self, end: socket.socket, kinds: Any, peer: str) -> None:
         self.end = end
@@ -76,7 +75,7 @@ class Channel:
         return self.end.fileno()
 
     def send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, and descriptors with it, once there is room. Raises PeerLost if the peer has gone."""
+        """Send the message and these descriptors once there is room. Raises PeerLost if the peer has gone."""
         self._send(message, descriptors, 0)
 
     def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
@@ -90,7 +89,7 @@ class Channel:
         return received
 
     def receive_now(self) -> tuple[Any, list[int]] | None:
-        """The same, without waiting: None if there is no message."""
+        """Return the next message without waiting, or None if there is none."""
         return self._receive(socket.MSG_DONTWAIT)
 
     def _receive(self, flags: int) -> tuple[Any, list[int]] | None:
@@ -112,7 +111,7 @@ class Channel:
             raise
 
     def ready(self, seconds: float | None = 0.0) -> bool:
-        """See `Endpoint`. Waits so long for it, a day at most (None: without end)."""
+        """See `Endpoint`. Wait so many seconds for it, a day at most. None: without end."""
         return bool(self._poll.poll(None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000))
 
     def close(self) -> None:
@@ -130,7 +129,7 @@ class Channel:
             os.close(long)
 
     def _put(self, packet: bytes, descriptors: tuple[int, ...], flags: int) -> bool:
-        """Whether there was room for the message."""
+        """Send the packet. Return whether there was room for it."""
         try:
             if descriptors:
                 rights = array("i", descriptors)  # `socket.send_fds` ignores its flags
@@ -145,7 +144,7 @@ class Channel:
 
 
 def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors in what came along with a packet."""
+    """Return the descriptors that came along with a packet."""
     found = array("i")
     for level, kind, rights in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -154,7 +153,7 @@ def _descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _long(descriptors: list[int]) -> bytes:
-    """Read a message too long for its packet out of the first of these descriptors, and close that one."""
+    """Read a long message from the first of these descriptors, and close that one."""
     try:
         if (length := os.fstat(descriptors[0]).st_size) > MOST_BYTES:
             raise MessageUnreadable(too_long(length))

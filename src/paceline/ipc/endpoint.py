@@ -21,23 +21,23 @@ MOST_BYTES = 4 << 30
 """Bytes of the longest message. Tensors travel in shared memory and in files, so a longer one can only be an error."""
 LENGTH = struct.Struct("<Q")
 LONG = 1 << 16
-"""Bytes from which on a message may have so many lists that collecting garbage takes longer than reading it."""
+"""Bytes of a message with so many lists that collecting garbage may take longer than reading it."""
 
-# What others say is bounded by its types: a message with a value out of bounds can't be read.
+# Types bound what others may say: a message with a value out of bounds can't be read.
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Counts from 0, as far as the ledger can write it."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""A length of time. NaN is none."""
+"""A length of time. NaN is refused."""
 _PLAIN = r"\A[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
 Word = Annotated[str, msgspec.Meta(max_length=1 << 12, pattern=_PLAIN)]
-"""What stands in tables and files as it is: it has no control characters, and none that turn the direction of text."""
+"""Text for tables and files: without control characters, and without those that change the direction of text."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """The root of them all."""
+    """The base of all messages between processes of one host."""
 
     descriptors: ClassVar[int] = 0
-    """How many descriptors may come along. With more of them the message can't be read."""
+    """The most descriptors that may come along. A message with more can't be read."""
 
 
 class Endpoint(Protocol):
@@ -47,25 +47,25 @@ class Endpoint(Protocol):
     """
 
     peer: str
-    """Who is at the other end, for messages of errors."""
+    """Who is at the other end, for error messages."""
 
     def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send the message if there is room for it now. Return whether it was sent. Raises PeerLost without a peer.
+        """Send the message if there is room now. Return whether it was sent. Raises PeerLost if the peer has gone.
 
-        The descriptors stay the caller's.
+        The caller keeps its descriptors.
         """
         ...
 
     def receive(self) -> tuple[Any, list[int]]:
-        """Return the next message with its descriptors, which are the caller's from then on.
+        """Return the next message and its descriptors, which the caller has to close.
 
-        Raises PeerLost if the peer has gone, and MessageUnreadable, with no descriptor left open, for anything but the
-        messages that may come.
+        Raises PeerLost if the peer has gone. Raises MessageUnreadable for a message that may not come, and closes its
+        descriptors.
         """
         ...
 
     def ready(self, seconds: float | None = 0.0) -> bool:
-        """Whether a message, or the peer's end, is there."""
+        """Return whether there is a message, or the peer has gone."""
         ...
 
     def close(self) -> None:
@@ -74,10 +74,7 @@ class Endpoint(Protocol):
 
 
 class Coding:
-    """Messages to bytes, and bytes to messages of `kinds`: the union of types that the other end may send.
-
-    The attribute `descriptors` of a type says how many may come along with its messages; without it, none may.
-    """
+    """Encodes messages, and decodes those of `kinds`: the union of types that the other end may send."""
 
     def __init__(self, kinds: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(kinds, ext_hook=_refuse)
@@ -88,7 +85,7 @@ class Coding:
         return self._encoder.encode(message)
 
     def decode(self, body: bytes | memoryview, descriptors: Sequence[int]) -> Any:
-        """Return the message that came as these bytes, with these descriptors. Raises MessageUnreadable."""
+        """Return the message in these bytes, which came with these descriptors. Raises MessageUnreadable."""
         try:
             with _uncollected() if len(body) >= LONG else nullcontext():
                 message = self._decoder.decode(body)
@@ -101,48 +98,44 @@ class Coding:
 
 
 def framed(body: bytes) -> bytes:
-    """Return the bytes that a message is in a stream: its length, and then the message."""
+    """Return the message as it goes over a stream: its length, then its bytes."""
     return LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Cuts what comes as a stream of bytes into messages. See `framed`."""
+    """Cuts a stream of bytes into messages. See `framed`."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
-        """Bytes of the longest message that is read."""
+        """Bytes of the longest message that is read. It may change after any message."""
         self._unread = bytearray()
 
-    def receive(self, data: bytes) -> list[bytes]:
-        """Return the messages that are whole with these bytes, in order.
+    def receive(self, data: bytes) -> Iterator[bytes]:
+        """Yield each message that is whole with these bytes, in order.
 
-        Raises MessageUnreadable, and again at each call, where the next one would be too long: nobody knows what
-        follows it.
+        Raises MessageUnreadable at a message that is too long, and at each later call, as what follows is unknown.
         """
         self._unread += data
-        bodies: list[bytes] = []
         while len(self._unread) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._unread)
             if length > self.most:
-                if not bodies:
-                    raise MessageUnreadable(too_long(length, self.most))
-                break
+                raise MessageUnreadable(too_long(length, self.most))
             end = LENGTH.size + length
             if len(self._unread) < end:
                 break
-            bodies.append(bytes(self._unread[LENGTH.size : end]))
+            body = bytes(self._unread[LENGTH.size : end])
             del self._unread[:end]
-        return bodies
+            yield body
 
 
 def too_long(length: int, most: int = MOST_BYTES) -> str:
-    """Why a message of so many bytes isn't read."""
+    """Say why a message of so many bytes isn't read."""
     return f"it would have {length:,} bytes, and may have {most:,}"
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile: it would look at all lists of a message again and again, as they become more."""
+    """Collect no garbage meanwhile: each collection would go through all lists that the message has so far."""
     if not gc.isenabled():
         yield
         return

@@ -13,52 +13,51 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from paceline.ipc.channel import Channel, pair
+from paceline.ipc.channel import LONGEST, Channel, pair
 
-LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
+"""Connections that the kernel holds until they are accepted."""
 
 
 def family(address: tuple[str, int]) -> socket.AddressFamily:
-    """Return the family of a numeric address, with its port."""
+    """Return the family of a numeric address."""
     return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
 
 class Loop:
-    """Calls back when there is something to read, or when a time has come."""
+    """Calls functions when there is something to read, or when a time has come."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, selectors.SelectorKey] = {}
-        """By descriptor. The selector's own map looks for a source in ways that take longer."""
+        """By descriptor. Looking a source up in the selector's own map takes longer."""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._soon: deque[Callable[[], None]] = deque()
         self._ends: set[int] = set()
-        """Descriptors of the processes whose end is awaited."""
+        """Descriptors of processes whose end is awaited."""
 
     def now(self) -> float:
-        """Return the time in seconds: the clock that timers go by, and the workers' steps."""
+        """Return the time in seconds by the clock of timers and of the workers' steps."""
         return time.monotonic()
 
     def since_boot(self) -> float:
-        """Return the time in seconds by a clock that goes on while the machine sleeps."""
+        """Return the time in seconds by a clock that runs while the machine sleeps."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def watch(self, source: Any, call: Callable[[], object]) -> None:
-        """Call whenever there is something to read (or its end)."""
+        """Call this whenever there is something to read, or the source has ended."""
         key = self._selector.register(source, selectors.EVENT_READ, (call, None))
         self._watched[key.fd] = key
 
     def await_room(self, source: Any, call: Callable[[], object] | None) -> None:
-        """For a watched source: call also whenever there is room to write; None: no more."""
+        """Call this whenever there is room to write to a watched source. None: call nothing any more."""
         key = self._selector.get_key(source)
         events = selectors.EVENT_READ | (0 if call is None else selectors.EVENT_WRITE)
         self._watched[key.fd] = self._selector.modify(source, events, (key.data[0], call))
 
     def unwatch(self, source: Any) -> None:
-        """Stop watching. Call this before the source is closed."""
+        """Stop watching the source, before it is closed."""
         del self._watched[self._selector.unregister(source).fd]
 
     def watches(self, source: Any) -> bool:
@@ -66,15 +65,15 @@ class Loop:
         return source in self._selector.get_map()
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call once, after so many seconds."""
+        """Call this once, after so many seconds."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call once, before the loop waits for anything."""
+        """Call this once, before the loop waits for anything."""
         self._soon.append(call)
 
     def wait(self, most: float | None = None) -> None:
-        """Wait for the next event or time, so many seconds at most, and handle all that is there."""
+        """Wait for the next event or time, up to so many seconds, and handle all events that are there."""
         while self._soon:
             self._soon.popleft()()
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -84,7 +83,7 @@ class Loop:
             timeout = most if timeout is None else min(most, timeout)
         for key, events in self._selector.select(timeout):
             heard, room = key.data
-            # unless an earlier call has stopped watching it, or awaits something else of it now
+            # an earlier call may have stopped watching the source, or changed what is awaited
             if events & selectors.EVENT_READ and self._watched.get(key.fd) is key:
                 heard()
             if events & selectors.EVENT_WRITE and room is not None and self._watched.get(key.fd) is key:
@@ -94,12 +93,12 @@ class Loop:
             heapq.heappop(self._timers)[2]()
 
     def connect(self, kinds: Any, peer: str) -> tuple[Channel, socket.socket]:
-        """Return a channel to a process that is to be forked, and the end that it gets. `kinds`: see `Channel`."""
+        """Return a channel to a process that is about to be forked, and its end. `kinds`: see `Channel`."""
         ours, theirs = pair()
         return Channel(ours, kinds, peer), theirs
 
     def dial(self, address: tuple[str, int]) -> socket.socket:
-        """Return a socket that is on its way there. Raises OSError where that fails at once."""
+        """Return a socket that is connecting to that address. Raises OSError if that fails at once."""
         end = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         failed = end.connect_ex(address)
         if failed not in (0, errno.EINPROGRESS):
@@ -108,9 +107,9 @@ class Loop:
         return end
 
     def listen(self, towards: tuple[str, int]) -> socket.socket:
-        """Return a socket that listens at this machine's own address on the way to that one. Nothing is sent for that.
+        """Return a socket that listens at this machine's own address towards that one. Nothing is sent for that.
 
-        Raises OSError where there is no such way.
+        Raises OSError if there is no route.
         """
         kind = family(towards)
         with socket.socket(kind, socket.SOCK_DGRAM) as end:
@@ -119,7 +118,7 @@ class Loop:
         return socket.create_server((own, 0), family=kind, backlog=BACKLOG)
 
     def await_end(self, process: int, call: Callable[[], object]) -> None:
-        """Call once, when that process has ended."""
+        """Call this once, when that process has ended."""
         watch = os.pidfd_open(process)
 
         def ended() -> None:
@@ -132,27 +131,27 @@ class Loop:
         self._ends.add(watch)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching everything."""
         self._selector.close()
         while self._ends:
             os.close(self._ends.pop())
 
 
 class Alarm:
-    """Calls at a time that moves often. It rings early if the time has moved on, so the callee looks and sets it anew.
+    """A timer whose time often moves. It rings early if the time was moved to later, so the callee has to check.
 
-    The loop's timers can't be taken back, and one for each move would be many.
+    The loop's timers can't be cancelled, and one for each move would be many.
     """
 
     def __init__(self, loop: Loop, call: Callable[[], object]) -> None:
         self._loop = loop
         self._call = call
         self._rings_at: list[float] = []
-        """The latest first: each new timer is earlier than those that run."""
+        """The latest first: a timer is added only if it is earlier than those that run."""
         self._off = False
 
     def set(self, at: float | None) -> None:
-        """Ring at that time of the loop, or earlier. None: nothing is awaited."""
+        """Ring at that time of the loop, or earlier. None: don't."""
         if at is not None and not self._off and not (self._rings_at and self._rings_at[-1] <= at):
             self._rings_at.append(at)
             self._loop.after(max(0.0, at - self._loop.now()), self._rings)

@@ -1,4 +1,4 @@
-"""Shared memory without names: nothing lies in /dev/shm, and the memory ends with the last process that uses it."""
+"""Shared memory without names: no file in /dev/shm, and the kernel frees it with the last process that uses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def whole_pages(size: int) -> int:
-    """Round bytes up to pages: to huge ones if the part is as large as one."""
+    """Round bytes up to whole pages, or to huge pages from one huge page on."""
     page = HUGE if size >= HUGE else PAGE
     return max(1, -(-size // page)) * page
 
@@ -36,12 +36,12 @@ def whole_pages(size: int) -> int:
 class Region:
     """Memory that processes share by passing its descriptor on.
 
-    Tensors are laid over its bytes with `torch.frombuffer`, which keeps no mapping alive. So a mapping lasts
-    as long as the process. The descriptor is closed once nothing refers to the region.
+    Tensors lie over its bytes by `torch.frombuffer`, which keeps no mapping alive. So a mapping lasts as long as the
+    process. The descriptor is closed once nothing refers to the region.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """The descriptor is the region's from here on."""
+        """Take over the descriptor."""
         self.descriptor = descriptor
         self._close = _closed_with(self, descriptor)
         self.size = size
@@ -51,7 +51,7 @@ class Region:
 
     @classmethod
     def create(cls, size: int) -> Region:
-        """Make a region of that many bytes, zeroed. Pages take memory when first touched."""
+        """Make a region of so many zeros. A page takes memory when it is first touched."""
         descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -59,7 +59,7 @@ class Region:
 
     @classmethod
     def attach(cls, descriptor: int) -> Region:
-        """Map the region behind a descriptor that another process passed."""
+        """Map the region of a descriptor that another process has passed."""
         return cls(descriptor, os.fstat(descriptor).st_size)
 
     def span(self, start: int, stop: int) -> Span:
@@ -67,19 +67,19 @@ class Region:
         return Span(self.memory[start:stop], self, start)
 
     def free(self) -> None:
-        """Give all pages back, for all processes. Whoever still reads them finds zeros."""
+        """Give all pages back, for all processes. A process that still reads them finds zeros."""
         _libc.madvise(self.address, self.size, REMOVE)
         self._close()
 
     def discard(self, start: int, stop: int) -> None:
-        """Give these pages back, for all processes: zeros are there. The bytes are whole pages."""
+        """Give these whole pages back, for all processes, which find zeros there."""
         _libc.madvise(self.address + start, stop - start, REMOVE)
 
     def populate(self, start: int, stop: int) -> None:
-        """Get these bytes' pages now rather than during training, as huge ones where that can be.
+        """Get these bytes' pages now rather than during training, as huge pages where possible.
 
-        A first touch costs 70 ms for 100 MB in small pages and 36 in huge ones. Over huge pages a
-        `MappedWindow` moves in 0.1 ms rather than 6. An older kernel can't do this: pages come when first written.
+        A first touch costs 70 ms for 100 MB in small pages and 36 ms in huge ones. A `MappedWindow` moves over huge
+        pages in 0.1 ms rather than 6. An older kernel can't do this: there pages come when they are first written.
         """
         first, last = -(-(self.address + start) // HUGE) * HUGE, (self.address + stop) // HUGE * HUGE
         if last > first:
@@ -94,7 +94,7 @@ class OpenFile:
     """A file that stays open as long as anything refers to it or to its bytes."""
 
     def __init__(self, descriptor: int) -> None:
-        """The descriptor may be closed then. The file is not empty."""
+        """Open the file, which is not empty, once more. The caller may close its descriptor."""
         self.descriptor = os.dup(descriptor)
         _closed_with(self, self.descriptor)
 
@@ -107,29 +107,29 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes of a file, as this process has mapped them. Another process can be handed the file, and map them, too."""
+    """Bytes of a file that this process has mapped. Another process that is handed the file can map them, too."""
 
     memory: memoryview
     file: Region | OpenFile | None = None
-    """None: no other process can have them."""
+    """None: no other process can have these bytes."""
     start: int = 0
-    """Where they begin in the file."""
+    """Where the bytes begin in the file."""
 
     @property
     def nbytes(self) -> int:
-        """How many they are."""
+        """The number of bytes."""
         return self.memory.nbytes
 
     def part(self, begin: int, end: int) -> Span:
-        """Return some of them."""
+        """Return a range of these bytes."""
         return Span(self.memory[begin:end], self.file, self.start + begin)
 
 
 class Mapping:
-    """A part of a region at an address of its own, for as long as anything refers to its bytes."""
+    """A part of a region, mapped at an address of its own for as long as anything refers to its bytes."""
 
     def __init__(self, region: Region, start: int, size: int) -> None:
-        """`start` and `size` in bytes, multiples of the page's."""
+        """`start` and `size` are bytes, in whole pages."""
         self._source = region.address + start
         self._address = _reserve(size)
         _map(self._address, size, mmap.MAP_SHARED, region.descriptor, start)
@@ -139,21 +139,20 @@ class Mapping:
         self.memory = memoryview(array).cast("B")
 
     def leave(self) -> None:
-        """Give these bytes, as they are now, to the objects that still refer to them: in this process's own memory."""
+        """Replace the shared bytes by a private copy, for the objects that still refer to them."""
         _map(self._address, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         ctypes.memmove(self._address, self._source, self._size)
 
 
 class MappedWindow:
-    """A place in this process's memory, always the same, that shows one part of a region or another.
+    """A fixed place in this process's memory that shows one part of a region or another.
 
-    What is written here stays here: no other process sees it, and it is gone when the window moves. Tensors over
-    a window, and all their aliases, see another part's bytes once it has moved. It is as if the bytes had been
-    copied, but nothing is.
+    Writes to the window are private to this process, and lost when the window moves. Tensors over a window, and all
+    their aliases, then see the other part's bytes, as if these had been copied.
     """
 
     def __init__(self, region: Region, size: int) -> None:
-        """`size` in bytes, a multiple of the page's."""
+        """`size` is in bytes, in whole pages."""
         self.region = region
         self.size = size
         self.address = _reserve(size)
@@ -161,23 +160,23 @@ class MappedWindow:
         self._pages = -1
 
     def show(self, start: int) -> None:
-        """Show the region from that byte on, which begins a page. It is atomic: no thread ever sees two parts mixed."""
+        """Show the region from that byte on, which begins a page. This is atomic: no thread sees two parts mixed."""
         _map(self.address, self.size, mmap.MAP_PRIVATE | NO_RESERVE, self.region.descriptor, start)
         _libc.madvise(self.address, self.size, POPULATE_READ)
 
     def written(self) -> list[tuple[int, int]]:
-        """Where the window was written to since it moved: runs of whole pages, as (start, stop) in bytes.
+        """Return the pages written since the window moved, as runs of (start, stop) in bytes.
 
-        Raises OSError where /proc/self/pagemap can't be read.
+        Raises OSError if /proc/self/pagemap can't be read.
         """
         if self._pages < 0:
             self._pages = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
             _closed_with(self, self._pages)
         entries = os.pread(self._pages, self.size // PAGE * 8, self.address // PAGE * 8)
-        import numpy  # imported late, when the launcher has seen to it that numpy's BLAS starts no thread
+        import numpy  # late, as the launcher first sets numpy's BLAS to start no thread
 
         pages = numpy.frombuffer(entries, dtype=numpy.uint64)
-        # a page of a private mapping is the file's until it is written to
+        # a page of a private mapping belongs to the file until it is written
         taken = (pages & numpy.uint64(_PRESENT | _SWAPPED)) != 0
         own = taken & ((pages & numpy.uint64(_OF_A_FILE)) == 0)
         if not own.any():
@@ -187,7 +186,7 @@ class MappedWindow:
 
 
 def _closed_with(owner: object, descriptor: int) -> weakref.finalize[..., object]:
-    """Close the descriptor when its owner goes. A process that inherits both may use the number for another file."""
+    """Close the descriptor with its owner, in this process only: a forked one may use the number for another file."""
     process = os.getpid()
 
     def close() -> None:
@@ -200,7 +199,7 @@ def _closed_with(owner: object, descriptor: int) -> weakref.finalize[..., object
 
 
 def _reserve(size: int) -> int:
-    """An address where so many bytes are free. A huge page begins there, so that huge pages can be mapped."""
+    """Reserve so many bytes of addresses. Return the first, which is aligned so that huge pages can be mapped."""
     found = _map(None, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE, -1, 0)
     address, stop = -(-found // HUGE) * HUGE, found + size + HUGE
     kept = address + -(-size // PAGE) * PAGE
@@ -226,10 +225,10 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def keep_freed_memory() -> None:
-    """Give the kernel what malloc has free now. From now on keep freed memory for the next allocation of its size.
+    """Give free memory to the kernel now. From now on have malloc keep freed memory for the next allocation.
 
-    Autograd's temporaries of more than 32 MB would otherwise cost their page faults anew in every step. That is a
-    quarter of a step of 25 million parameters (docs/performance.md). Only glibc knows these settings.
+    Otherwise autograd's temporaries of more than 32 MB cost page faults in every step. That is a quarter of a step of
+    25 million parameters (docs/performance.md). Only glibc has these settings.
     """
     if hasattr(_libc, "malloc_trim") and hasattr(_libc, "mallopt"):
         _libc.malloc_trim(0)
@@ -238,9 +237,9 @@ def keep_freed_memory() -> None:
 
 
 def available_bytes() -> int:
-    """The memory that is still available: of the machine or of the control group, whichever is less.
+    """Return the bytes of memory that the machine or the control group still has, whichever is less.
 
-    A memfd may be made far larger than that. The process is then killed as the memfd fills.
+    A larger memfd can be made, but the process is killed as it fills.
     """
     amounts = [
         int(line.split()[1]) * 1024
@@ -256,8 +255,8 @@ def available_bytes() -> int:
         limit = (group / "memory.max").read_text().strip()
         if limit != "max":
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            cache = int(stat.get("inactive_file", 0))  # the kernel gives it up when memory is wanted
+            cache = int(stat.get("inactive_file", 0))  # the kernel frees it when memory is needed
             amounts.append(int(limit) - int((group / "memory.current").read_text()) + cache)
     except (OSError, ValueError):
-        pass  # no second-generation control group here: the machine's own memory is the limit
+        pass  # without control groups of version 2 the machine's memory is the limit
     return min(amounts)

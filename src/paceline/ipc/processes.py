@@ -1,4 +1,4 @@
-"""Processes that leave nothing behind, however they or their parents end."""
+"""Starts and ends processes so that nothing is left behind, however they or their parents end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NoProcess(RunFailed):
 
     @classmethod
     def because(cls, error: OSError) -> NoProcess:
-        """Return what to raise where the machine lets none be forked. The message says what the limits are, too."""
+        """Return what to raise after a fork has failed. The message names the limits."""
         most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         limits = [f"{available_bytes():,} bytes of memory are available"]
         if most != resource.RLIM_INFINITY:
@@ -43,7 +43,10 @@ class NoProcess(RunFailed):
 
 
 def pids_of_group() -> tuple[int, int]:
-    """How many processes and threads the control group has, and may have. Raises OSError or ValueError: no limit."""
+    """Return how many processes and threads the control group has, and may have.
+
+    Raises OSError or ValueError if there is no limit.
+    """
     line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
     group = Path("/sys/fs/cgroup") / line.split(":", 2)[2].lstrip("/")
     return int((group / "pids.current").read_text()), int((group / "pids.max").read_text())
@@ -57,7 +60,7 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def asking_to_end() -> list[signal.Signals]:
-    """The signals that ask for an end. A terminal that closes sends one, too, unless `nohup` has it ignored."""
+    """Return the signals that ask for an end. SIGHUP, of a terminal that closes, is one unless `nohup` ignores it."""
     hangs_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangs_up]
 
@@ -70,12 +73,12 @@ def die_with(parent: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when its parent ends, so that it ends as if the parent had asked."""
+    """Have the kernel send this process SIGTERM when its parent ends."""
     _prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def allow_descriptors(needed: int, workers: int) -> None:
-    """Make sure that this process may open so many files. Raises ConfigError if the system's limit is below that."""
+    """Let this process open so many files. Raises ConfigError if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
@@ -88,16 +91,16 @@ def allow_descriptors(needed: int, workers: int) -> None:
 
 
 def adopt_orphans(adopts: bool = True) -> None:
-    """Become the parent of any descendant whose own parent ends, so that it can be found and ended; or no longer be."""
+    """Become the parent of descendants whose own parents end, so that they can be found and ended; or stop that."""
     _prctl(SET_CHILD_SUBREAPER, adopts)
 
 
 def fork_child(body: Callable[[], int]) -> int:
-    """Fork a child that runs `body` and exits with its value; it dies with this process. Returns its id.
+    """Fork a child that runs `body` and exits with its value. It dies with this process. Return its id.
 
-    The child leads a process group of its own: a terminal's Ctrl-C reaches only the launcher, and the
-    child can be ended together with whatever it starts. To be called from the main thread, because
-    the kernel's death signal follows the thread that forked. Raises NoProcess if the machine has none to give.
+    The child leads a process group of its own. So a terminal's Ctrl-C reaches only the launcher, and the child can be
+    ended together with all that it starts. Call this from the main thread, as the kernel's death signal follows the
+    thread that forked. Raises NoProcess.
     """
     parent = os.getpid()
     try:
@@ -112,21 +115,21 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def forks_die_with_me() -> None:
-    """Have the kernel kill whatever this process forks from now on (a loader's processes, say) when this process ends.
+    """Have all processes that this one forks from now on, such as a loader's, killed when this one ends.
 
-    The kernel's death signal follows the thread that forked. So a process that another thread than the main one forks
-    has a thread that waits for this process's end.
+    The kernel's death signal follows the thread that forked. So a process that was not forked by the main thread has a
+    thread that waits for this process's end.
     """
     os.register_at_fork(before=_note_parent, after_in_child=_die_with_parent)
 
 
 def share_without_files() -> None:
-    """Let processes that hand each other tensors (a loader's do) listen on sockets that leave no file.
+    """Have processes that share tensors, such as a loader's, listen on sockets that leave no file.
 
-    multiprocessing makes a file for each, which stays when its process is killed; and a name without a file (an
-    abstract one) is open to every user of the machine, who can connect, say nothing, and stall the run. Here the file
-    is made in a private folder, and both are gone at once: what is left is this process's descriptor of the file,
-    which only its own user can come by, below /proc.
+    multiprocessing makes a file for each socket, which stays when the process is killed. An abstract name needs no
+    file, but every user of the machine can connect to it, send nothing, and stall the run. Here the file is made in a
+    private folder, and both are removed at once. This process's descriptor of the file is left, which only its own user
+    can reach, below /proc.
     """
 
     class Listener(connection.Listener):
@@ -154,20 +157,20 @@ def share_without_files() -> None:
 def keeps_input(worker: int) -> bool:
     """Return whether this worker's standard input is the launcher's.
 
-    A terminal is every worker's: scripts ask it for its width as they begin (`stty size`). Anything else can be
-    read once, so it is worker 0's.
+    All workers share a terminal, as scripts ask it for its width (`stty size`). Anything else can be read only once, so
+    it is worker 0's.
     """
-    if sys.stdin is None:  # closed before Python began: the number may be another file's by now
+    if sys.stdin is None:  # closed before Python began: descriptor 0 may be another file by now
         return False
     return worker == 0 or os.isatty(0)
 
 
 def terminals_never_stop_me() -> None:
-    """Make the terminal refuse what it would otherwise stop this process for.
+    """Have reads from the terminal fail, instead of stopping this process.
 
-    A process that is not in the terminal's foreground, as no worker is, is stopped when it reads from the terminal
-    or changes its mode, and a run with a stopped worker waits for ever. With the signals ignored, such a read fails
-    with an input/output error. What a script starts inherits this.
+    The terminal stops a process outside its foreground, as all workers are, that reads from it or changes its mode. The
+    run would then wait for ever. With the signals ignored, the read fails with an input/output error. Child processes
+    inherit this.
     """
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
@@ -177,7 +180,7 @@ _orphaning = False
 
 
 class _Forking(threading.local):
-    """What a thread notes before it forks, and finds in the child."""
+    """What a thread notes before a fork, for the child."""
 
     parent = 0
     main = True
@@ -212,16 +215,15 @@ def _die_at_end(watch: int) -> None:
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> int:
-    """Fork one orphan. See `fork_orphans`."""
+    """Fork one process. See `fork_orphans`."""
     (child,) = fork_orphans([body], parent)
     return child
 
 
 def fork_orphans(bodies: Sequence[Callable[[], int]], parent: int) -> list[int]:
-    """Fork processes whose parent is to be `parent`, an ancestor that adopts orphans. They die with that ancestor.
+    """Fork processes whose parent will be `parent`, an ancestor that adopts orphans. They die with that ancestor.
 
-    Returns their ids, once they have that parent, and each leads a process group. Raises NoProcess if the machine has
-    not enough to give. Then none of the bodies is run.
+    Return their ids once they have that parent. Each leads a process group. Raises NoProcess, and then runs no body.
     """
     global _orphaning
     ours, theirs = socket.socketpair()
@@ -233,7 +235,7 @@ def fork_orphans(bodies: Sequence[Callable[[], int]], parent: int) -> list[int]:
         theirs.close()
         raise NoProcess.because(error) from error
     finally:
-        _orphaning = False  # of who was forked, too: it forks nothing but orphans, which have a parent to die with
+        _orphaning = False  # in the process in between, too
     if not between:
         _orphaning = True
         for body in bodies:
@@ -260,10 +262,10 @@ def fork_orphans(bodies: Sequence[Callable[[], int]], parent: int) -> list[int]:
 
 
 def _await_adoption(told: socket.socket) -> None:
-    """Wait until the process in between is gone. End at once if whoever would say so is gone, or has given up."""
+    """Wait until the process in between is gone. End at once if the process that tells so is gone, or gave up."""
     try:
         adopted = told.recv(1)
-    except OSError:  # it has left something unread
+    except OSError:  # the other end closed with bytes unread
         adopted = b""
     told.close()
     if not adopted:
@@ -284,15 +286,14 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
         sys.stderr.write(f"paceline: {why}\n")
         sys.stderr.flush()
     finally:
-        os._exit(code & 0xFF)  # a number that is no exit code would raise here, and the child be another launcher
+        os._exit(code & 0xFF)  # another number would raise here, and the child go on as a second launcher
 
 
 def end_groups(leaders: Collection[int]) -> None:
     """Kill the process groups that these children lead or led, except programs that tidy up after them.
 
-    This process must adopt orphans. What a process has started is a child of this one once that has ended, so only
-    children are looked at, however many processes the machine has. One whose parent has left the group lives on, until
-    `end_adopted`.
+    This process must adopt orphans. A killed process's children become this one's, so only children are looked at,
+    however many processes the machine has. A process whose parent has left the group lives on until `end_adopted`.
     """
     seen: set[int] = set()
     while found := {process for process in children() - seen if os.getpgid(process) in leaders}:
@@ -309,7 +310,7 @@ GRACE = 2.0  # seconds; an end takes some milliseconds
 
 
 def _tidies(process: int) -> bool:
-    """Whether the program removes shared memory or semaphores once the processes that it serves have ended."""
+    """Return whether the program removes shared memory or semaphores once the processes that it serves have ended."""
     try:
         name = Path(f"/proc/{process}/comm").read_text().rstrip("\n")
         return name == SHM_MANAGER or TRACKER in Path(f"/proc/{process}/cmdline").read_bytes()
@@ -318,11 +319,11 @@ def _tidies(process: int) -> bool:
 
 
 def end_adopted(before: frozenset[int]) -> None:
-    """Kill and collect all adopted processes, and what these leave behind in turn.
+    """Kill and collect all adopted processes, and those that they leave behind in turn.
 
-    `before` are the children that this process had when it began to adopt: they are not the run's. Two programs get the
-    time to tidy up: torch's, which removes the files of `set_sharing_strategy("file_system")`, and Python's, which
-    removes the semaphores of processes that a script has spawned.
+    `before`: the children that this process had when it began to adopt. They are not the run's. Two programs get time
+    to tidy up: torch's, which removes the files of `set_sharing_strategy("file_system")`, and Python's, which removes
+    the semaphores of processes that a script has spawned.
     """
     spared = set(before)
     tidiers: set[int] = set()
@@ -339,7 +340,7 @@ def end_adopted(before: frozenset[int]) -> None:
 
 
 def _killed(process: int) -> bool:
-    """Kill this child. Return whether that was allowed: it may belong to another user by now."""
+    """Kill this child. Return whether that was allowed, as it may belong to another user by now."""
     try:
         os.kill(process, signal.SIGKILL)
     except PermissionError:
@@ -348,7 +349,7 @@ def _killed(process: int) -> bool:
 
 
 def end_in_time(process: int) -> None:
-    """Give this child, which was told to end, a second to do so, and collect it. It may have ended before."""
+    """Give this child a second to end, as it was told to, and collect it. It may have ended before."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was collected before
         if not _ends_before(process, time.monotonic() + 1.0):
             os.kill(process, signal.SIGKILL)
@@ -356,7 +357,7 @@ def end_in_time(process: int) -> None:
 
 
 def _ends_before(process: int, deadline: float | None) -> bool:
-    """Wait until that time for this child to end; None: as long as it takes. Return whether it has."""
+    """Wait for this child to end, until that time if there is one. Return whether it has ended."""
     watch = os.pidfd_open(process)
     try:
         poll = select.poll()
@@ -367,7 +368,7 @@ def _ends_before(process: int, deadline: float | None) -> bool:
 
 
 def children() -> frozenset[int]:
-    """This process's children, whichever of its threads the kernel counts them under."""
+    """Return this process's children, whichever of its threads has forked them."""
     found: list[str] = []
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
@@ -376,7 +377,7 @@ def children() -> frozenset[int]:
 
 
 def has_handler(process: int, number: int) -> bool:
-    """Whether that process has a handler for the signal."""
+    """Return whether that process has a handler for the signal."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -385,13 +386,13 @@ def has_handler(process: int, number: int) -> bool:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the time of processors that this child has taken. The kernel counts in hundredths."""
+    """Return the CPU seconds that this child has used, in hundredths."""
     user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def exit_phrase(status: int) -> str:
-    """`exit code 1` or `killed by SIGKILL`, from what waitpid returned."""
+    """Say how a process ended, as `exit code 1` or `killed by SIGKILL`, by its status from waitpid."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exit code {code}"

@@ -1,4 +1,4 @@
-"""Messages to a process that may be slow to read: none is lost, and no process waits for it."""
+"""Messages to a process that may read slowly: none is lost, and the sender never waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.ipc import messages
 from paceline.ipc.endpoint import Endpoint
 
 MOST = 10_000
-"""Messages that may wait for one process. A socket holds some two hundred more, and a run has a few for each worker."""
+"""Messages that may wait for one process. A socket holds some 200 more. A run has a few for each worker."""
 
 
 class Watching(Protocol):
-    """What an outbox needs of the loop. See `Loop`."""
+    """What a queue needs of the loop. See `Loop`."""
 
     def watches(self, source: Any) -> bool: ...
 
@@ -24,10 +24,10 @@ class Watching(Protocol):
 
 
 class SendQueue:
-    """Sends on a channel that the loop watches, in order. Messages wait until there is room for them.
+    """Sends messages in order on a channel that the loop watches. They wait until there is room.
 
-    `overflowed` is called when so many wait that the other end must have stopped reading, and is not coming back. A
-    lost peer is no error here: its end shows by itself.
+    `overflowed` is called when so many wait that the other end must have stopped reading for good. A lost peer is no
+    error here, as its end shows by itself.
     """
 
     def __init__(self, channel: Endpoint, loop: Watching, overflowed: Callable[[], object]) -> None:
@@ -37,14 +37,14 @@ class SendQueue:
         self._waiting: deque[tuple[messages.Message, tuple[int, ...]]] = deque()
 
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send the message now or later. The descriptors may be closed at once. Return False if the peer has gone."""
+        """Send the message now or later. Return False if the peer has gone. The caller may close the descriptors."""
         if not self._waiting:
             try:
                 if self._channel.try_to_send(message, descriptors):
                     return True
             except PeerLost:
                 return False
-        if not self._loop.watches(self._channel):  # its end was heard
+        if not self._loop.watches(self._channel):  # the peer has ended
             return False
         if len(self._waiting) >= MOST:
             self._overflowed()
@@ -55,7 +55,7 @@ class SendQueue:
         return True
 
     def forget(self) -> None:
-        """Drop what waits. Call this before the channel is closed."""
+        """Drop the waiting messages. Call this before the channel is closed."""
         for _, descriptors in self._waiting:
             _close(descriptors)
         if self._waiting and self._loop.watches(self._channel):
@@ -63,7 +63,7 @@ class SendQueue:
         self._waiting.clear()
 
     def go_on(self) -> None:
-        """Send what waits, as long as there is room."""
+        """Send waiting messages as long as there is room."""
         try:
             while self._waiting and self._channel.try_to_send(*self._waiting[0]):
                 _close(self._waiting.popleft()[1])

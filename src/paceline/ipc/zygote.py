@@ -1,9 +1,9 @@
-"""The zygote: a process that workers are forked from, at the start of a run and at any time later.
+"""The zygote: the process that workers are forked from, at the start of a run and later.
 
-A fork takes no threads along, and what they have locked stays locked in the child. The launcher has threads once a run
-goes on, such as the ledger's. So it forks the zygote before, when torch is imported, and while it has neither threads
-nor a ledger nor channels. A worker has torch from there, and nothing of the run but what it is handed, and what the
-zygote was told before: on a host that joins a run, nothing of the run is known when the zygote is forked.
+A forked child has none of its parent's threads, and what these had locked stays locked. Once a run goes on, the
+launcher has threads, such as the ledger's. So it forks the zygote before: once torch is imported, and while it has no
+threads, no ledger and no channels. A worker gets torch from the zygote, and of the run only what it is handed. The
+zygote itself is told of the run later: a host that joins forks it before it knows anything of the run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from paceline.ipc.channel import Channel, pair
 from paceline.ipc.processes import NoProcess, fork_child, fork_orphans
 
 AT_ONCE = 16
-"""Workers that are forked together at most: their orders have to fit into a socket."""
+"""The most workers that are forked together: their orders have to fit into a socket."""
 PATIENCE = 60.0
-"""Seconds that the zygote has for these: each takes some milliseconds. A stopped zygote is waited for no longer."""
+"""Seconds that the zygote has to fork these, which takes some milliseconds each. It may have been stopped."""
 
 Become = Callable[[int, list[int]], int]
-"""What a forked process does: it is told which worker it is, and has these descriptors. Returns its exit code."""
+"""What a forked process does as this worker, with these descriptors. Returns its exit code."""
 Know = Callable[[bytes], None]
-"""Takes note, in the zygote, of what all that is forked from then on knows."""
+"""Notes, in the zygote, what workers forked from then on know."""
 
 
 class Zygote:
-    """The launcher's end. The zygote dies with the launcher. What is forked from it is the launcher's child."""
+    """The launcher's end. The zygote dies with the launcher. Processes forked from it are the launcher's children."""
 
     def __init__(self, become: Become, know: Know = lambda known: None) -> None:
         """Fork the zygote. Call this in the main thread, while there is no other. Raises NoProcess."""
@@ -56,21 +56,21 @@ class Zygote:
         self._channel = Channel(ours, messages.zygote.FromZygote, "the zygote")
 
     def settle(self, known: bytes) -> None:
-        """Have all that is forked from now on know this. A zygote that has ended is found so as it forks."""
+        """Tell the zygote what workers forked from now on know. `fork` finds out if the zygote has ended."""
         with suppress(PeerLost):
             self._channel.send(messages.zygote.Settle(known))
 
     def fork(self, workers: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
-        """Fork these workers' processes, and hand each its descriptors. Returns their ids; see `fork_orphans`.
+        """Fork these workers' processes with their descriptors. Return the processes' ids. See `fork_orphans`.
 
-        Up to `AT_ONCE` together take half as long as one by one. The descriptors may be closed then. This process must
-        adopt orphans. Raises NoProcess, and then none is there.
+        Up to `AT_ONCE` together take half as long as one by one. The caller may close the descriptors then. This
+        process must adopt orphans. Raises NoProcess, and then no process was forked.
         """
         try:
             for left, (worker, descriptors) in zip(reversed(range(len(workers))), workers, strict=True):
                 self._channel.send(messages.zygote.Fork(worker, more=left > 0), descriptors)
             if not self._channel.ready(PATIENCE):
-                os.kill(self.process, signal.SIGKILL)  # so that it forks nothing later
+                os.kill(self.process, signal.SIGKILL)  # it must not fork anything later
             answer, _ = self._channel.receive()
         except PeerLost:
             why = f"the process that workers are forked from ({self.process}) has ended, or did not answer"
@@ -81,11 +81,11 @@ class Zygote:
         return processes
 
     def let_go(self) -> None:
-        """In a process that was forked: the zygote is not its business."""
+        """Close this end in a forked process, which has nothing to do with the zygote."""
         self._channel.close()
 
     def end(self) -> None:
-        """End it. What was forked from it goes on."""
+        """End the zygote. Processes forked from it go on."""
         self._channel.close()
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
@@ -93,7 +93,7 @@ class Zygote:
 
 def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
     """Fork what the launcher asks for, until it has gone."""
-    gc.freeze()  # what is here by now is no worker's: neither to be looked through for garbage, nor to be written out
+    gc.freeze()  # workers share these objects: collecting garbage would copy their pages
     with suppress(PeerLost):
         while True:
             first, descriptors = launcher.receive()
@@ -109,7 +109,7 @@ def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
                 order, own = orders.pop(at)
                 _close(orders)
                 for descriptor in own:
-                    os.set_inheritable(descriptor, False)  # one that comes through a socket goes on to programs
+                    os.set_inheritable(descriptor, False)  # one that came through a socket would be inherited
                 return become(order.worker, own)
 
             answer: messages.zygote.Forked | messages.zygote.NotForked
@@ -123,7 +123,7 @@ def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
 
 
 def _close(orders: list[tuple[messages.zygote.Fork, list[int]]]) -> None:
-    """Close the descriptors that came along with these."""
+    """Close these orders' descriptors."""
     for _, descriptors in orders:
         for descriptor in descriptors:
             os.close(descriptor)

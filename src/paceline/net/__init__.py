@@ -1,1 +1,1 @@
-"""How hosts speak with each other: TCP, TLS from the token alone, and messages that outlive a connection."""
+"""How hosts talk to each other: TCP, TLS from the token alone, and messages that outlive a connection."""

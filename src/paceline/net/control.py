@@ -1,6 +1,6 @@
-"""Control between the head and the other hosts: two ends, over connections that break and come back.
+"""Control messages between the head and the other hosts, over connections that break and come back.
 
-A host has one `HostEnd`; the head has one `HeadEnd` for all hosts. Both are pure: no socket, no clock, no thread. A
+A host has one `HostEnd`. The head has one `HeadEnd` for all hosts. Both are pure: no socket, no clock, no thread. A
 driver tells them what has happened, and carries out what they return:
 
     fact, by the driver                 orders and events, in the order in which they are to be handled
@@ -16,17 +16,17 @@ driver tells them what has happened, and carries out what they return:
 about a closed connection has no effect. `now` is in seconds on any clock that never goes back. At a host the clock
 should keep running while the machine sleeps.
 
-The host dials and says `Hello`; the head answers with its own `Hello`, or with `Refused`. A host that comes for the
-first time has incarnation 0 and is given one. From then on its `Hello` names that incarnation, and each side says how
-many messages it has received. Both then send the rest again (see `net.numbered`). So a message is delivered at most
-once, and exactly once if the incarnation lives long enough. A newer connection of an incarnation replaces the older.
+The host dials and sends `Hello`. The head answers with its own `Hello`, or with `Refused`. A new host has incarnation
+0, and the head assigns it one. From then on its `Hello` names that incarnation, and each side says how many messages it
+has received. Both then resend the rest (see `net.numbered`). So a message is delivered at most once, and exactly once
+if the incarnation lives long enough. A newer connection of an incarnation replaces the older one.
 
-The host beats every fifth of its timeout. The head answers each beat, so a host knows that it was heard. Neither end
-judges who is lost: `core.hosts` does. A host whose connection is silent for three beats dials again.
+The host sends a beat every fifth of its timeout. The head answers each beat, so the host knows that it was heard.
+`core.hosts` judges which hosts are lost, not these ends. A host whose connection is silent for three beats dials again.
 
-What can't be read closes the connection, with one line in `Close`. A message that is none of `kinds` ends the
-incarnation, as it would come again over every connection. An end keeps at most `MOST_MESSAGES` messages and `MOST_KEPT`
-bytes that are not acknowledged. One more ends the incarnation, as the other side takes nothing any more.
+An unreadable frame closes the connection, with one line in `Close`. A message that is none of `kinds` ends the
+incarnation, as it would be resent over every connection. An end keeps at most `MOST_MESSAGES` messages and `MOST_KEPT`
+bytes that are not acknowledged. One more ends the incarnation, as the other side has stopped reading.
 """
 
 from __future__ import annotations
@@ -57,41 +57,40 @@ from paceline.net.numbered import (
 HANDSHAKE = 5.0
 """Seconds that a connection has for its `Hello`."""
 LONGEST_HELLO = 4 << 10
-"""Bytes of the longest message before both sides have said `Hello`."""
+"""Bytes of the longest message before both sides have sent `Hello`."""
 ANOTHER_RUN = "the head that listens there has another run than the one that this host has taken part in"
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before a host dials again: twice as long after each failure."""
+"""Seconds before a host dials again. The pause doubles after each failure."""
 
 
 class Hello(Frame):
     """The first frame each way."""
 
     host: str
-    """The name of who says it."""
+    """The sender's name."""
     nonce: bytes
-    """Drawn at random. A host's, for each incarnation: it tells one that comes again from another of the same name.
-    The head's stands for the run, as does everybody's where hosts exchange data."""
+    """Random bytes. A host draws them for each incarnation, so another host of the same name is told apart. The head's
+    stand for the run, as do all hosts' where hosts exchange data."""
     incarnation: Count
-    """The host's, which the head has assigned. 0: the host is new."""
+    """The one that the head has assigned to the host. 0: the host is new."""
     received: Count
     """The number of the last message that has come."""
     named: bool = True
-    """Whether the user has named the host. One that goes by its machine's name takes another if that is taken."""
+    """Whether the user has named the host. If not, it has its machine's name, or another if that is taken."""
     run: bytes = b""
-    """The head's nonce, of a host that has taken part before: it belongs to that run. Empty: it takes part in any."""
+    """The nonce of the head in whose run the host has taken part before. Empty: it may join any run."""
 
 
 class Refused(Frame):
-    """The head has nothing to say to this host, now and later."""
+    """The head refuses this host for good."""
 
     why: str
 
 
 _FRAMES = msgspec.msgpack.Decoder(Hello | Refused | Data | Acknowledged | Beat | BeatHeard)
 
-# what the driver is to do
 
-
+# orders to the driver
 @dataclass(frozen=True, slots=True)
 class DialHead:
     """Open a connection to the head. Tell `connected`, or `lost` if that fails."""
@@ -101,7 +100,7 @@ class DialHead:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Send these bytes, after all that was ordered before."""
+    """Send these bytes, after those of earlier orders."""
 
     connection: int
     data: bytes
@@ -109,19 +108,19 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Write what there is room for now, and close the connection. What else it brings is dropped."""
+    """Write what there is room for now, and close the connection. Drop what it still brings."""
 
     connection: int
     why: str
-    """One line to show. Empty: there is nothing to show."""
+    """One line to show, or an empty one."""
 
 
-# what has happened. `host` and `incarnation` name the host, at both ends
+# events; `host` and `incarnation` name the host at both ends
 
 
 @dataclass(frozen=True, slots=True)
 class HostCame:
-    """At the head: a host asks to take part. Call `admit` or `refuse` before any other fact is told."""
+    """At the head: a host asks to take part. Call `admit` or `refuse` before telling any other fact."""
 
     connection: int
     host: str
@@ -129,7 +128,7 @@ class HostCame:
 
 @dataclass(frozen=True, slots=True)
 class HostConnected:
-    """Messages go both ways now."""
+    """Messages can go both ways now."""
 
     host: str
     incarnation: int
@@ -137,7 +136,7 @@ class HostConnected:
 
 @dataclass(frozen=True, slots=True)
 class HostDisconnected:
-    """The connection has gone. The incarnation goes on over the next one."""
+    """The connection was lost. The incarnation goes on over the next one."""
 
     host: str
     incarnation: int
@@ -154,7 +153,7 @@ class HeardFrom:
 
 @dataclass(frozen=True, slots=True)
 class BeatAcknowledged:
-    """At a host: the head has heard a beat, or the first `Hello`. `sent` is when it was sent."""
+    """At a host: the head has heard a beat, or the first `Hello`, which was sent at `sent`."""
 
     sent: float
 
@@ -172,7 +171,7 @@ class Delivered:
 class IncarnationEnded:
     """This incarnation can exchange nothing more.
 
-    At a host, its workers are to end. A new `HostEnd` may begin then, best after a second, as it dials at once.
+    A host's workers have to end. A new `HostEnd` may begin then, best after a second, as it dials at once.
     """
 
     host: str
@@ -197,7 +196,7 @@ class HostEnd:
         """
         self.host = host
         self.run = run
-        """Which run it belongs to. Empty until a head has let it in."""
+        """The run that it belongs to. Empty until a head has admitted it."""
         self._named = named
         self.incarnation = 0
         """0 until the head has assigned one."""
@@ -207,15 +206,15 @@ class HostEnd:
         self._frames = Frames(LONGEST_HELLO)
         self._connection = 0
         self._stage = "away"
-        """away → dialling → greeting → open → away …; ended."""
+        """`away`, `dialling`, `greeting`, `open`, and `away` again; or `ended`."""
         self._since = 0.0
-        """When the stage began, or when bytes last came."""
+        """When the stage began, or bytes last came."""
         self._dial_at = float("-inf")
         self._pause = SHORTEST_PAUSE
         self._beat = 0
         self._beat_at = 0.0
         self._beats: deque[tuple[int, float]] = deque()
-        """Beats of this connection that are not answered, and when each was sent."""
+        """This connection's unanswered beats, and when each was sent."""
 
     @property
     def unacknowledged(self) -> int:
@@ -237,13 +236,10 @@ class HostEnd:
         self._since = now if self._stage == "open" else self._since
         outcome: Outcome = []
         try:
-            bodies = self._frames.receive(data)
-            while bodies:
-                for body in bodies:
-                    self._frame(_read(body), now, outcome)
-                    if connection != self._connection or self._stage not in ("greeting", "open"):
-                        return outcome
-                bodies = self._frames.receive(b"")
+            for body in self._frames.receive(data):
+                self._frame(_read(body), now, outcome)
+                if connection != self._connection or self._stage not in ("greeting", "open"):
+                    return outcome
         except NeverReadable as error:
             outcome += self._end(f"the head has sent what can't be read: {error}", show=True)
         except MessageUnreadable as error:
@@ -259,7 +255,7 @@ class HostEnd:
         return self._away(why, now)
 
     def send(self, message: msgspec.Struct, now: float) -> Outcome:
-        """Send the message to the head, now or after a reconnect. Raises ValueError for a message too long."""
+        """Send the message to the head, now or after a reconnect. Raises ValueError if it is too long."""
         if self._stage == "ended":
             return []
         try:
@@ -269,12 +265,12 @@ class HostEnd:
         return [Write(self._connection, data)] if self._stage == "open" else []
 
     def goes_by(self, timeout: float, now: float) -> Outcome:
-        """Beat by this timeout from now on. The head has said what it goes by."""
+        """Send beats by this timeout from now on, which is the head's."""
         self._every = timeout / 5
         return self._beats_on(now) if self._stage == "open" else []
 
     def end(self, why: str) -> Outcome:
-        """This host ends its incarnation."""
+        """End this host's incarnation."""
         return [] if self._stage == "ended" else self._end(why)
 
     def tick(self, now: float) -> Outcome:
@@ -331,9 +327,8 @@ class HostEnd:
             why = f"the head takes incarnation {self.incarnation} of this host for {hello.incarnation}"
             return self._end(why, show=True)
         again = self._line.again(hello.received)
-        outcome: Outcome = (
-            [] if self.incarnation else [BeatAcknowledged(self._since)]
-        )  # it was heard as it was admitted
+        # a host that was just admitted was heard
+        outcome: Outcome = [] if self.incarnation else [BeatAcknowledged(self._since)]
         self.incarnation, self.run = hello.incarnation, hello.nonce
         self._stage, self._since, self._frames.most = "open", now, _longest(LONGEST)
         outcome += [HostConnected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
@@ -395,10 +390,10 @@ class _Connection:
 
     since: float
     peer: str
-    """Where it comes from, as it is shown."""
+    """Where it comes from, for the user."""
     frames: Frames = field(default_factory=lambda: Frames(LONGEST_HELLO))
     hello: Hello | None = None
-    """What a host that is neither admitted nor refused has said."""
+    """Of a host that is neither admitted nor refused."""
     seat: HostSession | None = None
 
 
@@ -406,22 +401,22 @@ class HeadEnd:
     """The head's end, for all hosts. Each host that is admitted has one incarnation at a time."""
 
     def __init__(self, name: str, nonce: bytes, kinds: Any) -> None:
-        """`nonce` stands for the run, which keeps it if it goes on. `kinds`: the union of what hosts may send."""
+        """`nonce` stands for the run, which keeps it when it is resumed. `kinds`: the union of what hosts may send."""
         self._name = name
         self._nonce = nonce
         self._kinds = kinds
         self._seats: dict[str, HostSession] = {}
         self._connections: dict[int, _Connection] = {}
         self._dues: list[tuple[float, int]] = []
-        """A heap of moments at which something may be due about a connection. With many hosts, looking through all of
-        them after each message would take longer than the message."""
+        """A heap of (moment, connection) at which something may be due. With many hosts, looking through all of them
+        after each message would take longer than the message."""
 
     def unacknowledged(self, host: str) -> int:
-        """How many messages the host has not acknowledged: 0 if it is not here."""
+        """Return how many messages the host has not acknowledged, 0 for an unknown host."""
         return self._seats[host].line.unacknowledged if host in self._seats else 0
 
     def connected(self, connection: int, now: float, peer: str = "a stranger") -> Outcome:
-        """A connection is opened. `peer`: where it comes from, as it is shown."""
+        """A connection is opened. `peer`: where it comes from, for the user."""
         assert connection not in self._connections, f"connection {connection} is not new"
         self._connections[connection] = _Connection(now, peer)
         heappush(self._dues, (now + HANDSHAKE, connection))
@@ -434,13 +429,10 @@ class HeadEnd:
             return []
         outcome: Outcome = [HeardFrom(one.seat.host, one.seat.incarnation)] if one.seat else []
         try:
-            bodies = one.frames.receive(data)
-            while bodies:
-                for body in bodies:
-                    self._frame(connection, one, _read(body), now, outcome)
-                    if connection not in self._connections:
-                        return outcome
-                bodies = one.frames.receive(b"")
+            for body in one.frames.receive(data):
+                self._frame(connection, one, _read(body), now, outcome)
+                if connection not in self._connections:
+                    return outcome
         except NeverReadable as error:
             assert one.seat is not None
             outcome += self._end(one.seat, f"host {one.seat.host} has sent what can't be read: {error}", show=True)
@@ -455,12 +447,12 @@ class HeadEnd:
         return self._gone(connection, why)
 
     def admit(self, connection: int, incarnation: int, now: float, most: int = LONGEST_SAID) -> Outcome:
-        """Let the host in that has come over this connection, as this incarnation. It ends the one before.
+        """Admit the host that has come over this connection, as this incarnation. It ends the one before.
 
         `most`: bytes of the longest message that is read, until `takes_part`.
         """
         one = self._connections.get(connection)
-        if one is None:  # it said too much at once
+        if one is None:  # closed since, as more came than `Hello`
             return []
         hello = one.hello
         assert hello is not None, f"connection {connection} has not come"
@@ -471,7 +463,7 @@ class HeadEnd:
         return outcome + self._greet(connection, self._seats[hello.host], hello)
 
     def takes_part(self, host: str) -> None:
-        """The host takes part from now on, and may have more to say."""
+        """The host takes part from now on, and may send longer messages."""
         if (seat := self._seats.get(host)) is not None:
             seat.most = LONGEST_SAID
             if seat.connection is not None:
@@ -484,7 +476,7 @@ class HeadEnd:
         return self._refuse(connection, why, show=one.hello is None or one.hello.named)
 
     def end(self, host: str, incarnation: int, why: str) -> Outcome:
-        """Exchange nothing more with this incarnation. The host is told why, now or when it dials again."""
+        """End this incarnation. The host is told why, now or when it dials again."""
         seat = self._seats.get(host)
         if seat is None or seat.incarnation != incarnation:
             return []
@@ -492,9 +484,9 @@ class HeadEnd:
         return [] if seat.connection is None else self._refuse(seat.connection, _has_ended(host, incarnation, why))
 
     def send(self, host: str, incarnation: int, message: msgspec.Struct, now: float) -> Outcome:
-        """Send the message to this incarnation, now or after a reconnect. One that has ended gets nothing.
+        """Send the message to this incarnation, now or after a reconnect, unless it has ended.
 
-        Raises ValueError for a message too long.
+        Raises ValueError for a message that is too long.
         """
         seat = self._seats.get(host)
         if seat is None or seat.incarnation != incarnation:
@@ -556,7 +548,7 @@ class HeadEnd:
         return [HostCame(connection, hello.host)]
 
     def _greet(self, connection: int, seat: HostSession, hello: Hello) -> Outcome:
-        """The connection is this incarnation's from now on."""
+        """Give this connection to the incarnation."""
         outcome: Outcome = []
         if seat.connection is not None:
             outcome = [Close(seat.connection, ""), *self._gone(seat.connection, "a newer connection has replaced it")]
@@ -577,12 +569,12 @@ class HeadEnd:
         ]
 
     def _owes(self, seat: HostSession) -> None:
-        """Note when an acknowledgement is due to the host, if one is."""
+        """Note when the host's next acknowledgement is due."""
         if seat.connection is not None and (at := seat.line.acknowledge_at) is not None:
             heappush(self._dues, (at, seat.connection))
 
     def _is_due(self, at: float, connection: int) -> bool:
-        """Whether something is still due about this connection at that moment."""
+        """Return whether something is still due about this connection at that moment."""
         one = self._connections.get(connection)
         if one is None or one.seat is None:
             return one is not None
@@ -595,7 +587,7 @@ class HeadEnd:
         return [Write(seat.connection, seat.line.acknowledgement())]
 
     def _refuse(self, connection: int, why: str, show: bool = False) -> Outcome:
-        """Say so, and close the connection."""
+        """Send the refusal, and close the connection."""
         one = self._connections.pop(connection)
         return [Write(connection, written(Refused(why))), Close(connection, _refused(one, why) if show else "")]
 
@@ -613,7 +605,7 @@ class HeadEnd:
         return [HostDisconnected(one.seat.host, one.seat.incarnation, why)]
 
     def _end(self, seat: HostSession, why: str, show: bool) -> Outcome:
-        """The incarnation can't go on, and the membership does not know."""
+        """End an incarnation of which the membership does not know yet that it can't go on."""
         outcome = self.end(seat.host, seat.incarnation, why)
         if show:
             outcome = [Close(one.connection, why) if isinstance(one, Close) else one for one in outcome]
@@ -628,7 +620,7 @@ def _read(body: bytes) -> Frame:
 
 
 def _longest(most: int) -> int:
-    """Bytes of the longest frame: a message of so many bytes, and what is around it."""
+    """Return the bytes of the longest frame: a message of so many bytes, and what is around it."""
     return most + 64
 
 
@@ -641,5 +633,5 @@ def _has_ended(host: str, incarnation: int, why: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """What a stranger says, as one line that a terminal can show."""
+    """Return what a stranger says as one line that a terminal can show."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300]

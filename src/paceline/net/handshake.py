@@ -1,4 +1,4 @@
-"""How a connection between hosts is opened, before anything is said over it.
+"""How a connection between hosts is opened, before any message goes over it.
 
     dialler                                            listener
     greeting    what for, random bytes       ───►
@@ -7,14 +7,15 @@
     ─────────────── TLS 1.3, where there are certificates ───────────────
                                              ◄───      welcome     another proof over the same
 
-What comes before TLS holds no secret. It says what the connection is for, so that another process can do the rest, and
-why two sides can't go on. The answer comes before TLS, so a stranger gets no handshake, which takes milliseconds.
+The frames before TLS hold no secret. They say what the connection is for, so that another process can do the rest, and
+why two sides can't go on. The answer comes before TLS, so a stranger can't cause a TLS handshake, which takes
+milliseconds.
 
-A proof takes a key that follows from the token. Both sides draw random bytes for each connection, so nobody can use
-what they have heard once. The two proofs differ, so none can be thrown back. A side that can't go on says why in one
-line. All frames have one size, and not a byte after them is read: a `Stream` goes on from there.
+A proof takes a key that follows from the token. Both sides draw random bytes for each connection, so a recorded proof
+is worthless. The two proofs differ, so neither can be sent back. A side that can't go on says why in one line. All
+frames have one size, and no byte after them is read: a `Stream` goes on from there.
 
-Each side is a generator that never waits. It yields what it waits for, and returns the socket. `Handshake` drives it.
+Each side is a generator that never blocks. It yields what it waits for, and returns the socket. `Handshake` drives it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from paceline.net.tcp import ENDED, Address, leave, to_itself, told
 from paceline.net.token import Token
 
 PROTOCOL = 3
-"""The version of what hosts say to each other, over connections of any purpose."""
+"""The version of the protocols between hosts, over connections of any purpose."""
 MAGIC = b"\xc1paceline"
-"""What all frames begin with, in all versions. No text and no TLS begins so."""
+"""The first bytes of all frames, in all versions. Text and TLS never begin with these."""
 FRAME = struct.Struct("!9sHB12s32s")
-"""Magic, version, kind, purpose, random bytes or a proof. The first two never change."""
+"""Magic, version, kind, purpose, and random bytes or a proof. The first two never change."""
 BEGINNING = struct.Struct("!9sH")
 ONE_SIDE = "--trusted-network is given on one side only"
 OTHER_TOKEN = "it has another token"
@@ -50,34 +51,34 @@ T = TypeVar("T")
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kinds of frames."""
 
     GREETING = 1
-    """From a dialler that speaks no TLS."""
+    """From a dialler without TLS."""
     CHALLENGE = 2
     ANSWER = 3
     WELCOME = 4
     OTHER_TOKEN = 5
-    """In place of a welcome."""
+    """Instead of a welcome."""
     GREETING_BEFORE_TLS = 6
     WANTS_TLS = 7
-    """To a dialler that speaks none."""
+    """To a dialler without TLS."""
     SPEAKS_NO_TLS = 8
-    """To a dialler that does."""
+    """To a dialler with TLS."""
     NOT_SERVED = 9
-    """In place of a welcome: something else listens there."""
+    """Instead of a welcome: something else listens there."""
 
 
 class Certificates(Protocol):
     """See `net.tls`."""
 
     def wrap(self, end: socket.socket, *, listens: bool) -> ssl.SSLSocket:
-        """Return the socket with TLS over it. The handshake is still to come."""
+        """Return the socket with TLS over it, before TLS's own handshake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What this process opens connections with. It follows from the token."""
+    """The keys for opening connections, which follow from the token."""
 
     challenge: bytes
     certificates: Certificates | None
@@ -85,13 +86,13 @@ class Keys:
 
     @classmethod
     def plain(cls, token: Token) -> Keys:
-        """Return those for connections without TLS: within a machine, or over a network that is trusted."""
+        """Return the keys for connections without TLS: within a machine, or over a trusted network."""
         return cls(token.key("challenge"), None)
 
     @classmethod
     def encrypted(cls, token: Token) -> Keys:
-        """Return those for connections with TLS."""
-        from paceline.net.tls import Tls  # which nobody needs who has no such connection
+        """Return the keys for connections with TLS."""
+        from paceline.net.tls import Tls  # takes long to import, and plain connections don't need it
 
         return cls(token.key("challenge"), Tls(token))
 
@@ -100,7 +101,7 @@ class Keys:
 
 
 class NotOpened(Exception):
-    """The two sides can't go on with each other, and could not in another try either. The text says why."""
+    """The two sides can't open a connection, and another try would fail as well. The text says why."""
 
 
 class _OtherVersion(NotOpened):
@@ -108,21 +109,21 @@ class _OtherVersion(NotOpened):
 
 
 class SocketWait(NamedTuple):
-    """What an opening waits for."""
+    """What a handshake waits for: bytes to read from this socket, or room to write."""
 
     end: Any
     what: Literal["bytes", "room"]
 
 
 class Opened(NamedTuple):
-    """A connection over which anything may be said now. Its socket does not block."""
+    """A connection that is open. Its socket does not block."""
 
     end: Any
     purpose: str
 
 
 class Answered(NamedTuple):
-    """A connection whose dialler has shown that it has the token. Where there are certificates, TLS is next."""
+    """A connection whose dialler has proved that it has the token. With certificates, TLS comes next."""
 
     end: Any
     purpose: str
@@ -135,7 +136,7 @@ Side = Generator[SocketWait, None, T]
 
 
 def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
-    """The dialler's side, of a socket that is on its way."""
+    """The dialler's side, over a socket that is connecting."""
     assert len(purpose) <= 12, "a purpose fits into its frame"
     try:
         _send_at_once(end)
@@ -162,7 +163,7 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
 
 
 def challenges(end: Any, keys: Keys) -> Side[Answered]:
-    """The beginning of the listener's side, of a connection that was accepted: all that strangers get."""
+    """The listener's side over an accepted connection, up to the answer. Strangers get no further."""
     try:
         end.setblocking(False)
         _send_at_once(end)
@@ -170,7 +171,7 @@ def challenges(end: Any, keys: Keys) -> Side[Answered]:
         try:
             kind, purpose, theirs = yield from _hear(end, Kind.GREETING, Kind.GREETING_BEFORE_TLS)
         except _OtherVersion:
-            yield from _say(end, Kind.CHALLENGE)  # which shows this one's version
+            yield from _say(end, Kind.CHALLENGE)  # shows this side's version
             raise
         speaks_tls, wants_tls = kind == Kind.GREETING_BEFORE_TLS, keys.certificates is not None
         if speaks_tls != wants_tls:
@@ -183,7 +184,7 @@ def challenges(end: Any, keys: Keys) -> Side[Answered]:
             _prove(proof, _proof(keys, "dialler", purpose, theirs, ours))
         except NotOpened:
             if speaks_tls:
-                yield SocketWait(end, "bytes")  # TLS begins: a dialler that is still sending would miss the refusal
+                yield SocketWait(end, "bytes")  # await TLS: a dialler that is still sending would miss the refusal
             yield from _say(end, Kind.OTHER_TOKEN)
             raise
         return Answered(end, purpose, theirs, ours)
@@ -193,7 +194,7 @@ def challenges(end: Any, keys: Keys) -> Side[Answered]:
 
 
 def welcomes(answered: Answered, keys: Keys, serves: Callable[[str], bool]) -> Side[Opened]:
-    """The rest of the listener's side. `serves`: whether it is there for that purpose."""
+    """The rest of the listener's side. `serves`: whether connections of that purpose are accepted."""
     end, purpose, theirs, ours = answered
     try:
         yield SocketWait(end, "room")
@@ -211,7 +212,7 @@ def welcomes(answered: Answered, keys: Keys, serves: Callable[[str], bool]) -> S
 
 
 class Handshake(Generic[T]):
-    """Drives one side of an opening in the loop. It tells `opened` or `failed`, once, unless it is closed before."""
+    """Drives one side in the loop. It calls `opened` or `failed` once, unless it is closed before."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class Handshake(Generic[T]):
         opened: Callable[[T], object],
         failed: Callable[[str, bool], object],
     ) -> None:
-        """`failed`: told why, and whether another try would fail as well."""
+        """`failed` is called with why, and whether another try would fail as well."""
         self._side = side
         self._loop = loop
         self._opened = opened
@@ -231,7 +232,7 @@ class Handshake(Generic[T]):
         self._await(next(side))
 
     def go_on(self) -> None:
-        """What it has waited for may be there."""
+        """Go on, as the awaited bytes or room may be there."""
         if self._closed:
             return
         self._unwatch()
@@ -250,7 +251,7 @@ class Handshake(Generic[T]):
             self._await(wait)
 
     def close(self) -> None:
-        """Give the connection up, if it is not opened by now. Closing twice does no harm."""
+        """Give the connection up, unless it is open by now. Closing twice does no harm."""
         if not self._closed:
             self._closed = True
             self._unwatch()
@@ -259,7 +260,7 @@ class Handshake(Generic[T]):
     def _await(self, wait: SocketWait) -> None:
         self._watched = wait.end
         self._loop.watch(wait.end, self.go_on if wait.what == "bytes" else _nothing)
-        if wait.what == "room":  # which a connection that has failed has, too
+        if wait.what == "room":  # a failed connection has room, too
             self._loop.await_room(wait.end, self.go_on)
 
     def _unwatch(self) -> None:
@@ -277,7 +278,7 @@ def dial(
     opened: Callable[[Any], object],
     failed: Callable[[str, bool], object],
 ) -> Handshake[Opened]:
-    """Open a connection to that address. Raises OSError where that fails at once. See `Handshake`."""
+    """Open a connection to that address. Raises OSError if that fails at once. See `Handshake`."""
     side = dials(loop.dial(address), keys, purpose)
     return Handshake(side, loop, opened=lambda one: opened(one.end), failed=failed)
 
@@ -293,7 +294,7 @@ def _say(end: Any, kind: Kind, purpose: str = "", value: bytes = b"") -> Generat
 
 
 def _hear(end: Any, *wanted: Kind) -> Generator[SocketWait, None, tuple[Kind, str, bytes]]:
-    """The next frame, which is to be of such a kind. A stranger's first bytes tell that it is none of ours."""
+    """Read the next frame, of one of these kinds. A stranger is found out by its first bytes."""
     data = b""
     while len(data) < FRAME.size:
         more = yield from _trying(partial(end.recv, FRAME.size - len(data)), SocketWait(end, "bytes"))
@@ -326,7 +327,7 @@ def _prove(proof: bytes, expected: bytes) -> None:
 
 
 def _trying(call: Callable[[], T], blocked: SocketWait) -> Generator[SocketWait, None, T]:
-    """Call until that can be done at once."""
+    """Call until the call doesn't block."""
     while True:
         try:
             return call()
@@ -347,7 +348,7 @@ _REFUSALS: dict[int, str] = {
     Kind.WANTS_TLS: f"it wants TLS: {ONE_SIDE}",
     Kind.SPEAKS_NO_TLS: f"it does not speak TLS: {ONE_SIDE}",
 }
-"""By what a listener says: what that means to the dialler."""
+"""What a dialler makes of a listener's refusal."""
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "CERTIFICATE_VERIFY_FAILED": OTHER_TOKEN,
@@ -357,7 +358,7 @@ _REASONS = {
     "UNSUPPORTED_PROTOCOL": "it speaks an older TLS than 1.3",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks an older TLS than 1.3",
 }
-"""By OpenSSL's name for what is wrong: what that means here."""
+"""By OpenSSL's name of an error: what it means here."""
 
 
 _BEGUN_OTHERWISE = (
@@ -372,7 +373,7 @@ _NOT_SERVED = {
         "it is paceline doctor, and a run listens here, which measures no link",
     ),
 }
-"""By purpose: what is said to the dialler and where it listens. The two commands that listen are told apart so."""
+"""By purpose: what the dialler is told, and what the listener shows. It tells apart the two commands that listen."""
 
 
 def _not_served(purpose: str) -> tuple[str, str]:
@@ -381,9 +382,9 @@ def _not_served(purpose: str) -> tuple[str, str]:
 
 
 def _send_at_once(end: Any) -> None:
-    """Let no small frame wait for the acknowledgement of the one before: that takes up to 40 ms."""
+    """Send small frames at once. Otherwise each waits for the one before to be acknowledged, for up to 40 ms."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _nothing() -> None:
-    """What waits for room reads nothing."""
+    """Read nothing while a handshake waits for room."""

@@ -1,12 +1,12 @@
-"""Control between hosts over TCP: drives the pure ends of `net.control` in the loop.
+"""Control messages between hosts over TCP: drives the pure ends of `net.control` in the loop.
 
     news ◄── events ── HeadLink ── facts ──► HeadEnd        HostEnd ◄── facts ── HostLink ── events ──► news
                           │ ◄──── orders ────                  ──── orders ────►    │
                           └──────────────────────── TCP ───────────────────────────┘
 
-A link tells `news` one thing after the other, in order. What a callback asks of the link is carried out after that
-callback. Outside of callbacks, `send` and `end` may tell `ended` before they return. Messages of an incarnation that
-the caller has just ended may still be delivered, so the caller checks for that.
+A link calls `news` with one event after the other. What a callback asks of the link is carried out after that callback.
+Outside of callbacks, `send` and `end` may call `ended` before they return. Messages of an incarnation that the caller
+has just ended may still be delivered, so the caller has to check for that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -42,77 +42,80 @@ from paceline.net.numbered import LONGEST_SAID, MOST_KEPT
 from paceline.net.tcp import Address, Lines, Stream, peer_of, told
 
 PURPOSE = "control"
-"""What connections are opened for."""
+"""The purpose of these connections."""
 READ = 64 << 10
-"""Bytes that are read of one connection before others have their turn."""
+"""Bytes read from one connection before others have their turn."""
 MOST_WAITING = MOST_KEPT + (4 << 20)
-"""Bytes that may wait for one connection: all that is not acknowledged, and beats and acknowledgements beside it."""
+"""Bytes that may wait for one connection: all unacknowledged messages, and beats and acknowledgements."""
 AT_ONCE = 64
-"""Messages that are written together at most. Where a round releases 512 workers, that takes the head about 25 ms
-(docs/scale.md), and the first hosts need not wait for the last."""
+"""The most messages that are written together. Releasing 512 workers takes the head about 25 ms (docs/scale.md), and
+the first hosts need not wait for the last."""
 
 
 class HeadNews(Protocol):
-    """What the head's link tells."""
+    """The events of the head's link."""
 
     def came(self, connection: int, host: str) -> None:
         """A host asks to take part. Call the link's `admit` or `refuse` before this returns."""
 
     def connected(self, host: str, incarnation: int) -> None:
-        """Messages go both ways."""
+        """Messages can go both ways."""
 
     def heard(self, host: str, incarnation: int) -> None:
-        """Something has come from this host."""
+        """Bytes have come from this host."""
 
     def delivered(self, host: str, incarnation: int, message: Any) -> None:
-        """A message has come: once, and in order."""
+        """A message has come, once and in order."""
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
-        """The connection has gone. The host may dial again."""
+        """The connection was lost. The host may dial again."""
 
     def ended(self, host: str, incarnation: int, why: str) -> None:
         """Nothing more can be exchanged with this incarnation."""
 
     def show(self, line: str) -> None:
-        """Something is to be shown, about strangers mostly."""
+        """Show this line, which is mostly about strangers."""
 
 
 class HostNews(Protocol):
-    """What a host's link tells."""
+    """The events of a host's link."""
 
     def connected(self, incarnation: int) -> None:
-        """Messages go both ways. The head has assigned this incarnation."""
+        """Messages can go both ways. The head has assigned this incarnation."""
 
     def acknowledged(self, sent: float) -> None:
         """The head has heard a beat that was sent then, by the link's `now`."""
 
     def delivered(self, message: Any) -> None:
-        """A message has come: once, and in order."""
+        """A message has come, once and in order."""
 
     def disconnected(self, why: str) -> None:
-        """The connection has gone. The link dials again."""
+        """The connection was lost. The link dials again."""
 
     def ended(self, why: str) -> None:
-        """Nothing more can be exchanged: the host's workers are to end. A new link may begin after a second."""
+        """Nothing more can be exchanged, so the host's workers have to end. A new link may begin after a second."""
 
     def show(self, line: str) -> None:
-        """Something is to be shown."""
+        """Show this line."""
 
 
-class _Link(ABC):
-    """What both links have in common: streams by the number of their connection, and what is to be handled."""
+AnEnd = TypeVar("AnEnd", bound=HeadEnd | HostEnd)
 
-    def __init__(self, end: HeadEnd | HostEnd, loop: Loop, timeout: float, lines: Lines) -> None:
-        self._facts = end
+
+class _Link(ABC, Generic[AnEnd]):
+    """What both links share: a stream for each connection, and the orders and events that are still to be handled."""
+
+    def __init__(self, end: AnEnd, loop: Loop, timeout: float, lines: Lines) -> None:
+        self._end = end
         self._loop = loop
         self._timeout = timeout
         self._lines = lines
         self._streams: dict[int, Stream | Handshake[Any]] = {}
         self._outcome: deque[Any] = deque()
         self._unwritten: dict[int, list[bytes]] = {}
-        """By connection: what is written before the loop waits. One write costs more than many messages in it."""
+        """By connection: messages to write before the loop waits. One write costs more than many messages in it."""
         self._messages = 0
-        """How many that is."""
+        """How many these are."""
         self._handling = False
         self._closed = False
         self._alarm = Alarm(loop, self._tick)
@@ -120,10 +123,10 @@ class _Link(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Return the time by the clock that this end goes by."""
+        """Return the time by this end's clock."""
 
     def close(self) -> None:
-        """Send what there is room for, and close all connections. Nothing is told any more."""
+        """Send what there is room for, and close all connections. No event follows."""
         self._closed = True
         self._alarm.turn_off()
         while self._outcome:
@@ -144,7 +147,7 @@ class _Link(ABC):
         raise AssertionError("the head dials nobody")
 
     def _carry_out(self, outcome: Outcome) -> None:
-        """Handle this after all that is to be handled already."""
+        """Handle these orders and events after those that wait already."""
         if self._closed:
             return
         self._outcome += outcome
@@ -156,7 +159,7 @@ class _Link(ABC):
                 self._handle(self._outcome.popleft())
         finally:
             self._handling = False
-        if not self._closed and (due := self._facts.due()) is not None:
+        if not self._closed and (due := self._end.due()) is not None:
             self._alarm.set(self._loop.now() + due - self.now())
 
     def _handle(self, one: Any) -> None:
@@ -199,34 +202,33 @@ class _Link(ABC):
     def _heard(self, connection: int, stream: Stream) -> None:
         data = stream.receive(READ)
         if data:
-            self._carry_out(self._facts.received(connection, data, self.now()))
+            self._carry_out(self._end.received(connection, data, self.now()))
 
     def _lost(self, connection: int, why: str) -> None:
         self._streams.pop(connection, None)
-        self._carry_out(self._facts.lost(connection, why, self.now()))
+        self._carry_out(self._end.lost(connection, why, self.now()))
 
     def _tick(self) -> None:
         if not self._closed:
-            self._carry_out(self._facts.tick(self.now()))
+            self._carry_out(self._end.tick(self.now()))
 
 
-class HeadLink(_Link):
+class HeadLink(_Link[HeadEnd]):
     """The head's side, for all hosts."""
 
     def __init__(self, end: HeadEnd, door: HostListener, loop: Loop, news: HeadNews, timeout: float = 15.0) -> None:
-        """`door`: where hosts dial. It is to be closed before the link."""
+        """`door`: where hosts dial. Close it before the link."""
         super().__init__(end, loop, timeout, Lines(news.show, loop.now))
-        self._end = end
         self._news = news
         self._numbers = count(1)
         door.serves(PURPOSE, lambda end: self._opened(next(self._numbers), end))
 
     def now(self) -> float:
-        """See `_Link`: the loop's clock."""
+        """Return the time by the loop's clock."""
         return self._loop.now()
 
     def admit(self, connection: int, incarnation: int, most: int = LONGEST_SAID) -> None:
-        """Let the host in that has come over this connection. `most`: see `HeadEnd`."""
+        """Admit the host that has come over this connection. `most`: see `HeadEnd`."""
         self._carry_out(self._end.admit(connection, incarnation, self.now(), most))
 
     def takes_part(self, host: str) -> None:
@@ -238,11 +240,11 @@ class HeadLink(_Link):
         self._carry_out(self._end.refuse(connection, why))
 
     def send(self, host: str, incarnation: int, message: msgspec.Struct) -> None:
-        """Send the message to this incarnation, now or after a reconnect. One that has ended gets nothing."""
+        """Send the message to this incarnation, now or after a reconnect, unless it has ended."""
         self._carry_out(self._end.send(host, incarnation, message, self.now()))
 
     def end(self, host: str, incarnation: int, why: str) -> None:
-        """Exchange nothing more with this incarnation. `ended` is not called, as the caller knows."""
+        """End this incarnation. `ended` is not called."""
         self._carry_out(self._end.end(host, incarnation, why))
 
     def _connected(self, connection: int, end: Any) -> Outcome:
@@ -264,7 +266,7 @@ class HeadLink(_Link):
                 self._news.ended(host, incarnation, why)
 
 
-class HostLink(_Link):
+class HostLink(_Link[HostEnd]):
     """A host's side, for one incarnation. It dials at once, and again whenever the connection is lost."""
 
     def __init__(
@@ -272,13 +274,12 @@ class HostLink(_Link):
     ) -> None:
         """`address`: the head's. `timeout`: the one of `end`."""
         super().__init__(end, loop, timeout, Lines(news.show, loop.now))
-        self._end = end
         self._address = address
         self._keys = keys
         self._news = news
 
     def now(self) -> float:
-        """See `_Link`: a clock that goes on while the machine sleeps."""
+        """Return the time by a clock that runs while the machine sleeps."""
         return self._loop.since_boot()
 
     def send(self, message: msgspec.Struct) -> None:
@@ -286,11 +287,11 @@ class HostLink(_Link):
         self._carry_out(self._end.send(message, self.now()))
 
     def goes_by(self, timeout: float) -> None:
-        """Beat by this timeout from now on."""
+        """Send beats by this timeout from now on."""
         self._carry_out(self._end.goes_by(timeout, self.now()))
 
     def end(self, why: str) -> None:
-        """This host ends its incarnation: `ended` is called, and nothing is dialled any more."""
+        """End this host's incarnation: `ended` is called, and the link no longer dials."""
         self._carry_out(self._end.end(why))
 
     def _dial(self, connection: int) -> None:
@@ -306,7 +307,7 @@ class HostLink(_Link):
         return self._end.connected(connection, self.now())
 
     def _failed(self, connection: int, why: str, final: bool) -> None:
-        """A host that has never been let in gives up where another try would fail as well."""
+        """Try again, unless the host was never admitted and another try would fail as well."""
         if final and not self._end.incarnation:
             self.end(f"no connection to the head: {why}")
             return

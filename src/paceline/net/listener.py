@@ -1,7 +1,7 @@
-"""Where other hosts dial: one port, whatever a connection is for.
+"""Where other hosts dial: one port for connections of all purposes.
 
-A connection is opened (`net.handshake`), and goes to who serves its purpose. Until its dialler has shown the token, it
-is a stranger's. Strangers have so many places, and get no TLS and no other process.
+An open connection (`net.handshake`) goes to the function that serves its purpose. Until a dialler has proved that it
+has the token, it is a stranger. Strangers have a limited number of places, and get no TLS and no other process.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from paceline.net.handshake import Answered, Handshake, Keys, Side, challenges, 
 from paceline.net.tcp import Address, Lines, Listener, peer_of, shown
 
 MOST_STRANGERS = 128
-"""Places of strangers. If 1,000 dial in a second, each has 128 ms for the one round trip that an answer takes."""
+"""Places for strangers. If 1,000 dial in a second, each has 128 ms for the one round trip that an answer takes."""
 
 T = TypeVar("T")
 
 
 def network(host: str) -> str | bytes:
-    """Return the address; of IPv6 its first half: who has one address there has all."""
+    """Return the address, or the first half of an IPv6 address, as whoever has one address there has them all."""
     return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] if ":" in host else host
 
 
 def goes(strangers: Mapping[T, str | bytes]) -> T:
-    """Return who has to go for another one: the oldest, who is first, of the network with the most places.
+    """Return the stranger that makes room for a new one: the first, which is the oldest, of the most crowded network.
 
-    So a flood from a few networks displaces itself alone, and each stranger has as long as the places last. If the
-    newest had to go, a few silent ones would keep all others out.
+    So a flood from a few networks displaces only itself. If the newest had to go, a few silent strangers would keep
+    all others out.
     """
     counts = Counter(strangers.values())
     return max(strangers, key=lambda one: counts[strangers[one]])
 
 
 class _Waiting(NamedTuple):
-    """What is known of a connection that is not opened."""
+    """A connection that is not open yet."""
 
     since: float
     peer: str
-    """Where it comes from, as it is shown."""
+    """Where it comes from, for the user."""
     network: str | bytes
-    """Where a stranger comes from. Empty: it is no stranger's."""
+    """Where a stranger comes from. Empty: its dialler is no stranger."""
 
 
 class HostListener:
-    """Lets connections in."""
+    """Opens connections that other hosts dial, and hands them to the functions that serve their purposes."""
 
     def __init__(self, listener: socket.socket | None, loop: Loop, keys: Keys, show: Callable[[str], object]) -> None:
-        """`listener`: see `tcp.listen`. The door closes it. None: another process listens. See `takes`."""
+        """`listener`: see `tcp.listen`. This closes it. None: another process listens. See `takes`."""
         self.crowded: Callable[[], object] = lambda: None
-        """Told that a connection has to go that may be a host's."""
+        """Called when a connection has to go that may be a host's."""
         self._loop = loop
         self._keys = keys
         self._lines = Lines(show, loop.now)
         self._serves: dict[str, Callable[[Any], object]] = {}
         self._hands_over: dict[str, Callable[[Answered], object]] = {}
         self._waiting: dict[Handshake[Any], _Waiting] = {}
-        """Those that came first are the first."""
+        """In the order in which they came."""
         self._known: set[str | bytes] = set()
-        """Networks of hosts. Strangers from elsewhere don't take their places."""
+        """Networks of hosts. Strangers from elsewhere can't take their places."""
         self._alarm = Alarm(loop, self._see_to_silence)
         self._listener = None if listener is None else Listener(listener, loop, self._accepted, show)
 
@@ -74,20 +74,20 @@ class HostListener:
         return self._listener.address
 
     def serves(self, purpose: str, call: Callable[[Any], object]) -> None:
-        """Hand the socket of each connection for that purpose to this function, once it is opened."""
+        """Hand the socket of each open connection for that purpose to this function."""
         self._serves[purpose] = call
 
     def hands_over(self, purpose: str, call: Callable[[Answered], object]) -> None:
-        """Hand each connection for that purpose to this function, which has the rest of its opening done elsewhere."""
+        """Hand each connection for that purpose to this function, which has another process finish the handshake."""
         self._hands_over[purpose] = call
 
     def takes(self, answered: Answered) -> None:
-        """Do the rest of an opening. Another process may have handed it over."""
+        """Finish a handshake, which another process may have handed over."""
         side = welcomes(answered, self._keys, self._serves.__contains__)
         self._opens(side, lambda one: self._serves[one.purpose](one.end), peer_of(answered.end), "")
 
     def close(self) -> None:
-        """Let nobody in any more. Closing twice does no harm."""
+        """Accept no further connection. Closing twice does no harm."""
         self._alarm.turn_off()
         if self._listener is not None:
             self._listener.close()

@@ -1,8 +1,8 @@
-"""Messages with numbers, for connections that break: each is delivered once, in order.
+"""Numbered messages, for connections that break: each is delivered once, in order.
 
-A `Line` is what one end keeps for one incarnation of a host, over all of that incarnation's connections. It numbers
-what it sends, and keeps that until the other end has acknowledged it. After a reconnect it sends again what the other
-end has not received. What has come before is dropped. Pure: no socket, no clock.
+A `Line` is one end's state for one incarnation of a host, over all of that incarnation's connections. It numbers each
+message, and keeps it until the other end has acknowledged it. After a reconnect it resends what the other end has not
+received. A message that comes twice is dropped. Pure: no socket, no clock.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from paceline.errors import MessageUnreadable
 from paceline.ipc.endpoint import Coding, Count, framed
 
 MOST_MESSAGES = 10_000
-"""Messages that are kept until they are acknowledged. A run has a few for each worker."""
+"""The most unacknowledged messages that are kept. A run has a few for each worker."""
 MOST_KEPT = 64 << 20
-"""Bytes of all messages that are kept."""
+"""The bytes of all these together."""
 LONGEST = 16 << 20
-"""Bytes of one message. A long one delays the beats behind it, so what is large should have a connection of its own."""
+"""Bytes of one message. A long one delays the beats behind it, so large data should have a connection of its own."""
 LONGEST_SAID = 4 << 20
 """Bytes of one message to the head. It takes up to 70 times as much memory, and a tenth of a second for each MiB."""
 LONGEST_OF_NEWCOMERS = 64 << 10
-"""The same of a host that takes no part yet."""
+"""The same for a host that takes no part yet."""
 ACKNOWLEDGE_AFTER = 64
-"""Messages that are acknowledged at once. Fewer wait for the next frame, or for `ACKNOWLEDGE_WITHIN`."""
+"""Messages after which an acknowledgement goes out at once. Before, it waits for a frame, or `ACKNOWLEDGE_WITHIN`."""
 ACKNOWLEDGE_WITHIN = 0.05
 """Seconds that an acknowledgement waits for a frame that carries it."""
 
 
 class Frame(msgspec.Struct, tag=True, array_like=True):
-    """The root of all that goes over a connection between hosts."""
+    """The base of all frames over a connection between hosts."""
 
 
 class Data(Frame):
-    """The message with this number, which counts from 1."""
+    """The message with this number. The first has number 1."""
 
     number: Count
     received: Count
-    """The number of the last message that the sender of this frame has received."""
+    """The number of the last message that this frame's sender has received."""
     body: bytes
 
 
 class Acknowledged(Frame):
-    """All messages up to this number have been received."""
+    """All messages up to this number have come."""
 
     received: Count
 
@@ -65,11 +65,11 @@ class BeatHeard(Frame):
 
 
 class NeverReadable(MessageUnreadable):
-    """The two ends can't go on with each other, also not over another connection."""
+    """The two ends can't go on, not even over another connection."""
 
 
 class Full(Exception):
-    """More messages are unacknowledged than are kept. The text says how many."""
+    """Too many messages are unacknowledged. The text says how many."""
 
 
 _FRAMES = msgspec.msgpack.Encoder()
@@ -81,10 +81,10 @@ def written(frame: Frame) -> bytes:
 
 
 class Line:
-    """One end's numbers, and what it has sent and is not acknowledged. Each frame that is made acknowledges, too."""
+    """One end's numbers, and its unacknowledged messages. Every frame that it makes also acknowledges."""
 
     def __init__(self, kinds: Any, longest: int | None = None) -> None:
-        """`kinds`: the union of the message types that the other end may send. `longest`: of what is sent."""
+        """`kinds`: the union of types that the other end may send. `longest`: bytes of the longest message to it."""
         self._coding = Coding(kinds)
         self._longest = LONGEST if longest is None else longest
         self._kept: deque[tuple[int, bytes]] = deque()
@@ -106,7 +106,7 @@ class Line:
 
     @property
     def acknowledge_at(self) -> float | None:
-        """When an acknowledgement goes out on its own, if no frame carries it before. None: none is owed."""
+        """When an acknowledgement goes out by itself if no frame has carried it. None: none is owed."""
         if self._owed_since is None or self._owed >= ACKNOWLEDGE_AFTER:
             return self._owed_since
         return self._owed_since + ACKNOWLEDGE_WITHIN
@@ -114,7 +114,7 @@ class Line:
     # --- what goes out ------------------------------------------------------------------------------
 
     def send(self, message: msgspec.Struct) -> bytes:
-        """Number the message and keep it. Return its frame. Raises Full, and ValueError for a message too long."""
+        """Number and keep the message. Return its frame. Raises Full, and ValueError if the message is too long."""
         body = self._coding.encode(message)
         if len(body) > self._longest:
             raise ValueError(f"a {type(message).__name__} has {len(body):,} bytes, and may have {self._longest:,}")
@@ -126,7 +126,7 @@ class Line:
         return self._data(self._sent, body)
 
     def again(self, received: int) -> bytes:
-        """Return what the other end has not received, which has received up to that number. Raises NeverReadable."""
+        """Return the messages that come after the last one that the other end received. Raises NeverReadable."""
         if received < self._sent - len(self._kept):
             raise NeverReadable(f"it has forgotten messages that it had acknowledged, and has only {received:,}")
         try:
@@ -150,16 +150,16 @@ class Line:
     # --- what comes in ------------------------------------------------------------------------------
 
     def acknowledged(self, received: int) -> None:
-        """Keep no longer what the other end has received. Raises MessageUnreadable if nobody sent so many."""
+        """Drop the messages that the other end has received. Raises MessageUnreadable if so many were never sent."""
         if received > self._sent:
             raise MessageUnreadable(f"it acknowledges {received:,} messages, and was sent {self._sent:,}")
         while self._kept and self._kept[0][0] <= received:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     def take(self, data: Data, now: float) -> Any | None:
-        """Return the message, or None if it has come before.
+        """Return the message, or None if it came before.
 
-        Raises MessageUnreadable if one before it is missing, and NeverReadable if it is none that may come.
+        Raises MessageUnreadable if an earlier message is missing, and NeverReadable if this one may not come.
         """
         if data.number > self._received + 1:
             raise MessageUnreadable(f"message {data.number:,} came after message {self._received:,}")

@@ -1,6 +1,6 @@
-"""TCP between hosts, in the loop: nothing here waits, and nothing here grows without a bound.
+"""TCP between hosts, in the loop: nothing here blocks, and nothing grows without bound.
 
-A `Stream` goes over a connection that `net.handshake` has opened, in plain or with TLS.
+A `Stream` goes over a connection that `net.handshake` has opened, plain or with TLS.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from paceline.ipc.loop import BACKLOG, Loop, family
 T = TypeVar("T")
 
 Address = tuple[str, int]
-"""A numeric address and a port. Looking a name up would hold up the loop."""
+"""A numeric address and a port. Looking a name up would block the loop."""
 
 ANY = "0.0.0.0", "::"
 """Addresses that mean all of a machine's own."""
 LOOPBACK: Address = ("127.0.0.1", 0)
-"""Where hosts listen unless they are told otherwise. The kernel chooses the port."""
+"""Where hosts listen by default. The kernel chooses the port."""
 AT_ONCE = 1 << 20
 """Bytes that one connection may write or read before others have their turn."""
 RECORD = 1 << 14
-"""Bytes of the largest TLS record. What was written at once comes in records of this size, up to the last one."""
+"""Bytes of the largest TLS record. One write comes in records of this size, but for the last one."""
 ACCEPTS = 16
-"""Connections that are accepted before others have their turn."""
+"""Connections that are accepted in one turn of the loop."""
 NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 ENDED = "the other end has closed it"
 LINES, LINES_WITHIN = 10, 60.0
-"""Lines about strangers that are shown in so many seconds."""
+"""How many lines about strangers are shown, in how many seconds."""
 
 
 def shown(address: Address) -> str:
@@ -58,10 +58,10 @@ def listen(address: Address = LOOPBACK) -> socket.socket:
 
 
 class Stream:
-    """One connection. What can't be written now waits for room, and the loop goes on.
+    """One connection. Bytes that can't be written now wait for room, while the loop goes on.
 
-    `heard` is called when there is something to receive. `lost` is called once, unless the stream is closed before:
-    with why the connection has gone, after all that came was received.
+    `heard` is called when there is something to receive. `lost` is called once with the reason, after all that came was
+    received, unless the stream is closed before.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Stream:
     ) -> None:
         """`timeout`: seconds in which the other machine has to answer. `most`: bytes that may wait for room.
 
-        `drained` is called when there is room and nothing waits, after `pump`. It may write, and says whether it is to
-        be called again.
+        After `pump`, `drained` is called when there is room and nothing waits. It may write. It returns whether to call
+        it again.
         """
         self._end = end
         self._loop = loop
@@ -92,7 +92,7 @@ class Stream:
         self._why = ""
         """Why this end has given the connection up."""
         self._rest_is_due = self._reads_with_room = False
-        """Whether more is to be received in this turn of the loop, or once there is room."""
+        """Whether to receive more in this turn of the loop, or once there is room."""
         self.closed = False
         end.setblocking(False)
         _set_options(end, timeout)
@@ -100,7 +100,7 @@ class Stream:
         self._hear_rest_soon()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send these bytes, now or when there is room. They must not change before."""
+        """Send these bytes, now or when there is room. Until then they must not change."""
         if self.closed or self._why or not len(data):
             return
         self._waiting.append(memoryview(data))
@@ -118,7 +118,7 @@ class Stream:
             self._await_room()
 
     def receive(self, most: int) -> bytes:
-        """Return what has come, so many bytes at most. Nothing: see `closed` for whether the connection has gone."""
+        """Return up to `most` bytes that have come. If none have, `closed` says whether the connection was lost."""
         data = last = self._received(partial(self._end.recv, most), b"")
         while len(last) == RECORD and len(data) < most:
             last = self._rest(partial(self._end.recv, most - len(data)), b"")
@@ -126,7 +126,7 @@ class Stream:
         return data
 
     def receive_into(self, memory: memoryview) -> int:
-        """Receive into this memory, and return how many bytes have come. 0: see `receive`."""
+        """Receive into this memory, and return how many bytes have come. For 0 see `receive`."""
         came = self._received(partial(self._end.recv_into, memory), 0)
         while 0 < came < memory.nbytes and (more := self._rest(partial(self._end.recv_into, memory[came:]), 0)):
             came += more
@@ -165,9 +165,9 @@ class Stream:
         return came
 
     def _rest(self, receive: Callable[[], T], nothing: T) -> T:
-        """What the first call would have taken as well without TLS. With it, a call takes one record."""
+        """Receive what the first call would have returned as well without TLS, which returns one record at a time."""
         if isinstance(self._end, ssl.SSLSocket):
-            with contextlib.suppress(OSError):  # the next call tells what it is
+            with contextlib.suppress(OSError):  # the next call raises it again
                 return receive()
         return nothing
 
@@ -176,7 +176,7 @@ class Stream:
         self._hear_rest_soon()
 
     def _hear_rest_soon(self) -> None:
-        """Let what is decrypted be received. The loop does not see that, as it looks at sockets."""
+        """Have bytes received that TLS has decrypted already: the loop watches sockets, and does not see these."""
         if not self.closed and not self._rest_is_due and isinstance(self._end, ssl.SSLSocket) and self._end.pending():
             self._rest_is_due = True
             self._loop.after(0.0, self._hear_rest)
@@ -221,7 +221,7 @@ class Stream:
             self._give_up(told(error))
 
     def _give_up(self, why: str) -> None:
-        """Let the loop find the connection's end. So nobody is told `lost` while they write."""
+        """Shut the connection down, so that the loop finds its end. `lost` is never called within a write."""
         self._why = why
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -230,7 +230,7 @@ class Stream:
 
     def _has_gone(self, why: str) -> None:
         if not self.closed:
-            why = self._why or why  # closing fails for another reason
+            why = self._why or why  # why this end gave up, rather than why reading failed then
             self.close()
             self._lost(why)
 
@@ -255,7 +255,7 @@ class Listener:
         loop.watch(end, self._accept)
 
     def close(self) -> None:
-        """Listen no more. Closing twice does no harm."""
+        """Stop listening. Closing twice does no harm."""
         if not self._closed:
             self._closed = True
             if self._loop.watches(self._end):
@@ -274,7 +274,7 @@ class Listener:
                     self._loop.unwatch(self._end)
                     self._loop.after(1.0, self._again)
                     return
-                continue  # it has gone before it was accepted
+                continue  # the dialler went before it was accepted
             self._came(end, address[:2])
             if self._closed:
                 return
@@ -285,7 +285,7 @@ class Listener:
 
 
 class Lines:
-    """Shows the first lines about strangers in a minute. Whoever floods a port doesn't flood a terminal as well."""
+    """Shows the first lines about strangers in each minute, so a flooded port doesn't flood the terminal."""
 
     def __init__(self, show: Callable[[str], object], now: Callable[[], float]) -> None:
         self._show = show
@@ -294,7 +294,7 @@ class Lines:
         self._shown = 0
 
     def show(self, line: str) -> None:
-        """Show the line, or that there are too many."""
+        """Show the line, or once that there are too many."""
         if (now := self._now()) >= self._since + LINES_WITHIN:
             self._since, self._shown = now, 0
         self._shown += 1
@@ -305,7 +305,7 @@ class Lines:
 
 
 def _set_options(end: socket.socket, timeout: float) -> None:
-    """Send at once, and notice within the timeout that the other machine can't be reached or does not read."""
+    """Send at once, and notice within the timeout that the other machine is unreachable or does not read."""
     beat = max(1, round(timeout / 5))
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -319,7 +319,7 @@ def _set_options(end: socket.socket, timeout: float) -> None:
 
 
 def leave(end: socket.socket) -> None:
-    """Close the socket. What was written before goes out, which unread bytes would throw away."""
+    """Close the socket. Read what has come first, as unread bytes would make the kernel drop what was written."""
     left = AT_ONCE
     with contextlib.suppress(OSError):
         while left > 0:
@@ -331,12 +331,12 @@ def to_itself(end: socket.socket) -> bool:
     """Whether the kernel has connected the socket to itself, as it may on loopback where nobody listens."""
     try:
         return bool(end.getsockname() == end.getpeername())
-    except OSError:  # it has gone again, which the next call tells
+    except OSError:  # the connection has gone, as the next call finds
         return False
 
 
 def told(error: OSError) -> str:
-    """Say what has happened, without the number."""
+    """Return the error's text, without its number."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return ENDED
     if isinstance(error, ssl.SSLError):

@@ -1,8 +1,8 @@
 """TLS 1.3 between hosts, from the token alone: nothing to configure, to store or to renew.
 
-From the token follows the key of a certificate authority, which is the same on every host. Each process issues itself
-a certificate, in memory. So a certificate of this authority shows that its owner has the token, and no name is
-compared. Certificates don't expire, so clocks don't matter.
+The key of a certificate authority follows from the token, so it is the same on every host. Each process issues itself a
+certificate, in memory. A certificate of this authority proves that its owner has the token. No name is compared, and
+certificates don't expire, so clocks don't matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from paceline.net.token import Token
 
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of the group of P-256: a private key is below it."""
+"""The order of P-256's group. A private key is below it."""
 FROM, UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -45,7 +45,7 @@ class Tls:
 
 
 class _Socket(ssl.SSLSocket):
-    """A socket that goes on with TLS once it is shut down. Python's hands out what it can't decrypt."""
+    """A socket that keeps TLS after `shutdown`. Python's own then returns encrypted bytes as they are."""
 
     def shutdown(self, how: int) -> None:
         socket.socket.shutdown(self, how)
@@ -87,7 +87,7 @@ def _context(protocol: int, chain: bytes, issuer: bytes) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=issuer.decode())
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nothing of a connection can be used for another one
+        context.num_tickets = 0  # no session is resumed over another connection
     file = os.memfd_create("paceline", os.MFD_CLOEXEC)  # `ssl` takes a key from a file only
     try:
         os.write(file, chain)

@@ -1,7 +1,7 @@
-"""The token that hosts of one run share. Whoever has it may run code as its user on every host.
+"""The token that the hosts of a run share. Whoever has it may run code as its user on every host.
 
 It comes from the file that `PACELINE_TOKEN_FILE` names, else from `PACELINE_TOKEN`, else from the run's folder. It is
-never a flag, as everybody on a machine sees command lines. No message and no `repr` shows it.
+never a flag, as all users of a machine see command lines. No message and no `repr` shows it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ VARIABLE, FILE_VARIABLE = "PACELINE_TOKEN", "PACELINE_TOKEN_FILE"
 IN_FOLDER = "token"
 """The file in a run's folder."""
 PREFIX = "paceline_"
-"""By which those who search for secrets find tokens."""
+"""Marks tokens for tools that search for leaked secrets."""
 SIZE = 32
 """Bytes of a token."""
 LONGEST = 1000
-"""Bytes of a file with a token that are looked at."""
+"""Bytes that are read of a file with a token."""
 
 
 class Token:
-    """256 random bits. They never go over a connection, and no key that is used is the token itself."""
+    """256 random bits. They never go over a connection. Keys follow from them, and none is the token itself."""
 
     def __init__(self, secret: bytes) -> None:
         assert len(secret) == SIZE, "a token has 256 bits"
@@ -37,12 +37,12 @@ class Token:
 
     @classmethod
     def drawn(cls) -> Token:
-        """Return a new one."""
+        """Return a new token."""
         return cls(secrets.token_bytes(SIZE))
 
     @classmethod
     def of(cls, text: str, where: str) -> Token:
-        """Read it. `where` is what the user knows the text by. Raises ConfigError, which does not show the text."""
+        """Return the token in this text, which messages call `where`. Raises ConfigError without showing the text."""
         text = text.strip()
         digits = text.removeprefix(PREFIX)
         try:
@@ -60,14 +60,14 @@ class Token:
 
     @property
     def text(self) -> str:
-        """How it is written. To be shown to its owner alone."""
+        """The token as text, for its owner alone."""
         return PREFIX + self._secret.hex()
 
     def __repr__(self) -> str:
         return "Token(…)"
 
     def key(self, purpose: str, length: int = 32) -> bytes:
-        """Return the key of that purpose: HKDF with SHA-256, as in RFC 5869. Keys tell nothing of each other."""
+        """Return the key for that purpose, by HKDF with SHA-256 (RFC 5869). No key reveals anything of another."""
         drawn, block = hmac.new(b"paceline token", self._secret, hashlib.sha256).digest(), b""
         made = b""
         while len(made) < length:
@@ -77,9 +77,9 @@ class Token:
 
 
 def find(environ: Mapping[str, str], folder: Path | None = None) -> Token | None:
-    """Return the token of this process: of the first source that is there. Raises ConfigError.
+    """Return this process's token, from the first source that exists. `folder`: the run's, at the head.
 
-    `folder`: the run's, at its head.
+    Raises ConfigError.
     """
     if (file := environ.get(FILE_VARIABLE)) is not None:
         if not file:
@@ -93,9 +93,9 @@ def find(environ: Mapping[str, str], folder: Path | None = None) -> Token | None
 
 
 def forget() -> None:
-    """Take the token out of this process's environment, for what it starts and for who reads `/proc/PID/environ`.
+    """Remove the token from this process's environment, so that child processes don't inherit it.
 
-    The kernel shows the memory in which the process was given its environment, so that is written over.
+    `/proc/PID/environ` shows the memory in which the process was given its environment, so that is overwritten.
     """
     library = ctypes.CDLL(None)
     library.getenv.restype = ctypes.c_void_p
@@ -105,7 +105,7 @@ def forget() -> None:
 
 
 def read(file: Path) -> Token:
-    """Return the token in that file. Raises ConfigError, also for a file that other users may read."""
+    """Return the token in that file. Raises ConfigError, also if other users may read the file."""
     try:
         with file.open("rb") as opened:
             found = os.fstat(opened.fileno())
@@ -119,7 +119,7 @@ def read(file: Path) -> Token:
 
 
 def write(token: Token, file: Path) -> None:
-    """Write the token into a new file, which nobody else may read. Raises ConfigError."""
+    """Write the token into a new file that only its owner may read. Raises ConfigError."""
     try:
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:

@@ -11,12 +11,12 @@ from paceline.scenario.scenario import Network, Scenario, Slowdown
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Work before a step's computing, or after it, in seconds."""
+    """What comes before a step's computation, or after it, in seconds of work."""
 
     own: float = 0.0
-    """The worker's own part: it fetches data, or fills its push."""
+    """The worker's own part: fetching data, or filling its push."""
     messages: float = 0.0
-    """The part of the processes that carry and read its messages. The worker waits meanwhile."""
+    """The part of the processes that carry and read its messages, for which the worker waits."""
 
     @property
     def seconds(self) -> float:
@@ -33,57 +33,58 @@ NOTHING = Overhead()
 
 
 class Costs(Protocol):
-    """What the world asks. Answers depend only on the arguments, and on what the costs were made from."""
+    """What the world asks. An answer depends only on the arguments, and on what the costs were made from.
 
-    cores: int | None
+    A class that inherits from this one says what takes time. All else takes none.
+    """
+
+    cores: int | None = None
     """How many cores share all work, each job on one core at most. None: each job has a core of its own."""
 
     def release(self, worker: int, step: int) -> float:
-        """Seconds in which the coordinator tells the worker to begin that step. It tells one after another. It is work.
+        """Seconds of work in which the coordinator tells the worker to begin that step. It tells one after another.
 
-        Not asked where the step's pull takes what a link says: the worker is told as the pull ends.
+        Not asked where a link sets how long the step's pull takes: the worker is told as the pull ends.
         """
-        ...
+        return 0.0
 
     def before(self, worker: int, step: int) -> Overhead:
-        """From the moment when that step is ordered and its parameters are there, until the worker computes."""
-        ...
+        """From when that step is ordered and its parameters are there until the worker computes."""
+        return NOTHING
 
     def compute(self, worker: int, step: int, at: float) -> float:
-        """Seconds of that worker's step, which begins to compute at second `at`, until its gradient is there."""
+        """Seconds that the worker computes that step, which it begins at second `at`."""
         ...
 
     def works(self, worker: int, step: int) -> float:
-        """How much of a step's computing is work. The work comes first, then the worker sleeps, as in padded steps.
+        """How many of the seconds of `compute` are work. They come first. Then the worker sleeps, as in padded steps.
 
         Asked only if cores are shared.
         """
-        ...
+        return 0.0
 
     def after(self, worker: int, step: int) -> Overhead:
-        """From that step's gradient until it is told of, without any transfers."""
-        ...
+        """From that step's gradient until the coordinator hears of it, without any transfers."""
+        return NOTHING
 
     def commit(self, order: ApplyUpdate) -> float:
-        """Seconds of making that version, in a store that makes one at a time. It is work."""
+        """Seconds of work that the store takes for that version. It makes one at a time."""
         ...
 
     def average(self, order: Reduce) -> float:
-        """Seconds of that group's average, once all its members have come. It is work, done while its bytes move."""
-        ...
+        """Seconds of work for that group's average, once all members have come. Its bytes move meanwhile."""
+        return 0.0
 
 
-class ScenarioCosts:
-    """Costs from the scenario. Messages and sums take no time, nothing comes between steps, cores are not shared."""
-
-    cores: int | None = None
+class ScenarioCosts(Costs):
+    """Costs from the scenario: how long steps and versions take. Cores are not shared."""
 
     def __init__(self, scenario: Scenario, workers: int, seed: int) -> None:
         self._seed = seed
         self._network = scenario.network or Network()
         self._quiet = replace(scenario, events=())
         self._busy: dict[int, Scenario] = {}
-        """The scenario with only that worker's slow-downs, so that asking it does not look at all the others'."""
+        """By worker: the scenario with its slow-downs only, so that a question doesn't look at all the others."""
         for event in scenario.events:
             if isinstance(event, Slowdown):
                 own = self._busy.get(event.worker, self._quiet)
@@ -94,15 +95,7 @@ class ScenarioCosts:
             for worker in range(workers)
             if steady and worker not in self._busy
         }
-        """By worker whose steps are all equally long: that length."""
-
-    def release(self, worker: int, step: int) -> float:
-        """See `Costs`."""
-        return 0.0
-
-    def before(self, worker: int, step: int) -> Overhead:
-        """See `Costs`."""
-        return NOTHING
+        """By worker whose steps all take the same time: that time."""
 
     def compute(self, worker: int, step: int, at: float) -> float:
         """See `Costs`."""
@@ -111,18 +104,6 @@ class ScenarioCosts:
             return constant
         return self._busy.get(worker, self._quiet).step_seconds(worker, step, at, 0.0, self._seed)
 
-    def works(self, worker: int, step: int) -> float:
-        """See `Costs`."""
-        return 0.0
-
-    def after(self, worker: int, step: int) -> Overhead:
-        """See `Costs`."""
-        return NOTHING
-
     def commit(self, order: ApplyUpdate) -> float:
         """See `Costs`."""
         return self._network.commit
-
-    def average(self, order: Reduce) -> float:
-        """See `Costs`."""
-        return 0.0

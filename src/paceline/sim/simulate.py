@@ -21,7 +21,7 @@ from paceline.scenario.group_links import assumed
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import to_plain
 from paceline.sim.costs import Costs, ScenarioCosts
-from paceline.sim.world import Dealt, Endless, Limit, SimulatedTraining, World
+from paceline.sim.world import EmptySteps, Limit, SimulatedTraining, World
 from paceline.version import __version__
 
 Progress = Callable[[float, int, int], None]
@@ -225,8 +225,8 @@ def training_of(simulation: Simulation) -> SimulatedTraining:
     """Steps that consist of nothing."""
     batch, data, limit = simulation.batch, simulation.data, simulation.limit.steps
     if data is not None:
-        return Dealt(data * (batch or 1), batch, data)
-    return Endless(None if limit == math.inf else int(limit) * (batch or 1), batch)
+        return EmptySteps(data * (batch or 1), batch, data)
+    return EmptySteps(None if limit == math.inf else int(limit) * (batch or 1), batch)
 
 
 def noted(simulation: Simulation) -> dict[str, Any]:

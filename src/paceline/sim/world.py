@@ -87,36 +87,14 @@ class NoData(Exception):
     """A step has no data left to work on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endless:
-    """Steps that consist of nothing, without end."""
-
-    work: int | None
-    size: int | None
-    """Samples in each step."""
-
-    def carry_out(self, order: Order, at: float) -> None:
-        """See `SimulatedTraining`."""
-
-    def amount(self, worker: int, step: int) -> Amount:
-        """See `SimulatedTraining`."""
-        return Amount(self.size)
-
-    def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
-        """See `SimulatedTraining`."""
-
-    def left(self, worker: int, reason: str, untold: int | None) -> None:
-        """See `SimulatedTraining`."""
-
-
 @dataclass(slots=True)
-class Dealt:
+class EmptySteps:
     """Steps that consist of nothing, as many as there is data for. The next worker that is free takes the next one."""
 
     work: int | None
     size: int | None
     """Samples in each step."""
-    left_over: int
+    left_over: float = math.inf
     """How many steps there is still data for."""
 
     def carry_out(self, order: Order, at: float) -> None:
@@ -211,7 +189,31 @@ class _Group:
 
 
 Event = Callable[[], Fact | None]
-"""Called when its moment has come. Returns the fact that it leads to; None if it no longer holds."""
+"""Called when its moment has come. Returns the fact that it leads to, or None if the event is void."""
+
+
+@dataclass(slots=True)
+class _OneByOne:
+    """Work that is done one piece after another: the store's versions, and what the coordinator tells workers."""
+
+    work: Callable[[None, float, Event], None]
+    waiting: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    """(seconds, what follows) of each piece. The first is being done."""
+
+    def add(self, seconds: float, then: Callable[[], None]) -> None:
+        """Do this after all that waits."""
+        self.waiting.append((seconds, then))
+        if len(self.waiting) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.waiting:
+            self.work(None, self.waiting[0][0], self._done)
+
+    def _done(self) -> None:
+        _, then = self.waiting.popleft()
+        self._begin()
+        then()
 
 
 class World:
@@ -275,12 +277,11 @@ class World:
         self._at_once: deque[Fact] = deque()
         """What happens at this very moment, in this order, before any event."""
         self._flows: dict[int, _Flow] = {}
-        self._ordered: deque[tuple[int, float]] = deque()
-        """Versions that the store is to make, with the seconds that each takes. It works on the first."""
+        self._store = _OneByOne(self._work)
         self._awaiting: dict[int, list[Callable[[], None]]] = {}
         """By version that is not made yet: the pulls that begin once it is."""
-        self._telling: deque[tuple[float, Callable[[], None]]] = deque()
-        """Releases that workers are to be told of, the first at present: the seconds that each takes, what follows."""
+        self._telling = _OneByOne(self._work)
+        """Releases that the coordinator tells workers of."""
         self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
         """A way whose flows are work, in seconds of one core; None: each job has a core of its own."""
         self._jobs: dict[int, tuple[SimulatedWorker | None, Event]] = {}
@@ -458,18 +459,7 @@ class World:
             if self._workers.get(number) is worker:  # otherwise it has left, and may be back
                 then()
 
-        self._telling.append((cost, told))
-        if len(self._telling) == 1:
-            self._tell_next()
-
-    def _tell_next(self) -> None:
-        if self._telling:
-            self._work(None, self._telling[0][0], self._is_told)
-
-    def _is_told(self) -> None:
-        _, told = self._telling.popleft()
-        self._tell_next()
-        told()
+        self._telling.add(cost, told)
 
     def _begin(self, number: int) -> None:
         """The worker has its parameters, and computes from now on."""
@@ -562,28 +552,18 @@ class World:
     # --- parameters and updates -----------------------------------------------------------------------
 
     def _commit(self, order: ApplyUpdate) -> None:
-        """The store makes one version after another."""
-        cost = self._costs.commit(order)
-        if not cost and not self._ordered:
-            self._journal.ledger.committed(order.version, self.now)
+        cost, version = self._costs.commit(order), order.version
+        if not cost and not self._store.waiting:
+            self._journal.ledger.committed(version, self.now)
             return
-        self._awaiting[order.version] = []
-        self._ordered.append((order.version, cost))
-        if len(self._ordered) == 1:
-            self._make_next()
 
-    def _make_next(self) -> None:
-        if self._ordered:
-            version, cost = self._ordered[0]
-            self._work(None, cost, lambda: self._is_made(version))
+        def made() -> None:
+            self._journal.ledger.committed(version, self.now)
+            for pull in self._awaiting.pop(version):
+                pull()
 
-    def _is_made(self, version: int) -> None:
-        """The workers that wait for the version pull it now."""
-        self._journal.ledger.committed(version, self.now)
-        self._ordered.popleft()
-        self._make_next()
-        for pull in self._awaiting.pop(version):
-            pull()
+        self._awaiting[version] = []
+        self._store.add(cost, made)
 
     def _pull(self, number: int, version: int) -> None:
         """Call once that version is made."""

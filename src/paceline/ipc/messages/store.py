@@ -9,7 +9,7 @@ import msgspec
 from paceline.core.state_edits import StateEdit
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
-# the coordinator to the store, and back
+# a host to its store's process
 
 
 class Commit(Message):
@@ -23,21 +23,21 @@ class Commit(Message):
     scalars: list[dict[str, Any]] | None
     threads: int
     look: bool
-    """Whether NaN and infinity are looked for."""
+    """Whether to look for NaN and infinity."""
     first: bool
     """Whether the slot is used for the first time."""
     tells: bool = False
-    """Whether `Making` is to be told meanwhile."""
+    """Whether to send `Making` meanwhile."""
     summed: list[int] = msgspec.field(default_factory=list)
     """Push areas whose updates are in sums that are pushed."""
     norms: list[tuple[int, float]] | None = None
-    """Of all mean gradients, if several hosts make ranges and have told theirs before. See `TakeNorms`."""
+    """The norms of all mean gradients, if several hosts make ranges. See `TakeNorms`."""
     edits: list[StateEdit] = msgspec.field(default_factory=list)
-    """What is edited in the optimizer's state before."""
+    """Edits of the optimizer's state, to be made first."""
 
 
 class TakeNorms(Message):
-    """Tell the norms of this range's mean gradients, before the version is made. See `store.store.Store.norms`."""
+    """Send the norms of this range's mean gradients, before the version is made. See `store.store.Store.norms`."""
 
     version: int
     target: int
@@ -55,16 +55,16 @@ class MakeSum(Message):
     terms: list[tuple[int, float]]
     """(push area, weight), in the order in which they are summed."""
     look: bool
-    """Whether NaN and infinity are looked for."""
+    """Whether to look for NaN and infinity."""
 
 
 class WorkersTold(Message):
-    """What a version has of what workers tell beside their updates."""
+    """What workers have sent for a version besides their updates."""
 
     edit: Count = 0
     """The number of the model's structure. See `worker.EditWanted`."""
     own: tuple[Count, Count] | None = None
-    """(worker, number) of the `worker.OwnValues` that it has."""
+    """(worker, number) of the version's `worker.OwnValues`."""
 
 
 UNTOLD = WorkersTold()
@@ -79,12 +79,12 @@ class Record(Message):
     workers: list[int]
     buffers: str
     waits: bool
-    """Whether other hosts make ranges of the version: then the file is written after `GoOn`."""
+    """Whether other hosts make ranges of the version, so that the file is written after `GoOn`."""
     known: WorkersTold
 
 
 class GoOn(Message):
-    """All of the version is in its slot that is to be written to that file."""
+    """The version for that file is whole in its slot: write it."""
 
     file: str
 
@@ -101,19 +101,19 @@ class RecordMean(Message):
 
 
 class InstallAdopted(Message):
-    """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
+    """Use the adopted fixed part from now on, and the optimizer's state that comes along, if any."""
 
     descriptors: ClassVar[int] = 1
 
 
 class Restructure(Message):
-    """The model's structure, and the first values of new tensors, are in that file. Versions that follow have these."""
+    """Use the model's structure in that file, and its first values of new tensors, for the versions that follow."""
 
     file: str
 
 
 class TakeValues(Message):
-    """That worker has sent these as `worker.OwnValues`."""
+    """Take these values, which that worker has sent as `worker.OwnValues`."""
 
     descriptors: ClassVar[int] = 1
 
@@ -122,11 +122,11 @@ class TakeValues(Message):
 
 
 class SendWhole(Message):
-    """Before the first commit: send what the stores of the other ranges are to begin with."""
+    """Send, before the first commit, what the stores of the other ranges begin with."""
 
 
 class Load(Message):
-    """Begin with this, which another store has sent as `WholeReady`."""
+    """Begin with this state, which another store has sent as `WholeReady`."""
 
     descriptors: ClassVar[int] = 1
 
@@ -143,11 +143,11 @@ class SendShare(Message):
     """Send what the optimizer has for your range, as of the newest version. Commits may follow at once."""
 
     number: int
-    """What the request is known by, on all hosts. See `TakeShare`."""
+    """The request's number, on all hosts. See `TakeShare`."""
 
 
 class TakeShare(Message):
-    """Another range's store has sent this as `ShareReady`. A `SendState` or `KeepState` of that number came before."""
+    """Take this share, which another range's store has sent as `ShareReady`, for the request of that number."""
 
     descriptors: ClassVar[int] = 1
 
@@ -156,9 +156,9 @@ class TakeShare(Message):
 
 
 class SendState(Message):
-    """That worker wants the optimizer's state, as of the newest version. Commits may follow at once.
+    """Send the optimizer's state, as of the newest version, for that worker. Commits may follow at once.
 
-    If so many shares of that number are to come, send it once the last of them is here.
+    If shares of that number are to come, send it once all of them are here.
     """
 
     worker: int
@@ -169,8 +169,8 @@ class SendState(Message):
 class KeepState(Message):
     """Write the newest version, which is in that slot, and the optimizer's state to a file. Commits may follow at once.
 
-    There is no slot where workers own replicas. If so many shares of that number are to come, write it once the last
-    of them is here. By then the whole version is in its slot.
+    There is no slot where workers own replicas. If shares of that number are to come, write the file once all of them
+    are here. By then the whole version is in its slot.
     """
 
     slot: int | None
@@ -187,7 +187,7 @@ class KeepReplica(Message):
 
 
 class KeepWorker(Message):
-    """Write what a worker has packed, whose descriptor comes along, to a file."""
+    """Write what a worker has packed, which comes along, to a file."""
 
     descriptors: ClassVar[int] = 1
 
@@ -195,9 +195,9 @@ class KeepWorker(Message):
 
 
 class Seal(Message):
-    """All other files of the snapshot in that folder are there: write its last one, and give the folder its name.
+    """Complete the snapshot in that folder: write its last file, and give the folder its name.
 
-    Remove these older ones then.
+    Then remove these older ones.
     """
 
     folder: str
@@ -206,7 +206,7 @@ class Seal(Message):
 
 
 class DropDraft(Message):
-    """A file of the snapshot in that folder can't be made: remove the others."""
+    """Remove the snapshot in that folder, as one of its files can't be made."""
 
     folder: str
 
@@ -217,9 +217,9 @@ class Restore(Message):
     file: str
     slot: int | None
     areas: list[tuple[int, int]]
-    """(worker, area) of each worker's buffers, or of its replica."""
+    """(worker, area) of each worker's buffers or replica."""
     replicas: list[tuple[int, str]]
-    """(worker, file) of each replica that there is."""
+    """(worker, file) of each replica."""
     buffers: str
 
 
@@ -262,7 +262,7 @@ class StoreReady(Message):
 
 
 class Making(Message):
-    """These bytes of that version are made. What is left is still being made."""
+    """These bytes of that version are made. Others may still be to come."""
 
     version: int
     begin: int
@@ -270,7 +270,7 @@ class Making(Message):
 
 
 class Summing(Message):
-    """These bytes of that sum are there. What is left is still being summed."""
+    """These bytes of that sum are made. Others may still be to come."""
 
     number: int
     begin: int
@@ -286,7 +286,7 @@ class Summed(Message):
 
 
 class Norms(Message):
-    """These are the norms of that version's mean gradients: of this range, or of all of them."""
+    """The norms of that version's mean gradients, of this range or of all ranges."""
 
     version: Count
     norms: list[tuple[Count, float]]
@@ -305,7 +305,7 @@ class Committed(Message):
 
 
 class WholeReady(Message):
-    """What the stores of the other ranges begin with comes along, packed. Nothing comes if it can't be packed."""
+    """What the stores of the other ranges begin with comes along, packed, unless it can't be packed."""
 
     descriptors: ClassVar[int] = 1
 
@@ -313,7 +313,7 @@ class WholeReady(Message):
 
 
 class ShareReady(Message):
-    """What the optimizer has for the range comes along, packed. Nothing comes if it can't be packed."""
+    """What the optimizer has for the range comes along, packed, unless it can't be packed."""
 
     descriptors: ClassVar[int] = 1
 
@@ -322,7 +322,7 @@ class ShareReady(Message):
 
 
 class StateReady(Message):
-    """The optimizer's state for that worker comes along, packed. Nothing comes if it can't be packed."""
+    """The optimizer's state for that worker comes along, packed, unless it can't be packed."""
 
     descriptors: ClassVar[int] = 1
 
@@ -356,7 +356,7 @@ class FileKept(Message):
 
 
 class Restored(Message):
-    """What training goes on with lies in its places, or the files are of another model."""
+    """What training goes on with is in its places, unless the files are of another model."""
 
     beginning: str
     """Its checksum."""
@@ -364,7 +364,7 @@ class Restored(Message):
 
 
 class Sealed(Message):
-    """The snapshot is whole, and on disk; or it can't be."""
+    """The snapshot is whole and on disk, unless there is an error."""
 
     error: str | None
 

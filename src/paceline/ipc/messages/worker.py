@@ -22,14 +22,12 @@ Given = (
 )
 """A value for `agree`."""
 Named = Annotated[dict[Annotated[str, msgspec.Meta(max_length=1 << 12)], float], msgspec.Meta(max_length=10_000)]
-"""What a script has measured, by name. It may be NaN. `Turns` looks at each name once, as a step may log hundreds."""
+"""What a script has measured, by name. Values may be NaN. Names are checked later, as a step may log hundreds."""
 Batches = list[tuple[Count, Count]]
 """(epoch, index)"""
 
 
-# a worker to the coordinator
-
-
+# a worker to its host
 class Offered(Message):
     """This worker's script has called `prepare` with these."""
 
@@ -38,13 +36,13 @@ class Offered(Message):
     slot_bytes: Count
     push_bytes: Count
     flags_bytes: Count
-    """What the flags take that say which parameters have a gradient. They follow the gradients in a push area."""
+    """Bytes of the flags that say which parameters have a gradient. They follow the gradients in a push area."""
     buffers_bytes: Count
-    """What the buffers take behind the flags."""
+    """Bytes of the buffers behind the flags."""
     cuts: Annotated[list[Count], msgspec.Meta(min_length=2)]
-    """Where a version may be cut into ranges that several hosts make, in bytes. The last is where it ends."""
+    """Where a version may be cut into ranges that several hosts make, in bytes. The last is its end."""
     state_bytes: Count
-    """An estimate of what the optimizer's state will take in the store."""
+    """An estimate of the optimizer's state in the store."""
     model_bytes: Count
     optimizer: Word
     """The name of the optimizer's class."""
@@ -52,32 +50,32 @@ class Offered(Message):
     loads: bool
     """Whether there is a loader, so that samples can be counted."""
     epoch_samples: Count | None
-    """Samples in an epoch, if the protocol needs to know how much work there is."""
+    """Samples in an epoch, if the protocol has to know the amount of work."""
     data: Count | None
     """Samples in the loader's data, if its batches are leased and the data has a length."""
     streams: bool
-    """Whether the loader is each worker's own stream, of which no batch is leased."""
+    """Whether each worker has a stream of its own as loader, whose batches are not leased."""
     epochs: Count | None
-    """Loops over the loader, if the script says how many it makes."""
+    """Loops over the loader, if the script says how many."""
     buffers: Word | None
     shards: Word | None
     evaluates: bool
     keeps: bool
     """Whether the script keeps something for snapshots."""
     metrics: list[Word] | None
-    """The names of what `evaluate` returns, if they were wanted and are known."""
+    """The names of what `evaluate` returns, if they were asked for and are known."""
     code: dict[str, str] = msgspec.field(default_factory=dict)
     """The script's own modules, and the SHA-256 of each. See `job.source_digests`."""
     passes: Count = 1
-    """Epochs of the data in each of these, as far as is known."""
+    """Passes over the data in each of these loops, as far as is known."""
     chunks: list[Count] = msgspec.field(default_factory=list)
-    """Where what groups average may be cut, if that is not at `cuts`."""
+    """Where the parameters that groups average may be cut, if not at `cuts`."""
     device: Word = ""
-    """The name of the GPU that the worker computes on; empty: on the CPU."""
+    """The name of the worker's GPU. Empty: it computes on the CPU."""
     deterministic: bool = True
-    """Whether it would compute the same bits once more, as far as torch was told to."""
+    """Whether torch was told to compute the same bits each time."""
     shared_stream: str | None = None
-    """The name of the loader's class if every worker iterates all of the same stream, and uses each n-th item."""
+    """The name of the loader's class, if every worker iterates the whole stream and uses each n-th item."""
     clip_grad_norm: Finite | None = None
     """What mean gradients are clipped to. See `training.clipping.Clip`."""
     clip_grad_value: Finite | None = None
@@ -86,13 +84,13 @@ class Offered(Message):
 
     @property
     def clip(self) -> dict[str, float]:
-        """What `prepare` was told of clipping, by the names of its arguments."""
+        """The arguments of `prepare` for clipping, by name."""
         both = {"clip_grad_norm": self.clip_grad_norm, "clip_grad_value": self.clip_grad_value}
         return {name: value for name, value in both.items() if value is not None}
 
     @property
     def averaged_at(self) -> list[int]:
-        """Where what groups average may be cut into slices that several hosts make, in bytes."""
+        """Where groups may cut what they average into slices for several hosts, in bytes."""
         return self.chunks or self.cuts
 
     @property
@@ -103,7 +101,7 @@ class Offered(Message):
 
 
 class ScriptRefused(Message):
-    """The script asks for what cannot be done."""
+    """The script asks for something that can't be done."""
 
     message: str
 
@@ -121,7 +119,7 @@ class ParserEnded(Message):
 
 
 class Accumulated(Message):
-    """These bytes of the step's gradient lie in the push area. The worker still computes the rest."""
+    """These bytes of the step's gradient are in the push area, while the worker still computes the rest."""
 
     step: Count
     begin: Count
@@ -129,20 +127,20 @@ class Accumulated(Message):
 
 
 class Withdrawn(Message):
-    """What was told of the step's gradient does not hold, as the script has changed it since."""
+    """Withdraw the step's `Accumulated`, as the script has changed the gradient since."""
 
     step: Count
 
 
 class StepFinished(Message):
-    """A step's gradient lies in the push area. Times are in seconds, `began` is on the monotonic clock."""
+    """A step's gradient is in the push area. Times are in seconds, and `began` is by the monotonic clock."""
 
     step: Count
     version: Count
     batches: Batches | None
     """The batches in it that were in no step before; None without a loader."""
     skipped: Batches
-    """Batches that the script has left out since the last."""
+    """Batches that the script has left out since the last step."""
     scalars: list[dict[str, Any]] | None
     """The optimizer's hyperparameters, if they changed since the last push."""
     began: Finite
@@ -153,20 +151,20 @@ class StepFinished(Message):
     pulled: Seconds
     """Waiting for this step's release and installing its version, after the step before."""
     again: Batches = msgspec.field(default_factory=list)
-    """The batches in it that the script keeps since an earlier loop, and has come back to."""
+    """The batches in it that the script has kept since an earlier loop and uses again."""
     weight: Weight | None = None
-    """What its gradient weighs in a mean, if it is not the samples in `batches` and `again`."""
+    """The gradient's weight in a mean, if that is not the samples in `batches` and `again`."""
     gradient: str | None = None
     """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
     to_device: Seconds | None = None
-    """Seconds that copies to the device took since the step before was told of: of this step's version, as a rule.
+    """Seconds that copies to the device took since the last message of a step, mostly for this step's version.
 
-    Overlapped or not, as the device's events measured them. None where parameters are in memory.
+    The device's events measure them, overlapped or not. None where parameters are in memory.
     """
     from_device: Seconds | None = None
-    """The same of copies from the device: of this step's gradient, as a rule."""
+    """The same for copies from the device, mostly of this step's gradient."""
     edits: list[StateEdit] = msgspec.field(default_factory=list)
-    """What the script has edited in the optimizer's state since the step before, where the store has that."""
+    """The script's edits of the optimizer's state since the step before, where the store has that state."""
 
 
 class LeaseWanted(Message):
@@ -174,17 +172,17 @@ class LeaseWanted(Message):
 
     epoch: Count
     blocks: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    """Blocks of the epoch's order that are drawn here so far."""
+    """Blocks of the epoch's order that this worker has drawn so far."""
     digest: str
-    """The digest of them all."""
+    """The digest of all these blocks."""
     ahead: Count = 0
     """Batches that the worker has been leased and has not begun with."""
     begins: tuple[Count, Count] | None = None
-    """The batch that it begins with meanwhile, if it was leased that ahead of use."""
+    """The batch that it begins with meanwhile, if that was leased ahead of use."""
 
 
 class BeginWanted(Message):
-    """The worker begins with this batch, which it was leased ahead of use: may it?"""
+    """The worker asks whether it may begin with this batch, which it was leased ahead of use."""
 
     epoch: Count
     index: Count
@@ -204,26 +202,26 @@ class OrderDrawn(Message):
 
 
 class GivenBack(Message):
-    """These leases will not be used."""
+    """The worker will not use these leases."""
 
     batches: Batches
 
 
 class LookedAt(Message):
-    """The script only looked at these batches, in a loop of that epoch: they are as if never leased."""
+    """The script only looked at these batches, in a loop of that epoch: treat them as never leased."""
 
     epoch: Count
     batches: Batches
     ran_out: bool
-    """Whether the loop was left nothing in the end: its last question, which was in vain, is as if never asked."""
+    """Whether the loop was refused a batch in the end: treat that last request as never made."""
 
 
 class Joins(Message):
-    """The script of a worker that came late makes its first step. Where data is leased, its first lease says so."""
+    """A worker that came late makes its first step. Where data is leased, its first lease says so instead."""
 
 
 class Handed(Message):
-    """What the script keeps comes along, packed, for the worker that joins. Nothing comes if it can't be packed."""
+    """What the script keeps comes along, packed, for the worker that joins, unless it can't be packed."""
 
     descriptors: ClassVar[int] = 1
 
@@ -233,47 +231,47 @@ class Handed(Message):
 
 
 class Declined(Message):
-    """No further step will be made."""
+    """The worker makes no further step."""
 
     epoch: Count = 0
     """The script is done with the epochs before this one."""
     paused: bool = False
-    """Whether the worker only waits for the others, as it was told by `Pause`, and goes on after that."""
+    """Whether the worker only waits for the others, as `Pause` has told it to, and goes on after that."""
 
 
 class EpochsOver(Message):
-    """The script begins another loop over the loader after the last of its epochs."""
+    """The script begins another loop over the loader after its last epoch."""
 
 
 class SnapshotWanted(Message):
-    """The newest version is wanted, outside of any step."""
+    """The worker wants the newest version, outside of any step."""
 
     hold: bool
-    """Whether to keep it in place of the one that this worker reads. Otherwise it is kept until `SnapshotTaken`."""
+    """Whether to keep it instead of the one that this worker reads. Otherwise it is kept until `SnapshotTaken`."""
 
 
 class SnapshotTaken(Message):
-    """The snapshot is copied."""
+    """The worker has copied the version."""
 
 
 class StateWanted(Message):
-    """The optimizer's state is wanted."""
+    """The worker wants the optimizer's state."""
 
 
 class AdoptionWanted(Message):
-    """The script changed what it begins with, to values with this digest."""
+    """The script has changed what it begins with, to values with this digest."""
 
     digest: str
 
 
 class AdoptionWritten(Message):
-    """The slot has the values. The optimizer's state comes along, if it was changed."""
+    """The values are in the slot. The optimizer's state comes along, if it was changed."""
 
     descriptors: ClassVar[int] = 1
 
 
 class EditWanted(Message):
-    """The script has changed the model's structure, the how manieth time. See `training.structure.Structure`."""
+    """The script has changed the model's structure for the `number`th time. See `training.structure.Structure`."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     names: dict[str, str]
@@ -291,7 +289,7 @@ class Edited(Message):
 
 
 class OwnValues(Message):
-    """What comes along, packed, are this worker's values of what no step moves. See `store.store.OwnValues`."""
+    """This worker's values of what no step moves come along, packed. See `store.store.OwnValues`."""
 
     descriptors: ClassVar[int] = 1
 
@@ -312,20 +310,20 @@ class Stepped(Message):
 
 
 class Kept(Message):
-    """What the script keeps for that snapshot comes along, packed. Nothing comes if it can't be packed."""
+    """What the script keeps for that snapshot comes along, packed, unless it can't be packed."""
 
     descriptors: ClassVar[int] = 1
 
     snapshot: Count
     step: Count
-    """The last of the worker's steps that is in it."""
+    """The worker's last step in it."""
     epoch: Count
-    """The epoch that the script is to go on in."""
+    """The epoch in which the script will go on."""
     error: str | None
 
 
 class ScalarsLogged(Message):
-    """Scalars of a step, which is computed on that version."""
+    """Scalars that the script logged in a step on that version."""
 
     step: Count
     version: Count
@@ -333,13 +331,13 @@ class ScalarsLogged(Message):
 
 
 class Handles(Message):
-    """This worker's script has handlers of its own for these signals, and for no others that are passed on."""
+    """This worker's script has handlers for these signals, and for no others that are passed on."""
 
     signals: list[Count]
 
 
 class Remarked(Message):
-    """The user is to know what this worker does."""
+    """A line for the user about this worker."""
 
     line: str
 
@@ -352,7 +350,7 @@ class Decided(Message):
 
 
 class StopWanted(Message):
-    """The script has the run end, for all workers, at the next edges of their steps."""
+    """The script ends the run for all workers, after their present steps."""
 
     reason: str
 
@@ -361,9 +359,9 @@ class Agrees(Message):
     """The script calls `agree`, and waits for `Agreed`."""
 
     epoch: Count
-    """The epoch that the script is to go on in."""
+    """The epoch in which the script will go on."""
     nth: Count
-    """How manieth call it is there, from 0."""
+    """The number of the call in that epoch, from 0."""
     how: How
     value: Given
 
@@ -426,17 +424,15 @@ FromWorker = (
 )
 
 
-# the coordinator to a worker
-
-
+# a host to a worker
 class Start(Message):
     """Begin the script."""
 
 
 class ForkStore(Message):
-    """Fork the store's process. The region's and the store's socket's descriptors come along.
+    """Fork the store's process. The descriptors of the region and of the store's socket come along.
 
-    So does that of a further socket, if a process is to be forked besides that evaluates while workers train.
+    So does that of another socket, if a process that evaluates while workers train is to be forked as well.
     """
 
     descriptors: ClassVar[int] = 3
@@ -448,25 +444,25 @@ class ForkStore(Message):
     steps: bool
     """Whether the store steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions."""
     begin: int
-    """Where the range of each version begins that the store makes: one of `Offered.cuts`."""
+    """The begin of the store's range of each version, one of `Offered.cuts`."""
     end: int
-    """Where the range ends."""
+    """The end of that range."""
 
 
 class Resumed(msgspec.Struct, array_like=True):
-    """Where a worker goes on, in a run that goes on from a snapshot. See `training.link.ResumedWorker`."""
+    """Where a worker goes on, in a run that is resumed from a snapshot. See `training.link.ResumedWorker`."""
 
     epoch: int
     buffers: int | None
-    """None for a worker that joins: it gets them as it takes part."""
+    """None for a worker that joins, which gets them later."""
     kept: bool
-    """Whether a descriptor of what its script kept comes along."""
+    """Whether what its script kept comes along."""
 
 
 class Begin(Message):
-    """All workers are here. The region's descriptor comes along, and where workers average, that of a socket for it.
+    """Go on, as all workers are here. The region's descriptor comes along, and where workers average, that of a socket.
 
-    In a run that goes on from a snapshot, so does that of what this worker's script kept, as the last one.
+    In a run that is resumed from a snapshot, what this worker's script kept comes last.
     """
 
     descriptors: ClassVar[int] = 3
@@ -479,41 +475,41 @@ class Begin(Message):
     pushes: Pushes
     """What goes into this worker's push areas."""
     place: int = 0
-    """Where the parameters lie that it begins with: a slot, or an area if it owns a replica."""
+    """Where its first parameters are: a slot, or an area if it owns a replica."""
     resumed: Resumed | None = None
-    """What it goes on with, in a run that goes on from a snapshot, or that the worker joins."""
+    """What it goes on with, in a run that is resumed, or that the worker joins."""
     joins: bool = False
-    """Whether training has begun without this worker: it takes part from its first step on."""
+    """Whether training has begun without this worker, which takes part from its first step on."""
     at: float = 0.0
     """Seconds since the run's start."""
     tells: bool = False
-    """Whether `Accumulated` is to be told."""
+    """Whether to send `Accumulated`."""
 
 
 class HandOver(Message):
-    """Pack what the script keeps, and what its optimizer has, as you wait for a release: that worker joins."""
+    """While you wait for a release, pack what the script keeps and what its optimizer has, for a worker that joins."""
 
     worker: int
     joining: int
-    """The number of that joining. The worker may die, and join anew before you have packed."""
+    """Which joining this is. The worker may die and join anew before you have packed."""
 
 
 class TakeUp(Message):
-    """You take part from now on. What another worker has handed over comes along, if any has.
+    """Take part from now on, with what another worker has handed over, if any has.
 
-    All that the script has changed by now is gone. With `recorded` a version comes along, which the worker is to put
-    into the area.
+    All that the script has changed by now is discarded.
     """
 
     descriptors: ClassVar[int] = 1
 
     area: int | None = None
-    """Where the replica lies that the worker owns."""
+    """Where the worker's replica is."""
     recorded: bool = False
+    """Whether a version comes along, which the worker puts into the area."""
 
 
 class Arrives(Message):
-    """These bytes are there of the version that comes into that slot. The step that you wait for is computed on it."""
+    """These bytes have come of the version in that slot, on which your next step is computed."""
 
     slot: int
     ranges: list[tuple[Count, Count]]
@@ -528,9 +524,9 @@ class Compute(Message):
     area: int
     """The push area for it."""
     ahead: list[tuple[int, float]]
-    """(push area, scale) of updates that this worker pushed and the version lacks. The worker takes them off itself."""
+    """(push area, scale) of updates that this worker pushed and the version lacks. The worker subtracts them itself."""
     progress: Count = 0
-    """How many batches the run has used as the step was released: applied, skipped or missed."""
+    """Batches that the run had used as the step was released: applied, skipped or missed."""
 
 
 class MakeStep(Message):
@@ -542,25 +538,25 @@ class MakeStep(Message):
     gradients: int | None
     """The area with the mean gradients to step with; None: the script's own gradients."""
     scalars: list[dict[str, Any]] | None = None
-    """The optimizer's hyperparameters for this step, where they are another worker's; None: the script's own."""
+    """Another worker's hyperparameters for this step; None: the script's own."""
 
 
 class Keep(Message):
-    """Pack what the script keeps, for that snapshot, as it is after that step and before anything of the next."""
+    """Pack what the script keeps for that snapshot, as it is between that step and the next."""
 
     snapshot: int
     step: int
     epoch: int
-    """The first epoch that has batches left then. In an earlier one, what the script does once an epoch comes first."""
+    """The first epoch that has batches left then. Before it, the script does what it does once in each epoch."""
 
 
 class PlateauMetrics(Message):
-    """What the ReduceLROnPlateau of all workers are stepped by."""
+    """The metrics that all workers step their ReduceLROnPlateau by."""
 
     decides: bool
-    """Whether this worker's metrics decide from here on."""
+    """Whether this worker's metrics decide from now on."""
     metrics: list[tuple[Count, Count, float]]
-    """(scheduler, which of its metrics, the metric)."""
+    """(scheduler, number of the metric, metric)."""
 
 
 class Pause(Message):
@@ -568,11 +564,11 @@ class Pause(Message):
 
 
 class Behind(Message):
-    """You go on, and others have stepped without you: await `TakeUp`, which brings a replica, before your next step."""
+    """Others have stepped without you: before your next step, await `TakeUp`, which brings a replica."""
 
 
 class Agreed(Message):
-    """What that call of `agree` has come to."""
+    """The result of that call of `agree`."""
 
     epoch: Count
     nth: Count
@@ -580,12 +576,12 @@ class Agreed(Message):
 
 
 class StopTraining(Message):
-    """Nothing is left to do: no step, no batch."""
+    """Make no further step, and fetch no further batch."""
 
     at_once: bool
-    """Whether the script is to end where it is. Otherwise its loops end, and what comes after them is done."""
+    """Whether the script ends where it is. Otherwise its loops end, and the script goes on after them."""
     interrupted: bool = False
-    """Whether the script is to see a KeyboardInterrupt at its next step or fetch."""
+    """Whether the script's next step or fetch raises KeyboardInterrupt."""
 
 
 class Leased(Message):
@@ -596,26 +592,26 @@ class Leased(Message):
     ahead: bool = False
     """Whether another worker may be given it until you begin with it."""
     begun: bool = True
-    """Whether you still have the batch that you begin with."""
+    """Whether the batch that you begin with is still yours."""
 
 
 class EpochOver(Message):
     """Nothing is left for you in this epoch."""
 
     for_now: bool = False
-    """Ask again once you have begun with a batch that you have: you may be given one that another worker has ahead."""
+    """Whether to ask again once you have begun with a batch: you may get one that another worker has ahead."""
     begun: bool = True
     """See `Leased`."""
 
 
 class MayBegin(Message):
-    """Whether you still have that batch."""
+    """Whether that batch is still yours."""
 
     begun: bool
 
 
 class OrderWanted(Message):
-    """You are the first worker that needs this block of the epoch's order: tell it, and ask once more."""
+    """You are the first worker that needs this block of the epoch's order: send it, and ask again."""
 
     epoch: int
     block: int
@@ -634,23 +630,23 @@ class OptimizerState(Message):
 
 
 class AdoptInto(Message):
-    """Put what you begin with into that slot."""
+    """Put the parameters that you begin with into that slot."""
 
     slot: int
 
 
 class AdoptedAlready(Message):
-    """Another worker has put the same there."""
+    """Another worker has put the same parameters there."""
 
 
 class TellEdit(Message):
-    """You are the first with this change of the model's structure: send it, with the values of its new tensors."""
+    """You are the first with this change of the model's structure: send it with the values of its new tensors."""
 
     number: int
 
 
 class TakeEdit(Message):
-    """Another worker was the first with this change. What it has sent comes along: take its values."""
+    """Another worker was the first with this change. Take its values, which come along."""
 
     descriptors: ClassVar[int] = 1
 
@@ -675,7 +671,7 @@ class Evaluate(Message):
 
 
 class Signal(Message):
-    """The launcher has got this signal, for which the script has a handler. It comes to the process by `kill`."""
+    """Send the worker's process this signal, which the launcher got and the script has a handler for."""
 
     number: Count
 
@@ -716,14 +712,14 @@ ToWorker = (
 )
 
 
-# the coordinator to the process that evaluates while workers train, and back
+# a host to the process that evaluates while workers train, and back
 
 
 ToEvaluator = Evaluate
 FromEvaluator = Evaluated | EvaluationFailed
 
 
-# the coordinator to the thread of a worker that averages, and back
+# a host to a worker's averaging thread, and back
 
 
 class AverageShare(Message):
@@ -731,12 +727,12 @@ class AverageShare(Message):
 
     group: int
     members: list[int]
-    """Those that make shares, in this order."""
+    """The workers that make shares, in this order."""
     sources: list[int]
     target: int
     weights: list[float] | None
     of: int
-    """Of how many members it is the average; 0: it is a sum."""
+    """The number of members that are averaged; 0: it is a sum."""
     begin: int
     """The first byte that is averaged."""
     end: int

@@ -1,4 +1,4 @@
-"""What a host says to its zygote, and back."""
+"""Messages between a launcher and its zygote."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from typing import ClassVar
 
 from paceline.ipc.endpoint import Count, Message
 
-# the launcher to the zygote, and back
-
 
 class Fork(Message):
-    """Fork a process with the descriptors that come along. It is to be this worker's."""
+    """Fork this worker's process, with the descriptors that come along."""
 
     descriptors: ClassVar[int] = 3
 
     worker: Count
     more: bool
-    """Whether another such order follows, which is to be carried out together with this one."""
+    """Whether another order follows, which is carried out together with this one."""
 
 
 class Settle(Message):
-    """What is forked from now on is to know this."""
+    """Workers forked from now on know this."""
 
     known: bytes
 
@@ -29,13 +27,13 @@ ToZygote = Fork | Settle
 
 
 class Forked(Message):
-    """The processes that were ordered together are there, as children of the launcher."""
+    """The processes that were ordered together, which are children of the launcher."""
 
     processes: list[int]
 
 
 class NotForked(Message):
-    """The machine can't start all of them, and none is there. The text says why."""
+    """The machine can't start all of the processes, so there are none. The text says why."""
 
     error: str
 
