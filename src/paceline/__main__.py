@@ -12,7 +12,7 @@ from paceline.host import hash_seed
 
 
 def command(say: Callable[[object], None] | None = None) -> NoReturn:
-    """The program, from its first moment on. `say` shows why a command did not go on (default: on standard error)."""
+    """Run the program. `say` shows why a command has failed (default: on standard error)."""
     end_when_asked()
     hash_seed.begin_again_with(hash_seed.of_a_command(sys.argv[1:]), is_program=True)
     from paceline.cli.main import command
@@ -21,10 +21,10 @@ def command(say: Callable[[object], None] | None = None) -> NoReturn:
 
 
 def end_when_asked() -> None:
-    """Let a signal that asks for an end have one, until a command sees to it.
+    """Let signals that ask for an end end this process, until a command handles them.
 
-    A shell script that starts a program with `&` has SIGINT ignored in it. A run listens to SIGINT all the same, so
-    that is not lost while it starts. SIGHUP stays ignored, as `nohup` asks for that.
+    A shell script starts programs with `&` with SIGINT ignored. A run handles SIGINT all the same, so it must not be
+    lost at the start. SIGHUP stays ignored, as `nohup` asks for that.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,31 +1,31 @@
-"""Everything that Paceline raises on purpose.
+"""The exceptions that Paceline raises on purpose.
 
     PacelineError
     ├── ConfigError          a value that the user gave is not allowed (exit 2)
-    ├── ProtocolViolation    a fact that cannot follow the ones before it
-    ├── RunFailed            the run cannot go on (exit 3)
-    │   └── NotGathered      it has not begun, as hosts are missing
-    ├── PeerLost             the other end of a channel has gone
-    └── MessageUnreadable    what came through a channel is none of the messages that may come there
+    ├── ProtocolViolation    a fact that can't follow the earlier ones
+    ├── RunFailed            the run can't go on (exit 3)
+    │   └── NotGathered      the run can't begin, as hosts are missing
+    ├── PeerLost             the process at the other end of a channel has gone
+    └── MessageUnreadable    a message that may not come through that channel
 
-A message says what was asked, what was given, what is allowed and what to do, in one line.
+`Interrupted` is a KeyboardInterrupt. A message says in one line what was given, what is allowed, and what to do.
 """
 
 from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """The root of the tree: catch this to catch them all."""
+    """The base of all these exceptions."""
 
 
 class ConfigError(PacelineError):
-    """A value that the user gave is not allowed. The message is the one line to show."""
+    """A value that the user gave is not allowed. The message is one line for the user."""
 
 
 class ProtocolViolation(PacelineError):
-    """A machine was handed a fact that cannot be true now. Its state is as it was before.
+    """A machine was given a fact that can't be true now. Its state has not changed.
 
-    `fact` is the offending fact, `rule` the sentence that it breaks.
+    `rule` is the sentence that `fact` breaks.
     """
 
     def __init__(self, fact: object, rule: str) -> None:
@@ -35,15 +35,15 @@ class ProtocolViolation(PacelineError):
 
 
 class RunFailed(PacelineError):
-    """The run cannot go on; the message says why and names who was lost or awaited."""
+    """The run can't go on. The message says why, and names the workers or hosts that were lost or awaited."""
 
 
 class NotGathered(RunFailed):
-    """The run cannot begin, as not all of its hosts have come."""
+    """The run can't begin, as not all of its hosts have come."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run's Ctrl-C, as a worker's script sees it. A script that lets it through ends as it should."""
+    """The run's Ctrl-C in a worker's script. A script that doesn't catch it ends normally."""
 
 
 class PeerLost(PacelineError):
@@ -51,4 +51,4 @@ class PeerLost(PacelineError):
 
 
 class MessageUnreadable(PacelineError):
-    """What came through a channel is none of the messages that may come there; the text says why."""
+    """A message that may not come through that channel. The text says why."""

@@ -1,4 +1,4 @@
-"""Reads files that a user names, writes files whole, waits until files are on disk, and keeps tracebacks."""
+"""Reads and writes files safely, waits until they are on disk, and writes tracebacks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from paceline.core.phrases import printable
 MODE = 0o666
 """The mode of every file that a run makes, before the umask."""
 MOST_OF_A_RECORD = 64 << 20
-"""Bytes of a configuration or a summary that are read at most: parsing takes many times their size."""
+"""The most bytes of a configuration or a summary that are read, as parsing takes many times their size."""
 MOST_OF_A_TRACE = 1 << 16
-"""Characters of a traceback that are kept."""
+"""The most characters of a traceback that are kept."""
 traces: Path | None = None
-"""The folder for tracebacks. A run sets it before it forks processes. None: the one for temporary files."""
+"""The folder for tracebacks, which a run sets before it forks processes. None: the one for temporary files."""
 
 
 def opened(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file for reading. Raises OSError for anything else: reading a pipe might wait for ever."""
+    """Open a regular file for reading. Raises OSError for anything else, as reading a pipe might never end."""
     descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -45,7 +45,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def opened_record(path: Path) -> BufferedReader:
-    """Open a file of a run's folder, which somebody may have sent. Raises OSError for a link, too."""
+    """Open a file of a run's folder, which may come from another user. Raises OSError also for a link."""
     if path.is_symlink():
         raise OSError(errno.EINVAL, "It is a link")
     return opened(path)
@@ -60,7 +60,7 @@ def read_record(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Read such a file that is JSON. Raises OSError and ValueError, the latter also for what is nested too deeply."""
+    """Read a short JSON file of a run's folder. Raises OSError and ValueError, the latter also for too much nesting."""
     try:
         return json.loads(read_record(path))
     except RecursionError as error:
@@ -68,9 +68,9 @@ def read_json(path: Path) -> Any:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write it in the place of any file of that name. Raises OSError, and leaves that file as it was, if it can't.
+    """Write a file, or replace it, atomically. Raises OSError, and then leaves any old file as it was.
 
-    The draft is a new file with an unforeseeable name, so no other user can have put a link to another file there.
+    The draft has a random name, so no other user can have put a link to another file there.
     """
     draft = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
@@ -85,32 +85,32 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until the file's bytes, or the folder's names, are on disk. Raises OSError if they can't be."""
+    """Wait until the file's bytes, or the folder's names, are on disk. Raises OSError if that fails."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system can't sync
+        if error.errno != errno.EINVAL:  # EINVAL: this file system can't sync
             raise
     finally:
         os.close(descriptor)
 
 
 def unforeseen(error: BaseException, part: str) -> str:
-    """One line for an error that nobody foresaw. See `traced`."""
+    """Return one line about an unexpected error. See `traced`."""
     return f"an error in Paceline that should not be: {traced(error, part)}; please report it"
 
 
 def traced(error: BaseException, part: str) -> str:
-    """Write the traceback to that part's file. Return one line: what the error is, where it was raised, and the file.
+    """Write the traceback to that part's file. Return one line with the error, where it was raised, and the file.
 
-    Of values it has those that are in the error's own message.
+    The traceback has no values but those in the error's own message.
     """
     places = traceback.extract_tb(error.__traceback__)
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     if places:
         line += f" ({places[-1].filename}, line {places[-1].lineno})"
-    with suppress(OSError):  # where it can't be written, the line says where the error was raised
+    with suppress(OSError):  # without the file, the line still says where the error was raised
         if traces is None:
             descriptor, path = tempfile.mkstemp(".txt", f"paceline-error-{part}-")
         else:

@@ -1,4 +1,4 @@
-"""What can be known of the streams that people look at: whether they can be drawn anew, and whether they are read."""
+"""Checks of the streams that people look at: whether lines can be redrawn, and whether anyone reads them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TextIO
 
 
 def redraws(*streams: TextIO) -> bool:
-    """Whether each of these is a terminal whose lines can be drawn anew.
+    """Return whether each of these is a terminal whose lines can be redrawn.
 
-    A notebook's terminal shows every picture below the one before; so does the log that a CI service keeps. Jupyter's
-    kernel, Colab and CI services say what they are in the environment. What is drawn needs more than ASCII.
+    A notebook's terminal, or a CI service's log, shows each redrawn line below the one before. Jupyter's kernel, Colab
+    and CI services set environment variables. The display needs more than ASCII.
     """
     return (
         all(stream.isatty() and (stream.encoding or "").lower().startswith("utf") for stream in streams)
@@ -22,10 +22,10 @@ def redraws(*streams: TextIO) -> bool:
 
 
 def is_read(stream: TextIO, within: float = 0.0) -> bool:
-    """Whether this stream takes more in so many seconds: a pipe or a terminal whose reader has stopped doesn't."""
+    """Return whether this stream takes more within so many seconds. One whose reader has stopped doesn't."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)
-    except (OSError, ValueError):  # it is no file, or closed
+    except (OSError, ValueError):  # not a file, or closed
         return True
     return bool(poll.poll(within * 1000))

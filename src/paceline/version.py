@@ -1,8 +1,8 @@
-"""The one place that says which version this is."""
+"""Versions of Paceline and torch."""
 
 __version__ = "0.1.0"
 
 TORCH = "2.13.0"
-"""The version of torch that this one is tested with (`constraints.txt` installs it)."""
+"""The tested version of torch, which `constraints.txt` installs."""
 OLDEST_TORCH = "2.6"
-"""Older ones are not supported (`pyproject.toml` says so)."""
+"""The oldest supported version of torch, as in `pyproject.toml`."""

@@ -1,4 +1,4 @@
-"""Another form of what is pushed is restored in one place: `Range.gradient`."""
+"""Another form of what is pushed is restored in one place: `GradientRange.gradient`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What workers decide together: each gives a value, and all get the same result. Pure.
+"""What workers decide together by `agree`: each gives a value, and all get the same result. Pure.
 
-The calls that workers make after the same epoch meet, the first with the first. So a worker that joins late meets the
-others in the epoch that it comes to, and a worker that has gone on to a later epoch is waited for no more.
+The workers' first calls after the same epoch belong together, and so on. So a worker that joins late meets the others
+in the epoch that it comes to. The others don't wait for a worker that has gone on to a later epoch.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ Value = bool | int | float | str | None
 
 
 class Call(NamedTuple):
-    """When a worker calls: after that epoch's loop, and how manieth it is there, from 0."""
+    """One call of `agree` in a worker's script."""
 
     epoch: int
-    """The epoch that the script is to go on in."""
+    """The epoch in which the script will go on."""
     nth: int
+    """The number of the call in that epoch, from 0."""
 
 
 FIRST = Call(-1, 0)
-"""Before all of them."""
+"""Before all calls."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """One that workers wait in."""
+    """A call that workers wait in."""
 
     how: How
     by: int
@@ -52,9 +53,9 @@ FITS = {
 
 
 def checked_value(value: Any, how: Any) -> Value:
-    """Return what a script has given, as the others are told of it. Raises ConfigError, in one line, if they can't be.
+    """Return a script's value as it is sent to the others. Raises ConfigError, in one line, if it is not allowed.
 
-    A tensor or an array of one element is its element.
+    A tensor or an array of one element counts as that element.
     """
     if how not in HOWS:
         raise ConfigError(f"paceline.agree() got how={how!r}; allowed: {', '.join(HOWS)}")
@@ -73,7 +74,7 @@ def checked_value(value: Any, how: Any) -> Value:
 
 
 def result_of(how: How, values: Mapping[int, Value]) -> Value:
-    """What these values come to, by worker. `first` is the lowest worker's."""
+    """Return the result of these workers' values. `first` is the lowest worker's."""
     match how:
         case "any":
             return any(values.values())
@@ -96,21 +97,21 @@ def differs(worker: int, how: str, other: int, others: str) -> str:
 
 @dataclass(slots=True)
 class Agreements:
-    """The book of a run's agreements."""
+    """All agreements of a run."""
 
     decided: dict[Call, Value] = field(default_factory=dict)
     open: dict[Call, _Open] = field(default_factory=dict)
     _since: dict[int, int] = field(default_factory=dict)
-    """By worker that has joined: the epoch that it began in. It is awaited in calls from that epoch's end on."""
+    """By worker that has joined: the epoch that it began in. Calls from that epoch's end on wait for it."""
     _last: dict[int, Call] = field(default_factory=dict)
     """By worker: its last call."""
 
     def joins(self, worker: int, epoch: int) -> None:
-        """The worker's script begins in that epoch, while others train."""
+        """The worker's script begins in that epoch while others train."""
         self._since[worker] = epoch
 
     def give(self, worker: int, call: Call, how: How, value: Value) -> bool:
-        """Note the worker's value. Return whether the result is there already: the worker has come late.
+        """Note the worker's value. Return whether the result was decided before, as the worker has come late.
 
         Raises ConfigError if another worker wants another kind of result.
         """
@@ -124,11 +125,11 @@ class Agreements:
         return False
 
     def awaited(self, call: Call, members: Sequence[int]) -> list[int]:
-        """Those of these workers whose values are still to come."""
+        """Return the workers among these whose values are still to come."""
         return [worker for worker in members if self._owes(worker, call)]
 
     def goes_on(self, worker: int, epoch: int) -> str | None:
-        """The worker begins with that epoch. Return a line if others wait for a value of it from before that."""
+        """The worker begins with that epoch. Return a line for the user if others wait for its earlier value."""
         waiting = [one for call, one in self.open.items() if call.epoch <= epoch and self._owes(worker, call)]
         if not waiting:
             return None
@@ -141,7 +142,7 @@ class Agreements:
         )
 
     def decide(self, members: Sequence[int]) -> list[tuple[Call, dict[int, Value], Value]]:
-        """Decide what all of these workers have given a value for. Return each call with its values and result."""
+        """Decide the calls for which all these workers have given a value. Return each with its values and result."""
         found = []
         for call in sorted(self.open):
             if not self.awaited(call, members):
@@ -151,7 +152,7 @@ class Agreements:
         return found
 
     def left(self, worker: int) -> None:
-        """The worker takes no part any more. What it has given counts for nothing where others still wait."""
+        """The worker has left. Its values don't count where others still wait."""
         self._since.pop(worker, None)
         self._last.pop(worker, None)
         for call, one in list(self.open.items()):
@@ -160,5 +161,5 @@ class Agreements:
                 del self.open[call]
 
     def _owes(self, worker: int, call: Call) -> bool:
-        """Whether the worker is to come to that call: it has not made that one, nor a later one."""
+        """Return whether the worker has still to make that call: it has made neither that one nor a later one."""
         return self._last.get(worker, FIRST) < call and self._since.get(worker, -1) < call.epoch

@@ -1,9 +1,9 @@
 """Which hosts take part, and which are lost: the head's judgement, and each host's of itself. Pure.
 
-The head is lenient, and hosts are strict, with one timeout. The head ends a host that it has not heard for so long. A
-host ends its own workers once no beat that it sent in that time was acknowledged. So a host ends its workers before the
-head gives it up, on whatever clocks. What makes that safe is not the time, but the incarnation: the head gives each one
-a new number, and an incarnation that has ended stays so.
+The head and the hosts use the same timeout. The head ends a host that it has not heard for so long. A host ends its own
+workers once no beat that it sent in that time was acknowledged. So a host ends its workers before the head gives it up,
+whatever their clocks say. Safety doesn't depend on time, but on incarnations: the head gives each a new number, and an
+incarnation that has ended never comes back.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Stage = Literal["expected", "gathered", "member", "left"]
-"""`expected`: has not come, and is waited for; `gathered`: has come, and takes no part yet; `member`: takes part;
-`left`: has taken part, and may come again."""
+"""`expected`: has not come yet. `gathered`: has come, and takes no part yet. `member`: takes part. `left`: has taken
+part, and may come again."""
 
 AT_ONCE = 0.1
-"""The part of the timeout that the head counts as heard without a break. If its loop comes round later than that, the
-head itself was late, and the rest accuses nobody."""
+"""The most time that counts as silence between two calls, as a part of the timeout. If they are further apart, the head
+itself was late, and the rest is held against no host."""
 GRACE = 0.2
-"""The part of the timeout that a host has to connect again. One whose process has died does not."""
+"""The time that a host has to connect again, as a part of the timeout. A host whose process has died doesn't."""
 UNREACHABLE = 1.2
-"""How many timeouts two hosts have to reach each other again. One that is lost is found lost before."""
+"""The time that two hosts have to reach each other again, in timeouts. A lost host is found before."""
 
 
 def is_taken(name: str, why: str) -> bool:
-    """Whether that is why a host was refused: another one has its name, the head or one that takes part."""
+    """Return whether a host was refused because the head or a member has its name."""
     return why in (_taken(name), _head_is(name))
 
 
@@ -40,7 +40,7 @@ def _head_is(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The host is let in, as this incarnation."""
+    """Admit the host as this incarnation."""
 
     host: str
     incarnation: int
@@ -48,7 +48,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class RefuseHost:
-    """The host isn't let in."""
+    """Don't admit the host."""
 
     host: str
     why: str
@@ -56,7 +56,7 @@ class RefuseHost:
 
 @dataclass(frozen=True, slots=True)
 class EndHost:
-    """This incarnation has ended: exchange nothing more with it. Its workers have left, if it was a member."""
+    """End this incarnation: exchange nothing more with it. If it was a member, its workers have left."""
 
     host: str
     incarnation: int
@@ -69,30 +69,30 @@ Order = Admit | RefuseHost | EndHost
 
 @dataclass(slots=True)
 class _Host:
-    """How far one host has come."""
+    """One host's state."""
 
     host: str
     stage: Stage = "expected"
     incarnation: int = 0
-    """The last that it was given."""
+    """Its last incarnation."""
     number: int = 0
-    """Its place among the hosts, once the run has begun. The head has 0."""
+    """Its number among the hosts, once the run has begun. The head has 0."""
     exchanges: bool = False
     """Whether it exchanges data with other hosts than the head: it has a shard, or replicas that are averaged."""
     heard: float = 0.0
-    """How long the head had listened when it last heard of this host."""
+    """When the head last heard from it, in seconds that the head has listened."""
     lost: float | None = None
-    """How long the head had listened when its connection was lost, if it has not come back. See `crowded`, too."""
+    """When its connection was lost, in the same seconds, or `crowded` came; None: it is connected."""
 
     @property
     def here(self) -> bool:
-        """Whether its incarnation lives."""
+        """Whether its incarnation is alive."""
         return self.stage in ("gathered", "member")
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two incarnations that can't reach each other, as the first says."""
+    """Two incarnations that can't reach each other, as the first one says."""
 
     one: tuple[str, int]
     other: tuple[str, int]
@@ -103,14 +103,14 @@ class _Pair:
 class Hosts:
     """The hosts besides the head, as the head sees them.
 
-    Tell it all that has been received before `tick`, which judges, and call `tick` by `due()`.
+    Call `tick`, which judges, by `due()`, after telling all that has been received.
     """
 
     head: str
     wanted: int
-    """How many hosts take part besides the head, at most."""
+    """The most hosts that take part besides the head."""
     names: tuple[str, ...] = ()
-    """Who they are, if that is known."""
+    """Their names, if known."""
     timeout: float = 15.0
     _hosts: dict[str, _Host] = field(default_factory=dict, init=False)
     _pairs: dict[frozenset[str], _Pair] = field(default_factory=dict, init=False)
@@ -126,7 +126,7 @@ class Hosts:
     # --- what happens -------------------------------------------------------------------------------
 
     def came(self, host: str, now: float) -> list[Order]:
-        """A process that calls itself this host asks to take part. It is none that was admitted before."""
+        """A new process with this host's name asks to take part."""
         self._listen(now)
         orders: list[Order] = []
         one = self._hosts.get(host)
@@ -144,31 +144,31 @@ class Hosts:
         return orders
 
     def connected(self, host: str, incarnation: int, now: float) -> None:
-        """Messages go both ways."""
+        """The host is connected."""
         self._listen(now)
         if (one := self._living(host, incarnation)) is not None:
             one.lost = None
 
     def disconnected(self, host: str, incarnation: int, now: float) -> None:
-        """The connection has gone. The host may come back over another one."""
+        """The connection was lost. The host may come back over another one."""
         self._listen(now)
         if (one := self._living(host, incarnation)) is not None and one.lost is None:
             one.lost = self._listened
 
     def crowded(self, now: float) -> None:
-        """So many dial from where hosts are that one was turned away. It may be a lost host: their time begins anew."""
+        """A dialler from a host's network was turned away. It may have been a lost host, so their time begins anew."""
         self._listen(now)
         for one in self._hosts.values():
             one.lost = None if one.lost is None else self._listened
 
     def heard(self, host: str, incarnation: int, now: float) -> None:
-        """Something has come from the host."""
+        """Bytes have come from the host."""
         self._listen(now)
         if (one := self._living(host, incarnation)) is not None:
             one.heard = self._listened
 
     def begins(self, now: float) -> tuple[str, ...]:
-        """The run begins, with all hosts that are here. Return them in the order of their numbers."""
+        """The run begins with all hosts that are here. Return them in the order of their numbers."""
         self._listen(now)
         self._begun = True
         for number, host in enumerate(sorted(self.here()), 1):
@@ -186,14 +186,14 @@ class Hosts:
             one.exchanges = True
 
     def leaves(self, host: str, incarnation: int, why: str) -> list[Order]:
-        """The host has left in good order, or nothing can be exchanged with it any more."""
+        """The host has left in good order, or nothing more can be exchanged with it."""
         one = self._living(host, incarnation)
         return [] if one is None else self._ends(one, why)
 
     def unreachable(self, one: tuple[str, int], other: tuple[str, int], now: float) -> None:
-        """The first of these (host, incarnation) says that it can't reach the second. It goes on trying.
+        """The first of these (host, incarnation) can't reach the second, and goes on trying.
 
-        That means nothing as long as no data moves between them.
+        This doesn't matter as long as no data moves between them.
         """
         self._listen(now)
         if self._reports(one) and self._reports(other):
@@ -204,7 +204,7 @@ class Hosts:
         self._pairs.pop(frozenset((one, other)), None)
 
     def tick(self, now: float) -> list[Order]:
-        """Judge who is lost, after all that has been received was told."""
+        """Find the hosts that are lost, after all that has been received was told."""
         self._listen(now)
         orders: list[Order] = []
         for one in list(self._hosts.values()):
@@ -223,7 +223,7 @@ class Hosts:
         return orders
 
     def due(self) -> float | None:
-        """When `tick` is to be called at the latest. None: there is nobody to judge."""
+        """Return the latest time for the next `tick`. None: there is no host to judge."""
         if self._now is None or not any(one.here for one in self._hosts.values()):
             return None
         return self._now + AT_ONCE * self.timeout
@@ -231,11 +231,11 @@ class Hosts:
     # --- who is where -------------------------------------------------------------------------------
 
     def here(self) -> dict[str, int]:
-        """Return the incarnations that live, by host."""
+        """Return the living incarnations, by host."""
         return {host: one.incarnation for host, one in self._hosts.items() if one.here}
 
     def lives(self, host: str, incarnation: int) -> bool:
-        """Whether this incarnation of the host lives."""
+        """Return whether this incarnation of the host is alive."""
         return self._living(host, incarnation) is not None
 
     def members(self) -> dict[str, int]:
@@ -244,7 +244,7 @@ class Hosts:
         return {one.host: one.incarnation for one in sorted(members, key=lambda one: one.number)}
 
     def stage(self, host: str) -> Stage:
-        """How far the host has come."""
+        """Return the host's stage."""
         return self._hosts[host].stage
 
     def number(self, host: str) -> int:
@@ -253,13 +253,13 @@ class Hosts:
 
     @property
     def missing(self) -> int:
-        """How many hosts are still to come."""
+        """The number of hosts that are still to come."""
         return max(0, self.wanted - len(self.here()))
 
     # --- inside -------------------------------------------------------------------------------------
 
     def _listen(self, now: float) -> None:
-        """Time has passed. The head has listened for as much of it as its loop went round in time."""
+        """Advance the time. The head has listened for all of it, unless its loop was late."""
         if self._now is not None:
             self._listened += min(max(0.0, now - self._now), AT_ONCE * self.timeout)
         self._now = now if self._now is None else max(now, self._now)
@@ -286,23 +286,23 @@ class Hosts:
         return end[0] == self.head or self._living(*end) is not None
 
     def _need_each_other(self, pair: _Pair) -> bool:
-        """Whether data moves between these two: to and from the head, and those that exchange data."""
+        """Return whether data moves between these two: one is the head, or exchanges data."""
         two = pair.one[0], pair.other[0]
         return self.head in two or any(self._hosts[host].exchanges for host in two)
 
     def _less_needed(self, pair: _Pair) -> _Host:
-        """The one that exchanges none; if both or neither do, the one with the higher number. Never the head."""
+        """Return the host to end: one without exchanges, and then the one with the higher number. Never the head."""
         two: Iterable[_Host] = (self._hosts[host] for host, _ in (pair.one, pair.other) if host != self.head)
         return max(two, key=lambda one: (not one.exchanges, one.number, one.host))
 
 
 @dataclass(slots=True)
 class Fence:
-    """A host's judgement of itself. Its clock goes on while the machine sleeps."""
+    """A host's judgement of itself, by a clock that runs while the machine sleeps."""
 
     timeout: float = 15.0
     over: bool = field(default=False, init=False)
-    """Whether its workers are to end: this incarnation is over."""
+    """Whether this incarnation is over, so that its workers have to end."""
     _sent: float | None = field(default=None, init=False)
     """When the last beat that was acknowledged was sent."""
 
@@ -311,12 +311,12 @@ class Fence:
         self._sent = sent if self._sent is None else max(sent, self._sent)
 
     def tick(self, now: float) -> bool:
-        """Whether the workers are to end now. That is said once."""
+        """Return whether the workers have to end. This is true once."""
         if self.over or self._sent is None or now < self._sent + self.timeout:
             return False
         self.over = True
         return True
 
     def due(self) -> float | None:
-        """When `tick` will say so, unless a beat is acknowledged before."""
+        """Return when `tick` will be true, unless a beat is acknowledged before."""
         return None if self.over or self._sent is None else self._sent + self.timeout

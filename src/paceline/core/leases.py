@@ -1,23 +1,22 @@
 """Which worker works on which batch. One epoch is one pass over the data by all workers together.
 
-A batch is leased when a worker's loader asks for it, bound to a step when the step's gradient is ready,
-and settled when that update is applied. Batches of a dropped update, or of a worker that leaves, return to
-the pool. They are leased again to the next worker that asks, in their own epoch or a later one. So every batch of
-an opened epoch is settled once, or is still to be counted as missed at the end.
+A batch is leased when a worker's loader asks for it, bound to a step when the step's gradient is ready, and settled
+when that update is applied. Batches of a dropped update, or of a worker that leaves, return to the pool. They are
+leased again to the next worker that asks, in their own epoch or a later one. So every batch of an opened epoch is
+settled once, or counted as missed at the end.
 
-A worker whose loader has processes asks for batches ahead of use. Of a queue, another worker that has nothing to do is
-given the last of these. So the first worker asks once more as it begins with one.
+A worker whose loader has processes asks for batches ahead of use. Under `queue`, an idle worker may be given the last
+of these. So the first worker asks again when it begins with a batch.
 
 Three ways of dealing:
 
-`queue`   the next batch to the next worker that asks: fast workers take more
-`rounds`  by (fetch, worker): the same batch to the same worker, whatever the timing. The k-th fetches of
-          all workers are neighbours in the stream of epochs, so no round is short where epochs meet
-`static`  every worker its fixed share, the 1/n of each epoch that its rank gives
+`queue`   the next batch goes to the next worker that asks, so fast workers take more
+`rounds`  by (fetch, worker): the same batch goes to the same worker, whatever the timing. The k-th fetches of all
+          workers are neighbours in the stream of epochs, so no round is short where epochs meet
+`static`  every worker has a fixed share, 1/n of each epoch, by its rank
 
-A run that is resumed has a book of its own, made of what the snapshot kept of the one before. All that was outstanding
-is dealt again, each batch in its own epoch and in order. If nothing has changed but that the run was interrupted, a
-worker gets the batches that it would have got.
+A resumed run has a new book, made from what the snapshot kept of the old one. All outstanding batches are dealt again,
+each in its own epoch and in order. If nothing else has changed, a worker gets the batches that it would have got.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ def pairs(batches: Iterable[Batch]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Epoch:
-    """An opened epoch: how its batches are dealt, and how far that has come."""
+    """An opened epoch, and which of its batches are still to be dealt."""
 
     sizes: list[int]
     """Samples in each batch."""
     digests: list[str]
-    """Of the order of samples up to each block's end, as the first worker drew it. The others must draw the same."""
+    """Digests of the order of samples up to each block's end, as the first worker drew it. All must draw the same."""
     start: int
     """Where the epoch begins in the stream of epochs; 0 where dealing does not depend on that."""
     whole: bool
-    """Whether the last block of its order is known."""
+    """Whether its order is known to the last block."""
     shares: dict[int, deque[int]] = field(default_factory=dict)
     """Batches set aside for each worker (`rounds` and `static`)."""
     queue: deque[int] = field(default_factory=deque)
     """Batches for the next worker that asks (`queue`)."""
 
     def differs(self, digest: str, blocks: int) -> bool:
-        """Whether this digest is of another order than the known one, after so many blocks."""
+        """Return whether this digest, after so many blocks, is of another order than the known one."""
         return blocks <= len(self.digests) and digest != self.digests[blocks - 1]
 
 
@@ -77,31 +76,31 @@ class Leases:
     """Live workers, ascending: later epochs are shared among these."""
     epochs: dict[int, Epoch] = field(default_factory=dict)
     pool: deque[Batch] = field(default_factory=deque)
-    """Batches that returned, to be leased again."""
+    """Batches that have returned, to be leased again."""
     held: dict[int, dict[Batch, None]] = field(default_factory=dict)
-    """Leased to each worker, not yet bound to a step."""
+    """By worker: batches that it was leased and that are not bound to a step yet."""
     times: dict[Batch, int] = field(default_factory=dict)
-    """How often each batch that is not used up was leased; not counting looks."""
+    """How often each batch that is not used up was leased, not counting looks."""
     ahead: dict[int, dict[Batch, None]] = field(default_factory=dict)
-    """Of those held by each worker: leased ahead of use, so that another worker may be given them."""
+    """By worker: those of `held` that were leased ahead of use, and that another worker may be given."""
     taken: dict[int, Counter[Batch]] = field(default_factory=dict)
-    """Leased to each worker ahead of use, and given to another one since. The first one does not know it yet."""
+    """By worker: batches that another worker was given since, which this one does not know yet."""
     bound: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     """By (worker, step), of updates neither applied nor dropped yet."""
     again: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (worker, step), of the same updates: samples of batches that an earlier step of that worker has used up."""
     skipped: int = 0
-    """Samples of steps that the script skipped: consumed, not applied."""
+    """Samples of steps that the script skipped."""
     missed: int = 0
     """Samples of dropped updates that are not leased again."""
     used_up: int = 0
-    """Batches that were applied, skipped or missed; a batch of each epoch counts by itself."""
+    """Batches of all epochs that were applied, skipped or missed."""
     dealt: int = 0
     """Batches in the epochs opened so far: where the next epoch begins in the stream of epochs."""
     company: list[int] = field(init=False)
     """The workers that the book began with."""
     scattered: bool = False
-    """Whether batches may be set aside for others than the rule says: workers have died, joined, or been left out."""
+    """Whether batches may be set aside other than by the rule, as workers have died, joined, or been left out."""
     asked: dict[int, int] = field(default_factory=dict)
     """By worker: the epoch in which it asked last. Not of workers that died."""
     used: set[int] = field(default_factory=set)
@@ -109,7 +108,7 @@ class Leases:
     begun_before: set[int] = field(default_factory=set)
     """Epochs that were opened before the run was resumed."""
     unused: set[int] = field(default_factory=set)
-    """Those of them of which no batch was used then, nor was leased since."""
+    """Epochs in `begun_before` of which no batch was used then, and none was leased since."""
     earlier: dict[Batch, None] = field(default_factory=dict)
     """Batches that were leased before the run was resumed, and are not used up."""
 
@@ -121,8 +120,8 @@ class Leases:
     def resumed(cls, plain: Mapping[str, Any], dealing: Dealing, workers: Sequence[int]) -> Leases:
         """Return the book of a run that is resumed with these workers, from what `plain` returned.
 
-        If dealing and workers are those of before, batches are set aside by the rule by which they were. Otherwise
-        rounds go through all that is outstanding as one stream, so none is short where epochs meet.
+        With the same dealing and workers as before, batches are set aside as before. Otherwise rounds go through all
+        outstanding batches as one stream, so none is short where epochs meet.
         """
         leases = Leases(dealing, sorted(workers))
         leases.skipped, leases.missed = plain["skipped"], plain["missed"]
@@ -153,9 +152,9 @@ class Leases:
     def plain(self, in_replicas: Collection[tuple[int, int]] = (), unskipped: Collection[Batch] = ()) -> dict[str, Any]:
         """Return what a resumed run needs of this book, as plain data that JSON can hold.
 
-        `in_replicas`: (worker, step) of updates that are in one worker's replica, and bound for that reason. The
-        snapshot has a copy of that replica, so they count as settled. `unskipped`: batches that were skipped before
-        steps that are not in the snapshot, so they are dealt again.
+        `in_replicas`: (worker, step) of updates that are bound as they are in one replica only. The snapshot has a copy
+        of that replica, so they count as settled. `unskipped`: batches that were skipped before steps that are not in
+        the snapshot, so they are dealt again.
         """
         kept = self._bound_for(in_replicas)
         outstanding = self._undone(kept, unskipped)
@@ -186,10 +185,7 @@ class Leases:
         }
 
     def epoch(self, in_replicas: Collection[tuple[int, int]] = (), unskipped: Collection[Batch] = ()) -> int:
-        """Return the lowest epoch that is not used up, or else the next one: where a resumed run goes on.
-
-        See `plain`.
-        """
+        """Return the epoch in which a resumed run goes on: the lowest one that is not used up. See `plain`."""
         outstanding = self._undone(self._bound_for(in_replicas), unskipped)
         return next(number for number in count() if not self._is_over(number, outstanding))
 
@@ -211,9 +207,9 @@ class Leases:
         self.dealt += len(sizes)
 
     def opens_anew(self, epoch: int, digest: str, blocks: int = 1) -> bool:
-        """Return whether the run goes on with another order of that epoch than before, and forget that order if so.
+        """Return whether the resumed run has another order of that epoch, and forget the old one if so.
 
-        It can, as long as no batch of the epoch was used: with more data, or with another batch size.
+        The data or the batch size may have changed. This is allowed as long as no batch of the epoch was used.
         """
         if epoch not in self.unused or not self.epochs[epoch].differs(digest, blocks):
             return False
@@ -225,7 +221,7 @@ class Leases:
         return True
 
     def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
-        """The (epoch, block) of the samples' order that must be known before this worker is dealt its next batch."""
+        """Return the (epoch, block) of the order that must be drawn before this worker's next batch, or None."""
         if epoch not in self.epochs:
             return epoch, 0
         opened = self.epochs[epoch]
@@ -236,12 +232,12 @@ class Leases:
     def take(self, worker: int, epoch: int, digest: str, blocks: int = 1, ahead: int = 0) -> Batch | None:
         """Lease the worker its next batch; None when nothing is left for it in this epoch.
 
-        `ahead`: batches that it has been leased by now and not begun with.
+        `ahead`: batches that it was leased before and has not begun with.
 
-        A worker may begin with epochs that are used up, as it has joined a run, or resumes one. So it is never given
-        a batch of a later epoch than the one in which it asks.
+        A worker that has joined or resumed may begin with epochs that are used up. So it is never given a batch of a
+        later epoch than the one in which it asks.
 
-        Raises ConfigError if the worker drew another order of the epoch's samples than the others, in its first blocks.
+        Raises ConfigError if the worker drew another order of the epoch's first blocks than the others.
         """
         opened = self.epochs[epoch]
         if opened.differs(digest, blocks):
@@ -257,10 +253,10 @@ class Leases:
         return self._lease(worker, batch, ahead)
 
     def take_over(self, worker: int, epoch: int, ahead: int = 0) -> tuple[int, Batch] | None:
-        """Give the worker a batch that another one was leased ahead of use. Return that one, and the batch.
+        """Give the worker a batch that another worker was leased ahead of use. Return that worker and the batch.
 
-        It is the last one of the worker that is furthest ahead. A worker that has something left to begin with, see
-        `take`, gets none that would leave the other one with less. Only of a queue is anything taken over.
+        It is the last batch of the worker that is furthest ahead. A worker that still has batches of its own (see
+        `take`) gets none that would leave the other one with fewer. This happens only under `queue`.
         """
         if self.dealing != "queue":
             return None
@@ -280,22 +276,22 @@ class Leases:
         return found
 
     def may_get_more(self, ahead: int) -> bool:
-        """Whether a worker that was given nothing may be given something once it has begun with what it has."""
+        """Return whether a worker that was given no batch may get one once it has begun with those that it has."""
         return ahead > 0 and self.dealing == "queue"
 
     def begin(self, worker: int, batch: Batch) -> bool:
-        """The worker begins with a batch. Return whether it still has it."""
+        """The worker begins with a batch. Return whether the batch is still its own."""
         if self._was_taken(worker, batch):
             return False
         self.ahead.get(worker, {}).pop(batch, None)
         return True
 
     def still_with(self, worker: int, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-        """Return those of these batches that no other worker was given. The worker won't ask for the rest again."""
+        """Return the batches among these that no other worker was given. The worker won't ask about the rest again."""
         return tuple(batch for batch in batches if not self._was_taken(worker, batch))
 
     def offers(self, worker: int, epoch: int) -> bool:
-        """Whether there may be a batch for this worker in that epoch, which may be none of the members yet."""
+        """Return whether there may be a batch for this worker in that epoch. It need not be a member yet."""
         opened = self.epochs.get(epoch)
         if opened is None or not opened.whole:
             return True
@@ -308,8 +304,8 @@ class Leases:
     def bind(self, worker: int, step: int, batches: tuple[Batch, ...], again: tuple[Batch, ...] = ()) -> int:
         """Note that these batches are in this step's update. Return their samples.
 
-        `again`: batches in it that the worker has used before, and keeps. Their samples count once more. They are not
-        leased any more, so they don't return if the update is dropped, and are not missed.
+        `again`: batches in it that the worker has kept and used before. Their samples count again. They are no longer
+        leased, so if the update is dropped they neither return nor count as missed.
         """
         self._release(worker, batches)
         self.used.update(batch.epoch for batch in batches)
@@ -319,28 +315,27 @@ class Leases:
         return self.samples(worker, step)
 
     def knows(self, batch: Batch) -> bool:
-        """Whether this is a batch of an epoch that was opened."""
+        """Return whether this is a batch of an opened epoch."""
         opened = self.epochs.get(batch.epoch)
         return opened is not None and 0 <= batch.index < len(opened.sizes)
 
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
-        """The worker used them up in a step that it skipped."""
+        """The worker used these batches up in a step that it skipped."""
         self._release(worker, batches)
         self.used.update(batch.epoch for batch in batches)
         self._use_up(batches)
         self.skipped += sum(map(self.size, batches))
 
     def give_back(self, worker: int, batches: tuple[Batch, ...]) -> None:
-        """The worker fetched them and will not use them."""
+        """The worker has fetched these batches, and will not use them."""
         self._release(worker, batches)
         self.pool.extend(batches)
 
     def put_back(self, worker: int, epoch: int, batches: tuple[Batch, ...]) -> list[Batch]:
-        """The worker only looked at them, or fetched them ahead meanwhile, and begins that epoch anew.
+        """The worker only looked at these batches, or fetched them ahead, and begins that epoch anew.
 
-        Return the batches that are now as if never leased: neither leased again since, nor of another epoch. A batch
-        that another worker, or an earlier loop, was leased and gave up goes back to where it came from: it stays
-        returned.
+        Return those that are undone, as they were not leased again since. They are as if never leased. A batch of
+        another epoch, or one that was leased and returned before, goes back to the pool.
         """
         undone: list[Batch] = []
         held = self.held.get(worker, {})
@@ -363,7 +358,7 @@ class Leases:
         return undone[::-1]
 
     def samples(self, worker: int, step: int) -> int:
-        """Samples in the step's update, as long as it is neither settled nor dropped."""
+        """Return the samples in the step's update, while it is neither settled nor dropped."""
         return sum(map(self.size, self.bound.get((worker, step), ()))) + self.again.get((worker, step), 0)
 
     def settle(self, worker: int, step: int) -> int:
@@ -384,10 +379,10 @@ class Leases:
             self.missed += sum(map(self.size, batches))
 
     def deal(self, dealing: Dealing) -> None:
-        """Deal in this way from now on. A fixed share stays one.
+        """Deal in this way from now on, unless shares are static.
 
         Batches that rounds had set aside for a worker are free for all. Those of the newest epoch are dealt in that
-        epoch, in its order. The others may have left earlier epochs behind, so their batches are dealt in any epoch.
+        epoch, in its order. Workers may have left earlier epochs behind, so those epochs' batches are dealt in any.
         """
         if self.dealing == "static" or dealing == self.dealing:
             return
@@ -402,13 +397,13 @@ class Leases:
                 self.pool.extend(Batch(number, index) for index in indices)
 
     def join(self, worker: int) -> None:
-        """A worker has joined. Epochs opened from now on are shared with it, older ones through the pool."""
+        """A worker has joined. It shares in epochs opened from now on, and in older ones through the pool."""
         if worker not in self.members:
             self.scattered = True
             self.members = sorted([*self.members, worker])
 
     def leave_out(self, worker: int) -> None:
-        """A worker takes no part for a while. Batches set aside for it are free for all. `join` brings it back."""
+        """A worker takes no part until `join`. Batches set aside for it are free for all."""
         if self.dealing == "static":
             return
         self.scattered = True
@@ -419,8 +414,8 @@ class Leases:
     def leave(self, worker: int, died: bool) -> None:
         """A worker has left. Batches that it holds return, and those set aside for it are free for all.
 
-        If it died, the latter are leased again in any epoch, too. A worker that finished has had its chance at an
-        epoch that it left early. Updates that it pushed stay bound until the machine has applied or dropped them.
+        If it died, the latter may be leased in later epochs, too. A worker that finished may have left an epoch early
+        on purpose. Updates that it pushed stay bound until the machine has applied or dropped them.
         """
         self.members = [member for member in self.members if member != worker]
         if died:
@@ -437,35 +432,35 @@ class Leases:
                 opened.queue.extend(share)
 
     def left_over(self) -> int:
-        """Samples that were leased and are not applied, or were set aside for a worker that died.
+        """Return the samples that were leased and not applied, or were set aside for a worker that died.
 
-        At a run's end these are the missed samples: they returned when no worker was left to take them.
+        At a run's end these are the missed samples, as no worker was left to take them.
         """
         return self.missed + sum(map(self.size, {**dict.fromkeys(self._returning()), **self.earlier}))
 
     def _returning(self) -> list[Batch]:
-        """Batches that have returned, or will if nothing comes of the steps that they are for."""
+        """Return the batches that have returned, or will return if their steps are dropped."""
         waiting = [*self.pool, *(batch for held in self.held.values() for batch in held)]
         return waiting + [batch for batches in self.bound.values() for batch in batches]
 
     def _leased(self) -> list[Batch]:
-        """Batches that were leased, also before the run was resumed, and are not used up."""
+        """Return the batches that were leased, also before the run was resumed, and are not used up."""
         return [*self.times, *(batch for batch in self.earlier if batch not in self.times)]
 
     def _bound_for(self, updates: Collection[tuple[int, int]]) -> dict[Batch, None]:
         return {batch: None for key in updates for batch in self.bound.get(key, ())}
 
     def _undone(self, kept: Collection[Batch], unskipped: Collection[Batch]) -> dict[int, list[int]]:
-        """By opened epoch: the batches that are not in a snapshot, ascending. See `plain`."""
+        """Return, by opened epoch, the batches that are not in a snapshot, ascending. See `plain`."""
         outstanding = self._outstanding(without=kept)
         for batch in unskipped:
             outstanding[batch.epoch] = sorted([*outstanding[batch.epoch], batch.index])
         return outstanding
 
     def _outstanding(self, without: Collection[Batch] = ()) -> dict[int, list[int]]:
-        """By opened epoch: its batches that are to be used, ascending.
+        """Return, by opened epoch, its batches that are still to be used, ascending.
 
-        What was never leased of an epoch is not among them, once all workers have gone on to later ones.
+        Batches that were never leased don't count once all workers have gone on to later epochs.
         """
         found: dict[int, list[int]] = {number: [] for number in self.epochs}
         for number, opened in self.epochs.items():
@@ -478,7 +473,7 @@ class Leases:
         return {number: sorted(indices) for number, indices in found.items()}
 
     def _unused(self, over: Collection[int]) -> list[int]:
-        """The newest epochs that are open, as long as no batch of them was used."""
+        """Return the newest opened epochs, back to the first of which a batch was used."""
         unused: list[int] = []
         for number in sorted(self.epochs, reverse=True):
             if number in self.used or number in over or number in self.begun_before:
@@ -487,20 +482,20 @@ class Leases:
         return unused
 
     def _is_over(self, number: int, outstanding: Mapping[int, list[int]]) -> bool:
-        """Whether that epoch is used up."""
+        """Return whether that epoch is used up."""
         opened = self.epochs.get(number)
         return opened is not None and not outstanding[number] and (opened.whole or number < self._left_behind())
 
     def _left_behind(self) -> int:
-        """The first epoch in which some worker may still ask. One that is left out may come back to its own."""
+        """Return the first epoch in which a worker may still ask. One that is left out may come back to its own."""
         return min((dict.fromkeys(self.members, 0) | self.asked).values(), default=0)
 
     def _returned(self, epoch: int) -> Batch | None:
-        """The first batch that has returned, of those that can be leased in this epoch."""
+        """Return the first batch in the pool that can be leased in this epoch."""
         return next((batch for batch in self.pool if batch.epoch <= epoch), None)
 
     def _differs(self, worker: int, epoch: int) -> str:
-        """Why the worker's order of that epoch is another one than the known one."""
+        """Say how the worker's order of that epoch differs from the known one."""
         if epoch in self.begun_before:
             sizes = self.epochs[epoch].sizes
             return (

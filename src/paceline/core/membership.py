@@ -1,4 +1,4 @@
-"""Which workers there are, how far each has come, and how it left. Pure: it is told what happens, and answers."""
+"""The workers of a run: how far each has come, and how it left. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
-"""`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its script is through;
-`gone`: its process is."""
+"""`offered`: has called `prepare`. `closing`: makes no more steps, but its script goes on. `ended`: its script has
+ended. `gone`: its process has ended."""
 Left = Literal["finished", "died", "stopped", "drained"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """How far one worker has come."""
+    """One worker's state."""
 
     worker: int
     incarnation: int = 0
@@ -22,14 +22,14 @@ class Standing:
     begun: bool = False
     """Whether its script may begin."""
     came: bool = False
-    """Whether its script has come to `prepare`, in any incarnation."""
+    """Whether its script has called `prepare`, in any incarnation."""
     stage: Stage = "starting"
     left: Left | None = None
     """How it left training."""
     failed: bool = False
-    """Its process ended before its script had ended, and was not stopped."""
+    """Whether its process ended before its script did, and was not stopped."""
     comes_back: bool = False
-    """Whether its process has ended, and another one will begin as this worker."""
+    """Whether its process has ended, and a new one will begin as this worker."""
 
     @property
     def here(self) -> bool:
@@ -43,7 +43,7 @@ class Standing:
 
     @property
     def comes(self) -> bool:
-        """Whether its script runs, and has not come to its first step or past its last one."""
+        """Whether its script runs, and has not begun to train."""
         return self.stage in ("starting", "offered")
 
     @property
@@ -79,7 +79,7 @@ class Membership(Mapping[int, One]):
         self._members[worker].begun = True
 
     def comes(self, worker: int) -> None:
-        """The worker's script has come to `prepare`."""
+        """The worker's script has called `prepare`."""
         self._members[worker].came = True
         self._members[worker].stage = "offered"
 
@@ -89,9 +89,9 @@ class Membership(Mapping[int, One]):
         self.trained = True
 
     def leaves(self, worker: int, how: Left) -> bool:
-        """The worker takes no part any more. Return whether it did until now. How it left first is what counts.
+        """The worker leaves training. Return whether it took part until now. Only its first way of leaving counts.
 
-        A worker that has finished without taking part will take none.
+        A worker that has finished without taking part will take no part.
         """
         one = self._members[worker]
         one.left = one.left or how
@@ -101,7 +101,7 @@ class Membership(Mapping[int, One]):
         return trained
 
     def ends(self, worker: int) -> bool:
-        """The worker's script has ended. Return whether it had come to `prepare`."""
+        """The worker's script has ended. Return whether it had called `prepare`."""
         one = self._members[worker]
         prepared, one.stage = one.stage != "starting", "ended"
         return prepared
@@ -111,7 +111,7 @@ class Membership(Mapping[int, One]):
         self._members[worker].stage = "gone"
 
     def returns(self, worker: int) -> int:
-        """A new process begins as this worker, which is gone. Return the number of its incarnation."""
+        """A new process begins as this worker, which is gone. Return its incarnation."""
         one = self._members[worker]
         assert one.stage == "gone", one.stage
         one.incarnation += 1
@@ -119,7 +119,7 @@ class Membership(Mapping[int, One]):
         return one.incarnation
 
     def nobody_comes_back(self) -> None:
-        """Training is over: no process begins any more."""
+        """Training is over, so no new process begins."""
         for one in self._members.values():
             one.comes_back = False
 
@@ -132,11 +132,11 @@ class Membership(Mapping[int, One]):
     # --- who is where -------------------------------------------------------------------------------
 
     def to_begin(self) -> list[One]:
-        """Return the workers whose scripts are to begin now: the lowest; the others once it has come to `prepare`.
+        """Return the workers whose scripts may begin now: the lowest, and the others once it has called `prepare`.
 
-        A script that downloads data, or makes a folder, looks first whether that is there. Workers that begin at once
-        all find that it is not, and all make it. So one of them goes ahead. If it ends before it comes to `prepare`,
-        and the run goes on, the lowest of the others goes ahead.
+        A script first looks whether its data or a folder is there, and makes it otherwise. Workers that begin together
+        would all make it. So one of them goes ahead. If it ends before it calls `prepare`, and the run goes on, the
+        lowest of the others goes ahead.
         """
         starting = self._at("starting")
         if any(one.came for one in self._members.values()):
@@ -144,9 +144,9 @@ class Membership(Mapping[int, One]):
         return [] if any(one.begun for one in starting) else starting[:1]
 
     def gathered(self) -> list[One]:
-        """Return the workers that have come to `prepare`, once no other is still on its way; until then nobody.
+        """Return the workers that have called `prepare`, once all have; until then none.
 
-        Once workers train, none is waited for: a worker that has returned joins as soon as it has come.
+        Once workers train, a worker that has returned joins without waiting for others.
         """
         on_its_way = self._at("starting") or any(one.comes_back for one in self._members.values())
         return [] if on_its_way and not self.trained else self._at("offered")
@@ -156,7 +156,7 @@ class Membership(Mapping[int, One]):
         return [one.worker for one in self._members.values() if not one.trains]
 
     def awaited(self) -> list[One]:
-        """Return the workers whose processes have ended, and that are to begin again."""
+        """Return the workers whose processes have ended and will begin again."""
         return [one for one in self._members.values() if one.comes_back]
 
     def here(self) -> list[One]:
@@ -178,9 +178,10 @@ class Membership(Mapping[int, One]):
 
     @property
     def through(self) -> bool:
-        """Whether no worker trains, nor will any more. A worker that has returned will, on what the others left.
+        """Whether no worker trains, or will train.
 
-        A worker that is still to return is waited for unless another one has finished, as there is no data left then.
+        A worker that has returned will train on the data that is left. One that is still to return counts as well,
+        unless another worker has finished, as no data is left then.
         """
         members = self._members.values()
         if any(one.stage in ("starting", "offered", "training") for one in members):
@@ -189,7 +190,7 @@ class Membership(Mapping[int, One]):
 
     @property
     def why_none_finished(self) -> str | None:
-        """Why a run that was to be completed has failed, in a few words; None if a worker finished in good order."""
+        """Why the run has failed, in a few words; None if a worker finished in good order."""
         finished = [one for one in self._members.values() if one.left == "finished"]
         if not all(one.failed for one in finished):
             return None

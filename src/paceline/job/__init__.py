@@ -1,1 +1,1 @@
-"""What the head and the other hosts of a run share: settings, folders that are sent, and whether all fit together."""
+"""What the head and the other hosts of a run share: settings, folders that are sent, and checks of compatibility."""

@@ -1,4 +1,4 @@
-"""What workers bring to the start: whether they fit together, into memory, and to the protocol."""
+"""Checks what workers offer at the start: whether they fit together, into memory, and to the protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.scenario.group_links import assumed
 
 
 def difference(first: Offered, other: Offered) -> str:
-    """Why these two can't train together; empty if they can."""
+    """Say why these two can't train together. Empty: they can."""
     if first.loads != other.loads:
         return "one of them has a loader and the other has none; every worker must call prepare() alike"
     for ours, theirs in zip(first.forms, other.forms, strict=False):
@@ -39,10 +39,10 @@ def difference(first: Offered, other: Offered) -> str:
 
 
 def unequal_hosts(offers: Mapping[int, Offered], hosts: Mapping[int, str]) -> str:
-    """Why these workers' hosts can't train together; empty if their files and data are the same, as far as is known.
+    """Say why these workers' hosts can't train together. Empty: their files and data are the same, as far as is known.
 
-    A worker may import what no other does, as one that plots. So only files that several hosts have imported are
-    compared. `hosts`: by worker, the name of its host, of which worker 0 has the head's; empty if there is only one.
+    Only files that several hosts have imported are compared, as a worker may import more than others, to plot say.
+    `hosts`: the name of each worker's host, worker 0's being the head's; empty if there is only one.
     """
     if not hosts:
         return ""
@@ -70,12 +70,12 @@ def unequal_hosts(offers: Mapping[int, Offered], hosts: Mapping[int, str]) -> st
 
 
 def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, here: int, keeps: bool) -> str:
-    """Why this model does not fit into so many bytes; empty if it does. So many of the workers are `here`.
+    """Say why this model does not fit into the `available` bytes. Empty: it fits. `here`: workers on this machine.
 
-    Places are counted as runs use them. A place that is never needed takes no memory, so the plan has more. With a
-    store each worker reads a version of its own, and has an update, which comes here from another machine as well. A
-    replica is averaged while its worker computes. If the store does not step the optimizer, every worker has parameters
-    and a state of its own. A run that `keeps` snapshots copies each state for them.
+    Only places that runs use are counted, as the plan's other places take no memory. With a store, each worker reads a
+    version of its own and has an update, which other machines' workers send here. A replica is averaged while its
+    worker computes. If the store does not step the optimizer, every worker has its own parameters and state. A run that
+    `keeps` snapshots copies each state for them.
     """
     state_bytes = 2 * offer.state_bytes if keeps else offer.state_bytes
     if spec.versions == "means":
@@ -103,18 +103,18 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, 
 
 
 def work(offer: Offered, settings: Settings) -> int | None:
-    """Samples in the whole run, or steps where none are counted; None if that is unknown."""
+    """Return the samples in the whole run, or the steps where samples are not counted; None if that is unknown."""
     if offer.epoch_samples is None:
         return None if offer.loads else settings.max_steps
     return offer.epoch_samples * (settings.epochs or offer.epochs or 1) * offer.passes
 
 
 LEAST_PER_WORKER = 35_000_000
-"""Bytes that a forked worker takes for itself: one of `examples/digits.py` had 35 MB of its own."""
+"""Bytes of a forked worker's own memory: one of `examples/digits.py` had 35 MB."""
 
 
 def too_many(workers: int, available: int) -> str:
-    """Why so many workers can't even be started in so many bytes of memory; empty if they can."""
+    """Say why so many workers can't even be started in so many bytes of memory. Empty: they can."""
     needed = workers * LEAST_PER_WORKER
     if needed <= available:
         return ""
@@ -125,7 +125,7 @@ def too_many(workers: int, available: int) -> str:
 
 
 def lack_of_work(offer: Offered, settings: Settings) -> str:
-    """Why a protocol that switches at a share of the work can't do so; empty if it can, or is none."""
+    """Say why a protocol that switches at a share of the work can't do so. Empty: it can, or does not switch."""
     if not settings.choice.spec.parts or work(offer, settings) is not None:
         return ""
     return (
@@ -135,7 +135,7 @@ def lack_of_work(offer: Offered, settings: Settings) -> str:
 
 
 def lack_of_metrics(offer: Offered, settings: Settings) -> str:
-    """Why one of the targets can never be met; empty if all can as far as is known, or there is none."""
+    """Say why one of the targets can never be met. Empty: all can, as far as is known."""
     if offer.metrics is None:  # a script without evaluate may log it
         return ""
     for target in settings.targets:
@@ -148,9 +148,9 @@ def lack_of_metrics(offer: Offered, settings: Settings) -> str:
 
 
 def unmeasured(targets: Sequence[Target], evaluates: bool, logged: Collection[str]) -> Iterator[str]:
-    """What a user should know at the end, a line for each target whose metric no script has measured.
+    """Yield a line, for the run's end, for each target whose metric no script has measured.
 
-    `evaluates`: whether the script has an evaluate. `logged`: the names of what scripts logged.
+    `evaluates`: whether the script has an evaluate. `logged`: the names of the values that scripts logged.
     """
     for target in targets:
         if not evaluates and target.metric not in logged:
@@ -162,20 +162,20 @@ def unmeasured(targets: Sequence[Target], evaluates: bool, logged: Collection[st
 
 
 def unfit(offer: Offered, settings: Settings) -> str:
-    """Why the protocol can't train with the script's optimizer; empty if it can."""
+    """Say why the protocol can't train with the script's optimizer. Empty: it can."""
     spec = settings.choice.spec
     return "" if spec.unfit is None else spec.unfit(settings.choice.config, offer.scalars)
 
 
 def dealing(offer: Offered, settings: Settings) -> Dealing:
-    """How batches are dealt at first."""
+    """Return how batches are dealt at first."""
     if (settings.shards or offer.shards) == "static":
         return "static"
     return "rounds" if settings.choice.rounds else "queue"
 
 
 def epochs_over(offer: Offered, settings: Settings) -> str:
-    """What a user should know whose script loops on after its last epoch."""
+    """Return the line for a user whose script loops on after its last epoch."""
     if settings.epochs is not None:
         given, more = f"--epochs {settings.epochs}", "--epochs"
     elif offer.epochs is not None:
@@ -186,7 +186,7 @@ def epochs_over(offer: Offered, settings: Settings) -> str:
 
 
 def unpromised(offers: Mapping[int, Offered], before: Mapping[int, str]) -> Iterator[str]:
-    """Why workers on devices may not come to the bits that they had, a line each. `before`: the devices they had."""
+    """Yield why workers on devices may not reproduce their bits, a line each. `before`: their devices at that time."""
     freely = [worker for worker, offer in offers.items() if not offer.deterministic]
     if freely:
         yield (
@@ -203,7 +203,7 @@ def unpromised(offers: Mapping[int, Offered], before: Mapping[int, str]) -> Iter
 
 
 def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
-    """What a user should know as training begins, a line each."""
+    """Yield what a user should know as training begins, a line each."""
     if offer.streams:
         yield (
             "each worker iterates an IterableDataset of its own, whose samples are neither shared out nor counted; the "

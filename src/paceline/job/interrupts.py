@@ -1,4 +1,4 @@
-"""Signals that ask a launcher, or the agent of a host that has joined, for an end."""
+"""Signals that ask a launcher, or the agent of a host that has joined, to end."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from paceline.host.worker_output import Unread, WorkerOutput
 from paceline.ipc.processes import asking_to_end
 
 OF_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a launcher passes on to scripts that have a handler. Slurm sends one before it ends a job."""
+"""Signals that a launcher passes on to scripts with a handler. Slurm sends one before it ends a job."""
 
 
 def without_handler(number: int) -> str:
-    """Return the line for a signal that no script has a handler for."""
+    """Return the line about a signal that no script has a handler for."""
     return f"{signal.Signals(number).name} has come, and no script has a handler for it: nothing is done"
 
 
 class Interrupts:
-    """Signals that ask for an end, for a loop to watch. They are in force once this is made."""
+    """Catches signals from now on. A loop watches this."""
 
     def __init__(self) -> None:
         self.pending = 0
         self.last = 0
-        """The last signal that has asked for an end. A terminal's Ctrl-C is SIGINT."""
+        """The last signal that asked for an end. A terminal's Ctrl-C is SIGINT."""
         self._passed_on: list[int] = []
-        """Signals that are the scripts' business, and were not taken yet."""
+        """Signals for scripts that were not taken yet."""
         self.output: WorkerOutput | None = None
-        """What may be printing when a signal comes."""
+        """May be printing when a signal comes, and is interrupted then."""
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):
             end.setblocking(False)
@@ -40,27 +40,27 @@ class Interrupts:
             signal.signal(number, lambda number, _: self._passed_on.append(number))
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a signal has come."""
+        """Return a descriptor that is readable when a signal has come."""
         return self._read.fileno()
 
     def let_go(self) -> None:
-        """In a process that was forked: signals to the launcher are not its business."""
+        """Close these descriptors in a forked process."""
         self._read.close()
         self._write.close()
 
     def take(self) -> int:
-        """How many signals that ask for an end have come since this was last asked."""
+        """Return how many signals that ask for an end have come since the last call."""
         self.wake()
         taken, self.pending = self.pending, 0
         return taken
 
     def take_passed_on(self) -> list[int]:
-        """The signals for scripts that have come since this was last asked."""
+        """Return the signals for scripts that have come since the last call."""
         taken, self._passed_on = self._passed_on, []
         return taken
 
     def wake(self) -> None:
-        """Be watched for further signals."""
+        """Clear the descriptor, so that it shows further signals."""
         with suppress(BlockingIOError):
             self._read.recv(64)
 

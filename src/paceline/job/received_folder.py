@@ -1,4 +1,4 @@
-"""The folder that the head sends to a host, as it arrives there and until the run is over."""
+"""The folder that the head sends to a host: receives and unpacks it, and removes it when the run is over."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from paceline.host.messages import Folder, FolderPart
 from paceline.job.sent_folder import HARM, MOST_PACKED, PART, unpack
 
 WINDOW = 4
-"""Parts that are asked for and have not come. More would be faster over a long link, and would delay beats."""
+"""Parts that may be asked for at once. More would be faster over a long link, but delay beats."""
 
 Mark = tuple[int, int, int]
-"""What of a file changes if it is written or replaced."""
+"""What changes of a file that is written or replaced: its inode, size, and time."""
 
 
 class ReceivedFolder:
-    """What arrives for one host. What is whole is unpacked, and is there for the host's next incarnations, too."""
+    """What one host receives. A whole folder is unpacked, and stays for the host's next incarnations."""
 
     def __init__(self, below: Path) -> None:
-        """`below`: where folders go. It may be made for them."""
+        """`below`: where folders go. It need not exist."""
         self._below = below
         self._marks: dict[Path, Mark] = {}
-        """By file that was sent: what it was like."""
+        """By file that was sent: its mark when it was unpacked."""
         self._expected: Folder | None = None
         self._parts: list[bytes] = []
         self._asked = 0
-        """Where the next part begins that is not asked for."""
+        """The beginning of the next part to ask for."""
         self._ask: Callable[[int], None] = lambda at: None
 
     def working_directory(self, folder: Folder) -> Path | None:
-        """Return where workers begin that have this folder. None: it is not here."""
+        """Return the working directory of workers with this folder, or None if the folder is not here."""
         place = self._place(folder)
         return place / folder.directory if place.exists() and not _strays(folder) else None
 
     def expect(self, folder: Folder, ask: Callable[[int], None]) -> None:
         """Ask for all parts of this folder, a few at a time.
 
-        Raises ConfigError, in one line, if it is too large, or is to go elsewhere.
+        Raises ConfigError, in one line, if it is too large, or would go elsewhere.
         """
         if strays := _strays(folder):
             raise ConfigError(f"the head sent a folder that is to go elsewhere than into its place here: {strays[0]!a}")
@@ -53,9 +53,9 @@ class ReceivedFolder:
             self._ask_on(folder)
 
     def take(self, part: FolderPart) -> Path | None:
-        """Take that part. Return where workers begin, once the folder is whole.
+        """Take that part. Once the folder is whole, return the workers' working directory.
 
-        Raises ConfigError, in one line, for what is not the folder that was announced, or can't be unpacked here.
+        Raises ConfigError, in one line, if it is not the folder that was announced, or can't be unpacked here.
         """
         folder, at = self._expected, PART * len(self._parts)
         if folder is None or part.at != at or len(part.data) != min(PART, folder.size - at):
@@ -71,7 +71,7 @@ class ReceivedFolder:
         return self.working_directory(folder)
 
     def remove(self) -> None:
-        """Remove what was sent. What was made or changed there since is a worker's, and stays."""
+        """Remove what was sent. Files that workers have made or changed since stay."""
         for path, mark in self._marks.items():
             with suppress(OSError):
                 if _mark(path) == mark:
@@ -111,7 +111,7 @@ class ReceivedFolder:
 
 @contextmanager
 def received(below: Path) -> Iterator[ReceivedFolder]:
-    """Yield where folders arrive that the head sends. At the end they are removed."""
+    """Yield what receives the head's folders. At the end they are removed."""
     folders = ReceivedFolder(below)
     try:
         yield folders
@@ -120,7 +120,7 @@ def received(below: Path) -> Iterator[ReceivedFolder]:
 
 
 def _strays(folder: Folder) -> list[str]:
-    """Its paths that lead out of the place that a host has for it."""
+    """Return the folder's paths that lead out of its place on a host."""
     paths = (folder.at, folder.directory)
     return [path for path in paths if os.path.isabs(path) or ".." in Path(path).parts or "\0" in path]
 

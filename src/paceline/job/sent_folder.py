@@ -20,19 +20,19 @@ from paceline.records.reading import LEDGER
 MOST_BYTES = 64 << 20
 MOST_FILES = 10_000
 MOST_PACKED = 2 * MOST_BYTES
-"""Bytes of the largest archive that is unpacked: it has some for each name, too."""
+"""Bytes of the largest archive that is unpacked. It has some for each name, too."""
 LEFT_OUT = frozenset(("__pycache__", "node_modules"))
-"""Folders that are made anew where they are needed. What has a name that begins with a dot is left out, too."""
+"""Folders that hosts make themselves where needed. All names that begin with a dot are left out, too."""
 MARKS = ("pyvenv.cfg", LEDGER)
-"""Files of folders that are left out: environments of Python, and runs."""
+"""A folder with such a file is left out: a Python environment, or a run."""
 HARM = "what the head sent holds {}, which Paceline does not send"
 PART = 60 << 10
-"""Bytes of a part of what is packed. Parts go over the connection for control, and may not delay what is urgent."""
+"""Bytes of a part of the archive. Parts go over the control connection, and must not delay urgent messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentFolder:
-    """What a head sends to hosts."""
+    """A folder that the head sends to hosts."""
 
     folder: Folder
     script: str
@@ -40,15 +40,15 @@ class SentFolder:
     packed: bytes
 
     def part(self, at: int) -> FolderPart:
-        """Return the part that begins there. It is empty if there is none."""
+        """Return the part that begins there, which is empty after the end."""
         return FolderPart(at, self.packed[at : at + PART])
 
 
 def to_send(folder: Path, script: Path) -> SentFolder:
-    """Return what hosts are sent of that folder, which has the script. Raises ConfigError, in one line.
+    """Pack that folder, which contains the script, for other hosts. Raises ConfigError, in one line.
 
-    Paths that lead from the working directory into the folder do so on other hosts, too. If it is elsewhere, workers
-    there begin in the folder itself.
+    Paths from the working directory into the folder are valid on other hosts, too. If the folder is elsewhere, workers
+    there have the folder itself as their working directory.
     """
     packed = pack(folder)
     root, here = folder.resolve(), Path.cwd()
@@ -67,9 +67,9 @@ def to_send(folder: Path, script: Path) -> SentFolder:
 
 
 def pack(folder: Path) -> bytes:
-    """Return the folder as an archive: of the same files always the same bytes.
+    """Return the folder as an archive. The same files always give the same bytes.
 
-    Raises ConfigError, in one line, if it holds too much, or what can't be sent.
+    Raises ConfigError, in one line, if it holds too much, or something that can't be sent.
     """
     packed = io.BytesIO()
     try:
@@ -81,7 +81,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> None:
-    """Write what `pack` returned below that folder, which is there and empty.
+    """Unpack what `pack` returned into that folder, which is there and empty.
 
     Raises ConfigError, in one line, for anything that `pack` does not make.
     """
@@ -113,7 +113,7 @@ def _add(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Yield what is sent of the folder: files, links, and folders before what is in them."""
+    """Yield the names that are sent: files, links, and each folder before its contents."""
     if not folder.is_dir():
         raise _unsent(folder, "it is no folder; name the folder of the script, or one that contains it")
     if _is_left_out(folder):
@@ -132,7 +132,7 @@ def _is_left_out(folder: Path) -> bool:
 
 
 def _entry(folder: Path, name: str) -> tarfile.TarInfo:
-    """Return what the archive says of that file, folder or link."""
+    """Return the archive's entry for that file, folder or link."""
     path, entry = folder / name, tarfile.TarInfo(name)
     status = path.lstat()
     entry.mode = 0o755 if stat.S_ISDIR(status.st_mode) or status.st_mode & stat.S_IXUSR else 0o644
@@ -150,7 +150,7 @@ def _entry(folder: Path, name: str) -> tarfile.TarInfo:
 
 
 def _is_token(content: bytes) -> bool:
-    """Whether that file is a token, which is not to lie about."""
+    """Return whether that file is a token, which must stay on this machine."""
     try:
         Token.of(content[:LONGEST].decode(errors="replace"), "")
     except ConfigError:
@@ -164,9 +164,9 @@ def _read(path: Path, size: int) -> bytes:
 
 
 def _checked(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the archive's entries, each once it is found to be one that `pack` makes.
+    """Yield the archive's entries, after checking that `pack` makes such entries.
 
-    An entry lies in a folder that came before it. So none is written through a link, wherever that leads.
+    The folder of each entry has to come before it. So none is written through a link.
     """
     folders, names, total = {PurePosixPath()}, set[PurePosixPath](), 0
     for entry in archive:

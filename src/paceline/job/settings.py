@@ -1,4 +1,4 @@
-"""Everything that was settled before a run begins."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Settings:
 
     script: Path
     source: bytes
-    """The script's text as the run began. Workers begin one after the other, and the file may be edited meanwhile."""
+    """The script's text as the run began, as the file may be edited before all workers have begun."""
     arguments: tuple[str, ...]
     choice: Choice
     workers: int
@@ -29,21 +29,21 @@ class Settings:
     threads: int
     """Threads of each worker."""
     devices: str | None = None
-    """The devices that workers have in turn, as the flag lists them; None: each host deals out its own. See
+    """The devices that the flag lists, which workers get in turn; None: each host deals out its own. See
     `host.devices`."""
     isa: Isa = "native"
-    """What instructions the numeric libraries may use. See `host.processor`."""
+    """Which instructions the numeric libraries may use. See `host.processor`."""
     folder: Path
-    """The run's; at another host than the head's, one for what workers save there. See `agent.scratch`."""
+    """The run's folder. On other hosts than the head's, one for what workers save there. See `agent.scratch`."""
     notes: tuple[str, str] | None = None
-    """Where hosts of the head's machine find what its workers note of files. See `worker_process.touched.told`."""
+    """Where hosts on the head's machine find what its workers note of files. See `worker_process.touched.told`."""
     directory: Path | None = None
-    """Where workers begin, at a host that was sent a folder (`job.received_folder`); None: in the working directory."""
+    """Where workers begin on a host that was sent a folder (`job.received_folder`); None: in its working directory."""
     shards: Literal["dynamic", "static"] | None
     """None: as the script says."""
     epochs: int | None
     record: int
-    """Versions recorded in each epoch. The last one is recorded in any case."""
+    """Versions recorded in each epoch. The last one is always recorded."""
     targets: tuple[Target, ...]
     on_loss: Literal["auto", "continue", "stop"]
     """What a worker's death does to the run. `auto` ends it if the script failed, not if a signal killed the worker."""
@@ -63,57 +63,54 @@ class Settings:
     learning_rate_scale: float = 1.0
     """The factor of the script's learning rates, wherever the optimizer runs."""
     start: Literal["staggered", "together"] = "staggered"
-    """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
+    """When scripts begin: all at once, or the others once the lowest worker's has called `prepare`."""
     saves: Literal["first", "all"] = "first"
-    """Whose `torch.save` writes to the path that it is given:
-
-    worker 0's, or every worker's. See `worker_process.saves`.
-    """
+    """Whose `torch.save` writes to the given path: worker 0's, or every worker's. See `worker_process.saves`."""
     stop_at_target: bool = False
-    """Whether the run ends once all targets are met: recorded versions are then evaluated as it trains."""
+    """Whether the run ends once all targets are met. Then recorded versions are evaluated while it trains."""
     evaluation_threads: int | None = None
     """Of the process that evaluates; None: as many as a worker has."""
     checkpoint: int = 1
     """Snapshots in each epoch, and one at a clean end; 0: none at all."""
     drain: float = 10.0
-    """Seconds that workers have to end their step, after a signal that ends the run or has their host leave."""
+    """Seconds that workers have to end their step, after a signal that ends the run or makes their host leave."""
     restart: int = 0
+    """How often each worker that has died begins again, if the run goes on without it."""
     goes_on: int = 0
-    """How often the run may still go on by itself, from its newest snapshot, if a host is lost that made versions."""
-    """How often each worker begins again that has died, if the run bears its death."""
+    """How often the run may still resume by itself from its newest snapshot, if a host that made versions is lost."""
     hosts: int = 1
-    """Hosts, to which the scenario deals workers once all have come. See `coordinator.rendezvous`."""
+    """How many hosts there are. The scenario deals workers to them once all have come. See `coordinator.rendezvous`."""
     host_timeout: float = 15.0
-    """Seconds after which a host that is silent is lost. See `core.hosts`."""
+    """Seconds after which a silent host is lost. See `core.hosts`."""
     shards_on: str | None = None
-    """The hosts that have shards of the store, as the flag has them; None: as is usual. See `core.placement`."""
+    """The hosts with shards of the store, as the flag says; None: the usual ones. See `core.placement`."""
     resumed: Snapshot | None = None
-    """What the run goes on from; None: it begins."""
+    """The snapshot that the run is resumed from; None: it begins."""
     replays: Mapping[int, str] | None = None
-    """If it is to come to the bits of a recorded run: by worker, the device that it had there."""
+    """For a run that reproduces a recorded one's bits: the device that each worker had there."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""
 
     @property
     def any_comes_back(self) -> bool:
-        """Whether any worker that dies may begin again."""
+        """Whether a worker that dies may begin again."""
         events = (event for event in self.scenario.events if isinstance(event, Kill))
         return self.restart > 0 or any(event.rejoin_after is not None for event in events)
 
     def log(self, worker: int) -> Path:
-        """Where what that worker prints goes, or what stands in for one on a host without workers."""
+        """The log of that worker, or of the process that stands in for one on a host without workers."""
         host = next((host for host, number in self.stand_ins.items() if number == worker), None)
         return self.folder / (f"worker-{worker}.log" if host is None else f"host-{host}.log")
 
     def shows(self, worker: int) -> bool:
-        """Whether what that worker prints is shown, too."""
+        """Whether that worker's output is shown, too."""
         if self.tee == "all":
             return worker not in self.stand_ins.values()
         return self.tee == "first" and worker == 0
 
     @property
     def stand_ins(self) -> dict[str, int]:
-        """By host without workers: the number of the process that stands in for one (`host.bootstrap_process`)."""
+        """By host without workers: the number of its `host.bootstrap_process`, which stands in for a worker."""
         if self.hosts == 1:
             return {}
         without = [host for host, workers in self.scenario.placed(self.workers).items() if not workers]
@@ -121,7 +118,7 @@ class Settings:
 
     @property
     def hosts_of_workers(self) -> dict[int, str]:
-        """By worker, the name of its host, if there are several."""
+        """The name of each worker's host, if there are several hosts."""
         return dict(enumerate(self.scenario.hosts(self.workers))) if self.hosts > 1 else {}
 
     @property

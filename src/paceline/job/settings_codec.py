@@ -1,4 +1,4 @@
-"""Settings as bytes, for zygotes and for other hosts. Nothing in them is code but the script."""
+"""Encodes settings for zygotes and other hosts. They contain no code but the script."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from paceline.scenario.scenario_file import from_plain, to_plain
 OF_THE_HEAD = ("resumed", "replays")
 """Fields that only the head needs. Elsewhere they have their defaults."""
 MOST_SOURCE = LONGEST - (4 << 20)
-"""Bytes of the longest script that other hosts are told, in one message with all other settings. The longest of these
-are the arguments, for which Linux has some 2 MiB, and the scenario."""
+"""Bytes of the longest script that can be sent to other hosts, in one message with all other settings. The longest of
+these are the arguments, for which Linux allows some 2 MiB, and the scenario."""
 _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "script": (str, Path),
     "arguments": (list, tuple),
@@ -40,11 +40,11 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda plain: None if plain is None else from_plain(plain),
     ),
 }
-"""Fields that are no plain values: how they are written, and read."""
+"""By field that is not a plain value: how it is written, and read."""
 
 
 def check_source(settings: Settings) -> None:
-    """Raise ConfigError, in one line, if the script is too long for other hosts to be told it."""
+    """Raise ConfigError, in one line, if the script is too long to be sent to other hosts."""
     if (size := len(settings.source)) > MOST_SOURCE:
         raise ConfigError(
             f"{settings.script} has {size:,} bytes, and a script that several hosts run may have {MOST_SOURCE:,}; "
@@ -61,7 +61,7 @@ def packed(settings: Settings) -> bytes:
 
 
 def unpacked(data: bytes) -> Settings:
-    """Return the settings that `packed` wrote."""
+    """Return the settings that `packed` has encoded."""
     plain = msgspec.msgpack.decode(data)
     for name, (_, read) in _FORMS.items():
         plain[name] = read(plain[name])

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 INSTALLED = frozenset(("site-packages", "dist-packages"))
-"""Folders with packages that were installed: a script's folder may have an environment in it."""
+"""Folders of installed packages, as a script's folder may contain an environment."""
 
 
 def digests(script: Path, before: Collection[str]) -> dict[str, str]:
-    """By file, relative to the script's folder: the SHA-256 of what was imported from there until now.
+    """Return the SHA-256 of each file imported from the script's folder so far, by its path relative to that folder.
 
     `before`: names of modules that were there before the script began. torch alone imports a thousand.
     """
@@ -29,6 +29,6 @@ def digests(script: Path, before: Collection[str]) -> dict[str, str]:
         if not INSTALLED.intersection(inside.parts):
             try:
                 found[str(inside)] = hashlib.sha256(path.read_bytes()).hexdigest()
-            except OSError:  # imported from what is no file any more
+            except OSError:  # the file is gone
                 continue
     return dict(sorted(found.items()))

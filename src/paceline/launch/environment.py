@@ -1,4 +1,4 @@
-"""Where an engine has placed this process, as its variables say: torchrun, Slurm, Kubernetes or Ray Train.
+"""Where an engine (torchrun, Slurm, Kubernetes or Ray Train) has placed this process, by its environment variables.
 
 No other module reads these variables.
 """
@@ -16,16 +16,16 @@ from paceline.errors import ConfigError
 
 SLURM, TORCHRUN, PYTORCHJOB, JOBSET, RAY = "Slurm", "torchrun", "PyTorchJob", "JobSet", "Ray Train"
 FIRST_PORT, PORTS = 23_000, 8_192
-"""Ports for a head whose engine names none. They are below those that Linux gives to whoever asks for any port."""
+"""Ports for a head whose engine names none. They are below Linux's ephemeral ports."""
 STEPS = 16
 """Steps of a Slurm job that have ports of their own."""
 FIRST_OWN_STEP = 0xFFFF_FF00
-"""Slurm's numbers of a job's own steps begin there: the batch script, the interactive shell, and others."""
+"""The first of Slurm's numbers for a job's own steps, such as its batch script and its interactive shell."""
 NUMBERS = r"\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\]"
 NAME = rf"(?:[\w.-]|{NUMBERS})+"
 """A name, or several, in one of Slurm's lists of nodes: `gpu[01-03,07]`."""
 MOST_NODES = 65_536
-"""Nodes that a list may name. A damaged list could name billions."""
+"""The most nodes that a list may name. A damaged list could name billions."""
 
 OF_A_PYTORCHJOB = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"}
 OF_ONE_PROCESS = (
@@ -37,8 +37,8 @@ OF_ONE_PROCESS = (
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_ID", "SLURM_STEPID"),
     *("SLURM_STEP_NUM_TASKS",),
 )
-"""What an engine tells the process that it has started. A script that finds these in its worker joins the engine's
-processes, many of them by wrapping the model in DDP."""
+"""An engine's variables for one process. Many scripts that find these wrap their model in DDP, to join the engine's
+other processes. So workers don't get them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +47,28 @@ class Placement:
 
     engine: str
     host: int
-    """Which of the hosts this is. Host 0 is the head."""
+    """The number of this host. Host 0 is the head."""
     hosts: int
     local: int
-    """Which of the engine's processes on this host."""
+    """The number of this process among the engine's on this host."""
     locals: int
-    """How many the engine has started on this host."""
+    """How many processes the engine has started on this host."""
     head: str
     """The head's address or name."""
     port: int | None
-    """Where the head may listen. None: it takes a free port, and says in torchrun's store which."""
+    """Where the head may listen. None: it takes a free port, and publishes it in torchrun's store."""
     store: int | None = None
     """The port of torchrun's store, at the head's address. None: there is none."""
     run: str
-    """What tells this run from others of the engine. It is the same after a restart."""
+    """Tells this run from the engine's other runs. It is the same after a restart."""
     named: bool
-    """Whether a later run never has the same `run`, unless its user says so."""
+    """Whether no later run has the same `run`, unless its user says so."""
     attempt: int
-    """How often the engine has begun this run anew, as far as it says."""
+    """How often the engine has restarted this run, as far as it says."""
 
 
 def placement(environ: Mapping[str, str]) -> Placement | None:
-    """Return where an engine has placed this process; None without an engine, and on one host.
+    """Return where an engine has placed this process, or None without an engine, and on one host.
 
     Raises ConfigError, in one line that names the variables, if they contradict each other or can't be read.
     """
@@ -77,12 +77,12 @@ def placement(environ: Mapping[str, str]) -> Placement | None:
 
 
 def without_engine(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a `paceline run` that is no part of what an engine has started."""
+    """Return the environment for a `paceline run` that is not one of an engine's processes."""
     return {name: value for name, value in environ.items() if name not in OF_ONE_PROCESS}
 
 
 def nodes(text: str) -> list[str]:
-    """Return the names in a list of Slurm's. Raises ValueError if it can't be read.
+    """Return the names in one of Slurm's lists of nodes. Raises ValueError if it can't be read.
 
     >>> nodes("gpu[01-03,07],x5")
     ['gpu01', 'gpu02', 'gpu03', 'gpu07', 'x5']
@@ -172,7 +172,7 @@ def _jobset(environ: Mapping[str, str]) -> Placement | None:
 def _slurm(environ: Mapping[str, str]) -> Placement | None:
     said = _Said(SLURM, environ)
     if "SLURM_STEP_ID" not in environ or (step := said.number("SLURM_STEP_ID")) >= FIRST_OWN_STEP:
-        return None  # in the job's script or shell, where srun has started nothing
+        return None  # the job's script or shell, which srun has not started
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     if said.number(tasks, least=1) == 1:
         return None
@@ -212,13 +212,13 @@ def _pytorchjob(environ: Mapping[str, str]) -> Placement | None:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What an engine says, and what is wrong with it."""
+    """An engine's variables, and the errors for what is wrong with them."""
 
     engine: str
     environ: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """Return that variable. Raises ConfigError if it says nothing."""
+        """Return that variable. Raises ConfigError if it is missing or empty."""
         if value := self.environ.get(name, ""):
             return value
         raise self.unreadable(name, "a value")
@@ -255,10 +255,10 @@ class _Said:
         rank: str = "RANK",
         store: int | None = None,
     ) -> Placement:
-        """Return the placement that these variables have, once they agree.
+        """Return the placement that these variables give. Raises ConfigError if they contradict each other.
 
-        `hosts`: how many there are, or the variable that says so; `of`: the one that it was worked out from.
-        `rank`: the variable that counts this process among those of all hosts.
+        `hosts`: how many there are, or the variable that says so. `of`: the variable that a number was worked out from.
+        `rank`: the variable that numbers this process among those of all hosts.
         """
         here = self.number(host)
         most, of = (self.number(hosts, least=1), hosts) if isinstance(hosts, str) else (hosts, of)

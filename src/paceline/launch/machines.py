@@ -1,4 +1,4 @@
-"""What `--on` names, what is executed there, and why that failed: all without touching a machine."""
+"""Reads `--on`, and builds the command lines for its machines. Pure: nothing here contacts a machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ MACHINE = re.compile(
 """No name begins with `-`, which ssh would take for an option."""
 
 NO_FOLDER = 95
-"""What the other machine's shell exits with where the working directory is not there."""
+"""The exit code of the other machine's shell if it lacks the working directory."""
 NO_LOGIN = 255
-"""What ssh exits with if the failure is its own."""
+"""ssh's exit code if ssh itself has failed."""
 NO_PROGRAM = 126, 127
-"""What a shell exits with if the program is not there, or can't be executed."""
+"""A shell's exit codes if the program is missing, or can't be executed."""
 PATIENCE = 15
-"""Seconds in which a machine has to accept ssh's connection, unless ssh's configuration says otherwise, and the head's
-port that of the machine."""
+"""Seconds that a machine has to accept ssh's connection, unless ssh's configuration says otherwise. The head's port has
+as many to accept the machine's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that ssh leads to."""
+    """A machine that ssh reaches."""
 
     name: str
-    """The host's name in the run: what was written, without the user."""
+    """The host's name in the run: the given one, without the user."""
     login: str
-    """What ssh is to log in to: `HOST` or `USER@HOST`."""
+    """Where ssh logs in: `HOST` or `USER@HOST`."""
     port: int | None
     """None: as ssh's configuration says."""
     workers: int
@@ -45,7 +45,7 @@ class Machine:
 
 
 def machines(text: str, workers: int) -> tuple[Machine, ...]:
-    """Return what `--on` names. `workers` are those of a machine that has no number. Raises ConfigError."""
+    """Return the machines that `--on` names. `workers`: of a machine without a number. Raises ConfigError."""
     if not text.startswith(SCHEME):
         form = "ssh:HOST,…, such as ssh:a,b or ssh:a=4,user@b:2222=2, or ray"
         raise ConfigError(f'--on is "{_shown(text)}"; it must be {form}')
@@ -58,23 +58,23 @@ def machines(text: str, workers: int) -> tuple[Machine, ...]:
 
 
 def ssh_words(ssh: Sequence[str], machine: Machine, options: Sequence[str] = ()) -> list[str]:
-    """Return the command line that logs in there. It never asks for anything: nobody may be there to answer."""
+    """Return the command line that logs in there. ssh never asks for anything, as no user may be there to answer."""
     port = [] if machine.port is None else ["-p", str(machine.port)]
     return [*ssh, "-o", "BatchMode=yes", *options, *port, machine.login]
 
 
 def patience(configured: Mapping[str, str]) -> list[str]:
-    """Return the options by which ssh gives up on a machine that does not answer. `configured`: see `configuration`."""
+    """Return the options for ssh to give up on a machine that doesn't answer. `configured`: see `configuration`."""
     return ["-o", f"ConnectTimeout={PATIENCE}"] if configured.get("connecttimeout", "none") == "none" else []
 
 
 def configuration(printed: str) -> dict[str, str]:
-    """Return what `ssh -G` printed: the options that ssh goes by for a machine, in small letters."""
+    """Parse the output of `ssh -G`: ssh's options for a machine, with lower-case names."""
     return {key: value for key, _, value in (line.partition(" ") for line in printed.splitlines())}
 
 
 def shell_words(directory: str | None, python: str, arguments: Sequence[str]) -> str:
-    """Return what the other machine's shell executes: Paceline with these arguments, in that directory, if in any."""
+    """Return the other machine's shell command: Paceline with these arguments, in that directory if there is one."""
     there = f"exec {quote(python)} -m paceline {join(arguments)}"
     if directory is None:
         return there
@@ -82,12 +82,12 @@ def shell_words(directory: str | None, python: str, arguments: Sequence[str]) ->
 
 
 def join_words(head: str, machine: Machine) -> list[str]:
-    """Return the arguments that `shell_words` takes for a machine that joins the head at that address."""
+    """Return the arguments for `shell_words` by which a machine joins the head at that address."""
     return ["join", head, "--name", machine.name, "-n", str(machine.workers), "--wait", str(PATIENCE), "--stdin"]
 
 
 def why_not(machine: Machine, status: int, last: str, *, ssh: Sequence[str], directory: str | None, python: str) -> str:
-    """Return one line: why the machine has not come. `last` is the last line that ssh or the machine has printed."""
+    """Say in one line why the machine has not come. `last`: the last line that ssh or the machine has printed."""
     host, said = f"host {machine.name}", f": {last}" if last else ""
     code = os.waitstatus_to_exitcode(status)
     if code == NO_LOGIN:

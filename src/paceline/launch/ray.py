@@ -1,6 +1,6 @@
 """`--on ray`: one agent on each of several nodes of a Ray cluster, besides the head, which is on a node of it, too.
 
-All that speaks to Ray is in a process of its own; see `ray_broker`.
+A process of its own talks to Ray. See `ray_broker`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
-from paceline.ipc.processes import fork_child
+from paceline.launch.agent_output import AgentOutput, start_piped
 from paceline.launch.ssh import leading_to
 from paceline.net.tcp import Address, shown
 from paceline.net.token import Token
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 CURRENT = Path("/tmp/ray/ray_current_cluster")
-"""Where `ray start` notes the address of the cluster that this machine belongs to."""
+"""Where `ray start` notes the address of this machine's cluster."""
 COMES_WITHIN = 60
 """Seconds that an agent looks for the head, which listens before Ray is asked for anything."""
 ANSWERS_WITHIN = 5.0
 """Seconds that the cluster has to answer at its address."""
 ENDS_WITHIN = 25.0
-"""Seconds that the broker has to end, with all agents. It gives these 15 s."""
-HELD = 100
-"""Lines of a host that are held until it has come."""
+"""Seconds that the broker has to end, with all agents. It gives the agents 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +44,17 @@ class OnRay:
     least: int
     """Hosts besides the head that training begins with."""
     most: int
-    """As many may be there at a time; see `--hosts`."""
+    """Hosts besides the head that may take part at a time. See `--hosts`."""
     workers: int
     """Of each host."""
 
     @property
     def names(self) -> list[str]:
-        """What the hosts besides the head are called."""
+        """The names of the hosts besides the head."""
         return [f"ray-{number}" for number in range(1, self.most + 1)]
 
     def address(self) -> str:
-        """Return this machine's address on the way to the cluster. Raises ConfigError if none is known."""
+        """Return this machine's address towards the cluster. Raises ConfigError if there is none."""
         try:
             return leading_to([self.cluster.rpartition(":")[0].strip("[]")])
         except OSError as error:
@@ -65,108 +62,82 @@ class OnRay:
             raise ConfigError(f"--on ray: no address of this machine leads to {self.cluster} ({why})") from None
 
 
-class RayAgent:
-    """One host's agent, as far as the broker says."""
+class RayAgent(AgentOutput):
+    """One host's agent, as the broker tells of it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ended: str | None = None
+    def __init__(self, host: str, broker: Broker) -> None:
+        super().__init__(host)
+        self._broker = broker
+        self._how: str | None = None
         """How it ended; None: it has not."""
-        self._show: Callable[[str], object] | None = None
-        self._held: list[str] = []
-        self._ended: Callable[[], object] = lambda: None
-        self.watched: Callable[[Loop], None] = lambda loop: None
+        self._ended: Callable[[], object] | None = None
 
     def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
         """See `coordinator.rendezvous.AgentProcess`."""
         self._ended = ended
-        self.watched(loop)
-
-    def came(self, show: Callable[[str], object]) -> None:
-        """See `coordinator.rendezvous.AgentProcess`. What is printed there has the host's name before each line."""
-        self._show, held, self._held = show, self._held, []
-        for line in held:
-            show(f"{self.name}: {line}")
+        self._broker.watch(loop)
 
     def failure(self, show: Callable[[str], object]) -> ConfigError:
         """See `coordinator.rendezvous.AgentProcess`."""
-        last = self._held.pop() if self._held else ""
-        self.came(show)
-        return ConfigError(f"host {self.name}: {last or self.ended}")
-
-    def printed(self, line: str) -> None:
-        """That was printed there."""
-        text = printable(line.strip()).removeprefix("paceline: ")
-        if text and self._show is not None:
-            self._show(f"{self.name}: {text}")
-        elif text:
-            self._held = [*self._held, text][-HELD:]
+        return ConfigError(f"host {self.host}: {self.last_words(show) or self._how}")
 
     def has_ended(self, how: str) -> None:
-        """It has ended."""
-        if self.ended is None:
-            self.ended = how
-            self._ended()
+        """The agent has ended."""
+        if self._how is None:
+            self._how = how
+            if self._ended is not None:
+                self._ended()
 
 
-@dataclass(slots=True)
 class Broker:
-    """The process that speaks to Ray. All agents end with it, and it ends with this process."""
+    """The process that talks to Ray. All agents end with it, and it ends with this process."""
 
-    agents: Mapping[str, RayAgent]
-    say: Callable[[str], object]
-    process: int
-    input: int
-    output: int
-    watching: bool = False
-    partial: bytes = field(default=b"")
-    error: str = "the process that speaks to Ray has ended"
+    def __init__(self, hosts: Sequence[str], order: Mapping[str, object]) -> None:
+        """Start the broker with this order, for these hosts. Raises NoProcess."""
+        self.agents = {host: RayAgent(host, self) for host in hosts}
+        command = [sys.executable, "-m", "paceline.launch.ray_broker"]
+        self._process, self._input, self._output = start_piped(command, json.dumps(order), with_errors=False)
+        self._watching = False
+        self._partial = b""
+        self._error = "the process that speaks to Ray has ended"
 
     def watch(self, loop: Loop) -> None:
-        """Hear what it says, as it comes."""
-        if self.watching:
+        """Read what it says as it comes."""
+        if self._watching:
             return
-        self.watching = True
+        self._watching = True
 
         def heard() -> None:
             if self._take() == 0:
-                loop.unwatch(self.output)
+                loop.unwatch(self._output)
 
-        loop.watch(self.output, heard)
+        loop.watch(self._output, heard)
 
     def end(self) -> None:
-        """Have all agents end, and wait for that. Those that don't end in time end with the broker."""
-        self.close_input()
-        deadline, pidfd = time.monotonic() + ENDS_WITHIN, os.pidfd_open(self.process)
-        os.set_blocking(self.output, False)
+        """Have all agents end, and wait for that. Those that don't end in time are killed with the broker."""
+        os.close(self._input)
+        deadline = time.monotonic() + ENDS_WITHIN
         try:
             while self._take() != 0 and time.monotonic() < deadline:
                 time.sleep(0.02)
         finally:
-            os.close(pidfd)
             with suppress(ProcessLookupError):
-                os.kill(self.process, signal.SIGKILL)
-            os.waitpid(self.process, 0)
-            os.close(self.output)
-
-    def close_input(self) -> None:
-        """Tell it to end."""
-        if self.input >= 0:
-            os.close(self.input)
-            self.input = -1
+                os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+            os.close(self._output)
 
     def _take(self) -> int | None:
-        """Take what it has said. Return how many bytes. None: no more now; 0: it has ended."""
+        """Read what it has said. Return how many bytes, 0 at its end, or None if there is nothing now."""
         try:
-            data = os.read(self.output, 1 << 16)
+            data = os.read(self._output, 1 << 16)
         except BlockingIOError:
             return None
-        *lines, self.partial = (self.partial + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._hear(json.loads(line))
         if not data:
             for agent in self.agents.values():
-                agent.has_ended(self.error)
+                agent.has_ended(self._error)
         return len(data)
 
     def _hear(self, said: Mapping[str, str]) -> None:
@@ -176,13 +147,13 @@ class Broker:
             case {"host": name, "ended": how}:
                 self.agents[name].has_ended(how)
             case {"line": line}:
-                self.say(line)
+                sys.stderr.write(f"paceline: {line}\n")
             case {"error": error}:
-                self.error = error
+                self._error = error
 
 
 def looked_up(address: str | None, environ: Mapping[str, str], least: int, most: int, workers: int) -> OnRay:
-    """Return what `--on ray` means here. Raises ConfigError, in one line, where there is no Ray, or no cluster."""
+    """Return what `--on ray` means here. Raises ConfigError, in one line, without Ray or a cluster."""
     if find_spec("ray") is None:
         raise ConfigError("--on ray needs the package ray, which is not installed: pip install 'paceline[ray]'")
     cluster = address or environ.get(ADDRESS_VARIABLE, "")
@@ -212,9 +183,9 @@ def looked_up(address: str | None, environ: Mapping[str, str], least: int, most:
 def agents(
     on: OnRay, flags: Sequence[str], directory: str | None, head: Address, token: Token
 ) -> Iterator[dict[str, RayAgent]]:
-    """Have Ray start an agent on each node, which joins the head with these flags, by name of host.
+    """Have Ray start an agent on each node, which joins the head with these flags. Yield the agents by host.
 
-    `directory`: where it begins; None: where Ray has it begin. See `coordinator.rendezvous.Launch`, too.
+    `directory`: where they begin; None: where Ray has them begin. See `coordinator.rendezvous.Launch`.
     """
     words = ["join", shown(head), "-n", str(on.workers), "--wait", str(COMES_WITHIN), "--stdin", *flags]
     order = {
@@ -226,38 +197,10 @@ def agents(
         "least": on.least,
         "hosts": [{"name": name, "workers": on.workers, "words": [*words, "--name", name]} for name in on.names],
     }
-    found = {name: RayAgent(name) for name in on.names}
-    broker = _started(found, json.dumps(order))
-    for agent in found.values():
-        agent.watched = broker.watch
+    broker = Broker(on.names, order)
     try:
-        yield found
+        yield broker.agents
     finally:
-        for agent in found.values():
-            agent.came(lambda line: None)  # how the run has ended is said here
+        for agent in broker.agents.values():
+            agent.came(lambda line: None)  # the head itself says how the run has ended
         broker.end()
-
-
-def _started(found: Mapping[str, RayAgent], order: str) -> Broker:
-    """Start the broker with that order."""
-    theirs, own_input = os.pipe()
-    own_output, printed = os.pipe()
-
-    def body() -> int:
-        os.dup2(theirs, 0)
-        os.dup2(printed, 1)
-        os.execv(sys.executable, [sys.executable, "-m", "paceline.launch.ray_broker"])
-
-    try:
-        process = fork_child(body)
-    except BaseException:
-        os.close(own_input)
-        os.close(own_output)
-        raise
-    finally:
-        os.close(theirs)
-        os.close(printed)
-    os.set_blocking(own_output, False)
-    with suppress(BrokenPipeError):  # it has ended already
-        os.write(own_input, f"{order}\n".encode())
-    return Broker(found, lambda line: sys.stderr.write(f"paceline: {line}\n"), process, own_input, own_output)

@@ -1,11 +1,10 @@
 """The process between a head and Ray: it asks for a placement group, and keeps one actor for each host.
 
-`python -m paceline.launch.ray_broker`, started by `launch.ray`. The head forks, which no process may
-that has Ray's threads, so Ray is imported here alone. An actor starts `paceline join` as a process of its own and
-forks nothing, for the same reason.
+`launch.ray` starts it as `python -m paceline.launch.ray_broker`. The head forks, which a process with Ray's threads
+must not do, so only this process imports Ray. For the same reason an actor starts `paceline join` as another process.
 
-The first line of standard input says what to start, as JSON. The end of standard input, or of this process, ends all of
-it. What happens there is said on standard output, one JSON object a line.
+The first line of standard input says what to start, as JSON. The end of standard input, or of this process, ends all
+agents. Events go to standard output, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from contextlib import suppress
 from typing import Any
 
 WAITS_UNSAID = 5.0
-"""Seconds after which it is said that Ray has no room yet."""
+"""Seconds after which the user is told that Ray has no room yet."""
 ENDS_WITHIN = 15.0
 """Seconds that agents have to end once they are told to."""
 LOOKS_EVERY = 0.2
-"""Seconds between two looks at whether standard input has ended."""
+"""Seconds between two checks whether standard input has ended."""
 NODES_EVERY = 2.0
-"""Seconds between two looks for nodes that have come."""
+"""Seconds between two looks for new nodes."""
 
 Said = tuple[list[str], str | None]
-"""Lines that an agent has printed, and how it has ended if it has."""
+"""Lines that an agent has printed, and how it has ended, if it has."""
 Say = Callable[..., None]
-"""Says that to the head: `line` for the user, `error`, or of a `host` a `line` that it printed or how it `ended`."""
+"""Sends the head a `line` for the user, an `error`, or for a `host` a `line` that it printed or how it `ended`."""
 
 
 class Agent:
-    """What an actor is: the keeper of one `paceline join`, which it starts and whose lines it hands on."""
+    """An actor, which starts one `paceline join` and hands on what it prints."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,13 +55,13 @@ class Agent:
             env=variables,
         )
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already
+        with suppress(BrokenPipeError):  # the process has ended already
             self._process.stdin.write(f"{first_line}\n".encode())
             self._process.stdin.flush()
         return [], None
 
     def lines(self) -> Said:
-        """Await a line that it prints, or its end."""
+        """Wait until it prints a line or ends."""
         assert self._process is not None
         assert self._process.stdout is not None
         if data := self._process.stdout.readline():
@@ -70,16 +69,16 @@ class Agent:
         return [], _ended_with(self._process.wait())
 
     def end(self) -> None:
-        """Have it end: it does with its standard input."""
+        """Close its standard input, which ends it."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
 
 def main() -> int:
-    """Do what the first line of standard input says, until all agents have ended or standard input has."""
+    """Do what the first line of standard input says, until all agents have ended, or standard input has."""
     order = json.loads(sys.stdin.readline())
     say = _sayer()
-    import ray  # not before the order is here: it takes a second, and who ends this then waits for nothing
+    import ray  # takes a second, so not before the order is here
 
     try:
         ray.init(address=order["address"], namespace="paceline", log_to_driver=False, logging_level="ERROR")
@@ -105,7 +104,7 @@ def _await_end(told_to_end: threading.Event) -> None:
 
 
 def _group(order: Mapping[str, Any]) -> Any:
-    """Ask for a place for each host that training begins with, on a node of its own; the first is this node."""
+    """Ask for a node for each host that training begins with. The first is this node."""
     import ray
     from ray.util.placement_group import placement_group
 
@@ -116,7 +115,7 @@ def _group(order: Mapping[str, Any]) -> Any:
 
 
 def _placed(group: Any, order: Mapping[str, Any], told_to_end: threading.Event, say: Say) -> bool:
-    """Wait until Ray has the places. Return whether it has: else this process is to end."""
+    """Wait until Ray has these nodes. Return False if this process was told to end before."""
     began, told = time.monotonic(), False
     while not told_to_end.is_set():
         if group.wait(LOOKS_EVERY):
@@ -129,25 +128,25 @@ def _placed(group: Any, order: Mapping[str, Any], told_to_end: threading.Event, 
 
 
 class _Actors:
-    """An actor for each host: in its place of the group, or on a node that has come since."""
+    """An actor for each host: in its place in the group, or on a node that has come since."""
 
     def __init__(self, order: Mapping[str, Any], group: Any) -> None:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self._order = order
-        # one call waits for lines, while another may end it
+        # one call waits for lines while another may end the agent
         self._kind = ray.remote(num_cpus=order["workers"], max_restarts=0, max_concurrency=2)(Agent)
         self._hosts = list(order["hosts"])
-        """Those that have no actor yet."""
+        """Hosts without an actor."""
         self._nodes = set(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
         self.awaited: dict[Any, tuple[str, Any]] = {}
-        """By what is awaited: the host's name, and its actor."""
+        """By awaited call: the host's name, and its actor."""
         for number in range(1, 1 + order["least"]):
             self._start(PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number))
 
     def look_for_nodes(self) -> None:
-        """Start another host on each node that is new, as long as more hosts may come."""
+        """Start another host on each new node, as long as more hosts may come."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -159,7 +158,7 @@ class _Actors:
                 self._start(NodeAffinitySchedulingStrategy(there, soft=False))
 
     def listen(self, name: str, actor: Any) -> None:
-        """Await what that host's agent prints next, or its end."""
+        """Wait for what that host's agent prints next, or its end."""
         self.awaited[actor.lines.remote()] = name, actor
 
     def _start(self, there: Any) -> None:
@@ -169,7 +168,7 @@ class _Actors:
 
 
 def _keep(actors: _Actors, told_to_end: threading.Event, say: Say) -> None:
-    """Hand on what agents print until this is to end. They have some time to end then."""
+    """Hand on what agents print until this process is told to end. Then give them time to end."""
     import ray
     from ray.exceptions import RayError
 
@@ -208,9 +207,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _sayer() -> Say:
-    """Take standard output for what is said here alone.
+    """Keep standard output for this process's own events.
 
-    Ray prints there, too: dozens of lines of its own log when a node dies, which the head reports in one line.
+    Ray prints there, too, such as dozens of lines of its log when a node dies. The head reports that in one line.
     """
     out = os.fdopen(os.dup(1), "w")
     unread = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""`--on ssh:a,b`: where the machines are, and the user's own ssh with its configuration and its keys."""
+"""`--on ssh:a,b`: agents on machines that the user's own ssh reaches, with its configuration and keys."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from paceline.launch.machines import (
     why_not,
 )
 from paceline.launch.remote import Remote, over_ssh
-from paceline.net.tcp import Address
+from paceline.net.tcp import Address, shown
 from paceline.net.token import Token
 
 TELLS_WITHIN = 10.0
-"""Seconds that ssh has to say what its configuration is. It may execute commands for that, as `Match exec` has it."""
+"""Seconds that ssh has to print its configuration. It may run commands for that, as `Match exec` says."""
 
 
 @dataclass(frozen=True, slots=True)
 class On:
-    """What `--on` and `--ssh` say, and where ssh's configuration says that the machines are."""
+    """What `--on` and `--ssh` say, and ssh's configuration for each machine."""
 
     machines: tuple[Machine, ...]
     ssh: tuple[str, ...]
-    """The words of the command that is ssh."""
+    """The words of the ssh command."""
     found: Mapping[str, Mapping[str, str]]
     """By machine: see `configured`."""
 
     def address(self) -> str:
-        """Return this machine's address on the way to the machines. Raises ConfigError if none is known."""
+        """Return this machine's address towards the machines. Raises ConfigError if there is none."""
         return self._leading_to(self.machines)
 
     def commands(
         self, head: Address, arguments: Sequence[str], directory: str | None
     ) -> list[tuple[Machine, list[str]]]:
-        """Return what has each machine join the head, which listens at that address. See `join_words`."""
+        """Return each machine's command line, by which it joins the head at that address. See `join_words`."""
         commands = []
         for machine in self.machines:
             there = [*join_words(self._head(head, machine), machine), *arguments]
@@ -60,11 +60,11 @@ class On:
         return commands
 
     def _head(self, head: Address, machine: Machine) -> str:
-        """Where that machine finds the head, which may listen on all of its addresses."""
+        """Return where that machine finds the head, which may listen on all of its addresses."""
         address, port = head
         if ip_address(address).is_unspecified:
             address = self._leading_to([machine])
-        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        return shown((address, port))
 
     def _leading_to(self, machines: Sequence[Machine]) -> str:
         try:
@@ -81,17 +81,17 @@ class On:
 def agents(
     on: On, flags: Sequence[str], directory: str | None, head: Address, token: Token
 ) -> Iterator[dict[str, Remote]]:
-    """Start an agent on each machine, which joins the head with these flags, by name of host.
+    """Start an agent on each machine, which joins the head with these flags. Yield the agents by host.
 
-    `directory`: where it begins; None: where ssh has it begin. See `coordinator.rendezvous.Launch`, too.
+    `directory`: where they begin; None: where ssh has them begin. See `coordinator.rendezvous.Launch`.
     """
     why = partial(why_not, ssh=on.ssh, directory=directory, python=sys.executable)
     with over_ssh(on.commands(head, flags, directory), token.text, why, _say) as remotes:
-        yield {remote.machine.name: remote for remote in remotes}
+        yield {remote.host: remote for remote in remotes}
 
 
 def looked_up(on: str, ssh: str, workers: int) -> On:
-    """Return what these values of `--on` and `--ssh` say. Raises ConfigError, in one line."""
+    """Read the values of `--on` and `--ssh`. Raises ConfigError, in one line."""
     named = machines(on, workers)
     try:
         words = shlex.split(ssh)
@@ -103,7 +103,7 @@ def looked_up(on: str, ssh: str, workers: int) -> On:
 
 
 def configured(ssh: Sequence[str], machine: Machine) -> dict[str, str]:
-    """Return what ssh's configuration says of the machine. Raises ConfigError if ssh can't tell."""
+    """Return ssh's configuration for the machine. Raises ConfigError if ssh can't tell."""
     try:
         words = ssh_words(ssh, machine, ["-G"])
         asked = subprocess.run(
@@ -123,9 +123,9 @@ def configured(ssh: Sequence[str], machine: Machine) -> dict[str, str]:
 
 
 def leading_to(hosts: Sequence[str]) -> str:
-    """Return this machine's address on the way to these hosts. It is loopback's only if all of them are this machine.
+    """Return this machine's address towards these hosts. It is a loopback address only if all are this machine.
 
-    Raises OSError if no address of any of them is known here.
+    Raises OSError if none of them has a known address.
     """
     found, why = [], OSError("no host is named")
     for host in hosts:
@@ -143,7 +143,7 @@ def _leading_to(host: str) -> str:
     for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind) as end:
             try:
-                end.connect(address)  # which sends nothing: it looks for the way there
+                end.connect(address)  # sends nothing, and only looks up the route
             except OSError as error:
                 why = error
             else:
@@ -152,7 +152,7 @@ def _leading_to(host: str) -> str:
 
 
 def working_directory() -> str:
-    """Return the working directory as the user knows it: with its links, whose targets may differ between machines."""
+    """Return the working directory with its links unresolved, as their targets may differ between machines."""
     named = os.environ.get("PWD", "")
     with suppress(OSError):
         if os.path.isabs(named) and os.path.samefile(named, "."):

@@ -1,4 +1,4 @@
-"""The end of `paceline join --stdin`: who started it speaks through its standard input, and ends it by closing that."""
+"""`paceline join --stdin`: the process that started it writes to its standard input, and closes that to end it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import select
 import signal
 
 LONGEST = 4096
-"""Bytes that the first line may have."""
+"""Bytes of the longest first line."""
 
 
 def first_line() -> str:
-    """Return the first line of standard input, and leave the rest there."""
+    """Read the first line of standard input, and no more."""
     line = b""
     while len(line) < LONGEST and (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
@@ -22,8 +22,8 @@ def first_line() -> str:
 def end_with_input() -> None:
     """Have the kernel send this process SIGTERM when its standard input ends, or more of it comes.
 
-    So whoever holds the other end ends this process by ending, however that happens. It works while nothing here
-    waits for input, as when torch is imported.
+    So this process ends with the one at the other end, however that ends. It works at any time, such as while torch is
+    imported.
     """
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM)

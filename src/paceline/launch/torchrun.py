@@ -1,7 +1,6 @@
-"""What the hosts of a run under torchrun tell each other: where the head listens.
+"""How the hosts of a run under torchrun find the head: through the key-value store of torchrun's own rendezvous.
 
-They use the key-value store that torchrun has for its own rendezvous. It lives as long as torchrun on the first host,
-so that it outlives the processes which torchrun begins anew.
+The store lives as long as torchrun on the first host, so it outlives the processes that torchrun restarts.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 REACHED_WITHIN = 60.0
-"""Seconds in which torchrun's store has to answer."""
+"""Seconds that torchrun's store has to answer."""
 COMPLETE = "complete"
-"""What the head says where the run has ended before."""
+"""Stored by the head once the run has ended."""
 
 
 def begin(placed: Placement) -> int:
-    """Count an attempt at the run, and return how many there were with this one. For the head alone."""
+    """Count an attempt at the run, at the head. Return how many there were, with this one."""
     with _answers(placed):
         return int(_store(placed).add(_key(placed, "attempts"), 1))
 
 
 def publish(placed: Placement, address: Address, attempt: int) -> None:
-    """Have the other hosts know where the head listens in this attempt."""
+    """Tell the other hosts where the head listens in this attempt."""
     host, port = address
     with _answers(placed):
         _store(placed).set(_key(placed, "head"), f"{host} {port} {attempt}")
 
 
 def publish_complete(placed: Placement) -> None:
-    """Have the other hosts know that the run is complete, and nobody listens."""
+    """Tell the other hosts that the run is complete, and the head no longer listens."""
     with _answers(placed):
         _store(placed).set(_key(placed, "head"), COMPLETE)
 
 
 class Published:
-    """What the head publishes, as another host sees it."""
+    """What the head has published, for another host."""
 
     def __init__(self, placed: Placement) -> None:
         self._placed, self._key = placed, _key(placed, "head")
@@ -52,12 +51,12 @@ class Published:
             self._store = _store(placed)
 
     def head(self) -> tuple[Address, int] | None:
-        """Return where the head listens, or did before it began anew, and in which attempt. None: not yet known."""
-        host, port, attempt = text.split() if len((text := self._text()).split()) == 3 else ("", "0", "0")
-        return ((host, int(port)), int(attempt)) if host else None
+        """Return where the head listens, or did before a restart, and in which attempt. None: not known yet."""
+        words = self._text().split()
+        return ((words[0], int(words[1])), int(words[2])) if len(words) == 3 else None
 
     def is_complete(self) -> bool:
-        """Whether the run had been completed before."""
+        """Return whether the run was completed before."""
         return self._text() == COMPLETE
 
     def _text(self) -> str:
@@ -70,7 +69,7 @@ def _key(placed: Placement, name: str) -> str:
 
 
 def _store(placed: Placement) -> TCPStore:
-    """Return torchrun's store. A client has no thread, so the process may fork afterwards."""
+    """Connect to torchrun's store. A client has no thread, so the process may fork afterwards."""
     from torch._C._distributed_c10d import TCPStore
 
     assert placed.store is not None
@@ -85,11 +84,11 @@ def _store(placed: Placement) -> TCPStore:
 
 @contextmanager
 def _answers(placed: Placement) -> Iterator[None]:
-    """Raise ConfigError, in one line, if the store does not answer: it ends with torchrun on the first host."""
+    """Raise ConfigError, in one line, if the store does not answer. It ends with torchrun on the first host."""
     assert placed.store is not None
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # torch's own kinds of these
+    except (RuntimeError, ValueError) as error:  # torch's errors are subclasses of these
         why = str(error).splitlines()[0][:100]
         raise ConfigError(
             f"torchrun's store does not answer at {shown((placed.head, placed.store))} ({why}); see whether torchrun "

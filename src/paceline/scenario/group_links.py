@@ -1,4 +1,4 @@
-"""The links that averages of groups go over, as a fluid: when each average has moved its bytes.
+"""The links that averages of groups go over, as a fluid model: when each average has moved its bytes.
 
 A group of g members averages a message of M bytes as a ring does: each member sends 2(g − 1) pieces of M/g bytes, and
 receives as many. So one average alone, at B bytes a second and with a link's latency a, takes
@@ -7,9 +7,9 @@ receives as many. So one average alone, at B bytes a second and with a link's la
 B depends on the nodes of the members. A group on one node uses the node's own memory. A group across nodes uses the
 link of each of its nodes. It is slower if it has several members on one of them, as these share that link.
 
-Averages at the same time share what they use, at every moment: with k averages in the memory or on the busiest link
-that it uses, an average has 1/k of its speed. It uses them until its last byte has left, and ends its latencies later.
-The store's link is another one, and pushes and pulls do not disturb averages.
+Simultaneous averages share memory and links at every moment: with k averages in the memory or on the busiest link that
+it uses, an average has 1/k of its speed. It uses them until its last byte has left, and ends its latencies later. The
+store's link is a separate one, so pushes and pulls do not disturb averages.
 
 Source: the usual cost model of a reduce-scatter and an all-gather. That averages share links in equal parts is ours.
 """
@@ -24,24 +24,24 @@ from heapq import heappop, heappush
 from paceline.scenario.scenario import Network, Scenario
 
 Link = tuple[str, bool]
-"""A node, and whether it is the node's memory. Otherwise it is the node's link to the other nodes."""
+"""(node, True) is a node's memory. (node, False) is its link to the other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageMoved:
-    """One average whose bytes have moved. Bytes and seconds; `ended` includes the latencies."""
+    """An average whose bytes have moved. Times are in seconds, and `ended` includes the latencies."""
 
     group: int
     members: tuple[int, ...]
     size: int
-    """What each member has sent, and received."""
+    """Bytes that each member has sent, and received."""
     began: float
     ended: float
 
 
 @dataclass(slots=True)
 class AverageUnderWay:
-    """An average that was not reported yet."""
+    """An average that `finish` has not returned yet."""
 
     members: tuple[int, ...]
     size: int
@@ -50,16 +50,16 @@ class AverageUnderWay:
     """Bytes a second, alone."""
     links: tuple[Link, ...]
     left: float
-    """Bytes that were still to be sent at `since`."""
+    """Bytes still to be sent at `since`."""
     since: float
     share: int = 0
-    """How many averages are on the busiest of its links, itself included; 0 before it is on any."""
+    """The number of averages on its busiest link, itself included; 0 before it is on any."""
     due: float = math.inf
     """When its last byte leaves, if nothing changes; infinity once that has left."""
 
     def go_on(self, at: float, share: int) -> None:
-        """From `at` on it is one of so many."""
-        if self.share and at > self.since:  # no time at an infinite speed is no number
+        """Share with so many averages from `at` on."""
+        if self.share and at > self.since:  # 0 seconds at an infinite speed would be NaN
             self.left = max(0.0, self.left - (at - self.since) * self.speed / self.share)
         self.since, self.share = at, share
         self.due = at + self.left * share / self.speed
@@ -67,11 +67,10 @@ class AverageUnderWay:
 
 @dataclass(slots=True)
 class GroupLinks:
-    """The links, with all averages that have begun and were not reported by `finish`.
+    """The links, with all averages that have begun and that `finish` has not returned.
 
-    As in `SharedLink`, time goes on only by what happens, so a caller has exactly the model's times, however late it
-    asks. It takes every end with `finish` before it tells of what happened later. What an end causes begins at that
-    average's `ended`. A beginning or an end costs as much as there are averages on the same links.
+    `SharedLink` has the rules for callers. A beginning or an end takes time in proportion to the averages on the same
+    links.
     """
 
     nodes: tuple[str, ...]
@@ -85,21 +84,21 @@ class GroupLinks:
     latency: float
     """Seconds that a piece takes from one member to the next, in addition."""
     moment: float = 0.0
-    """The second that the links have been advanced to. Nothing begins before it any more."""
+    """The second that the links have been advanced to. No average begins before it."""
     open: dict[int, AverageUnderWay] = field(default_factory=dict)
     """By group."""
     on: dict[Link, dict[int, None]] = field(default_factory=dict)
     """By link: the groups whose bytes are still leaving."""
     leaving: list[tuple[float, int]] = field(default_factory=list)
-    """A heap of (when its last byte leaves, group). Skip those whose `due` is another one now."""
+    """A heap of (when the last byte leaves, group). Skip groups whose `due` has changed."""
     ends: list[tuple[float, int]] = field(default_factory=list)
     """A heap of (end, group) of averages whose last byte has left."""
 
     @classmethod
     def of(cls, scenario: Scenario, workers: int) -> GroupLinks | None:
-        """The links that a scenario asks for; None if they pace nothing: no bandwidth and no latency.
+        """Return the scenario's links; None if they have no bandwidth and no latency.
 
-        Where the scenario says nothing of nodes or their memory, each worker is a node of its own.
+        Where the scenario does not mention nodes or their memory, each worker is a node of its own.
         """
         network = scenario.network
         if network is None:
@@ -127,7 +126,7 @@ class GroupLinks:
         self._share_out(links)
 
     def next_change(self) -> float | None:
-        """When an average next leaves its links or ends, if nothing else begins; None if there is none.
+        """Return when an average next leaves its links or ends, if no other begins; None if there is none.
 
         No average ends before.
         """
@@ -135,7 +134,7 @@ class GroupLinks:
         return min(moments, default=None)
 
     def finish(self, until: float) -> AverageMoved | None:
-        """Return the earliest average that has ended by `until` and was not reported yet; None if there is none.
+        """Return the next average that has ended by `until`, or None.
 
         Averages come in the order of their ends, and of their groups' numbers where they end at the same instant.
         """
@@ -153,7 +152,7 @@ class GroupLinks:
         return AverageMoved(group=group, members=one.members, size=one.size, began=one.began, ended=ended)
 
     def _leave(self) -> None:
-        """The last byte of the first average that is to leave has left."""
+        """Let the last byte of the next average leave its links."""
         self.moment, group = heappop(self.leaving)
         one = self.open[group]
         one.due = math.inf
@@ -163,14 +162,14 @@ class GroupLinks:
         self._share_out(one.links)
 
     def _leaving(self) -> list[tuple[float, int]]:
-        """The heap `leaving`, whose first entry holds."""
+        """Return the heap `leaving`, with a valid first entry."""
         heap = self.leaving
         while heap and (heap[0][1] not in self.open or self.open[heap[0][1]].due != heap[0][0]):
             heappop(heap)
         return heap
 
     def _share_out(self, links: tuple[Link, ...]) -> None:
-        """The averages on these links have other shares from now on."""
+        """Update the shares of the averages on these links."""
         for group in {group: None for link in links for group in self.on[link]}:
             one = self.open[group]
             share = max(len(self.on[link]) for link in one.links)
@@ -180,12 +179,12 @@ class GroupLinks:
 
 
 def ring_bytes(members: int, message: int) -> int:
-    """Bytes that each of so many members sends, and receives, to average a message."""
+    """Return the bytes that each of so many members sends, and receives, to average a message."""
     return -(-2 * (members - 1) * message // members)  # rounded up
 
 
 def assumed(scenario: Scenario, protocol: str) -> str | None:
-    """What averages are taken to go over where the scenario gives only other links; None if it gives theirs."""
+    """Say which links averages are assumed to use, if the scenario gives only other links. None: it gives theirs."""
     network = scenario.network
     if network is None or network.between_nodes is not None or _own(network) is None:
         return None
@@ -198,13 +197,13 @@ def assumed(scenario: Scenario, protocol: str) -> str | None:
 
 
 def _alone(scenario: Scenario) -> bool:
-    """Whether each worker counts as a node of its own."""
+    """Return whether each worker counts as a node of its own."""
     network = scenario.network
     return scenario.nodes == 1 and (network is None or network.within_nodes is None)
 
 
 def _own(network: Network) -> float | None:
-    """Bytes a second of a node's link where nothing is said of it: the store's, or a worker's own if that is less."""
+    """Return the default bandwidth of a node's link: the store's, or a worker's own if that is less."""
     given = [one for one in (network.bandwidth, network.worker_bandwidth) if one is not None]
     return min(given, default=None)
 

@@ -1,14 +1,13 @@
-"""The links between hosts as a fluid: when each transfer ends, given when it began and what else is on the way.
+"""The links between hosts, as a fluid model: when each transfer ends, given when it began and all other transfers.
 
-Each host has one link to all others. It is full duplex: what goes out and what comes in don't disturb each other. A
-transfer uses its source's way out and its target's way in. Of k transfers on one way each gets 1/k of its bandwidth at
-every moment. What a transfer can't use of its part, as its other way gives it less, goes to the others in equal parts.
-So the shares are max-min fair: nobody's can be larger without making one smaller that is no larger than that. A
-transfer has its share until its last byte has left. It ends the latencies of both hosts later. So M bytes alone take
-both latencies + M/B, where B is the lesser bandwidth of the two.
+Each host has one full-duplex link to all others. A transfer uses its source's way out and its target's way in. Each of
+k transfers on one way gets 1/k of its bandwidth at every moment. A transfer whose other way gives it less leaves the
+rest to the others in equal parts. So the shares are max-min fair: none can grow without shrinking one that is no
+larger. A transfer has its share until its last byte has left. It ends the latencies of both hosts later. So M bytes
+alone take both latencies + M/B, where B is the lesser bandwidth of the two.
 
-Source: max-min fairness as in Bertsekas and Gallager, Data Networks (1992), section 6.5.2. That links of hosts share
-like that is ours.
+Source: max-min fairness as in Bertsekas and Gallager, Data Networks (1992), section 6.5.2. That hosts' links share this
+way is our assumption.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """One transfer that has ended. Bytes and seconds; `ended` includes the latencies."""
+    """A transfer that has ended. Times are in seconds, and `ended` includes the latencies."""
 
     number: int
     """In the order in which transfers began, from 0."""
@@ -41,7 +40,7 @@ class Carried:
 
 @dataclass(slots=True)
 class _Open:
-    """A transfer that was neither reported nor cancelled yet."""
+    """A transfer that was neither returned by `finish` nor cancelled."""
 
     pair: Pair
     size: int
@@ -52,11 +51,10 @@ class _Open:
 
 @dataclass(slots=True)
 class HostLinks:
-    """The links, with all transfers that have begun and were neither reported by `finish` nor cancelled.
+    """The links, with all transfers that have begun and were neither returned by `finish` nor cancelled.
 
-    As in `SharedLink`, time goes on only by what happens, so a caller has exactly the model's times, however late it
-    asks. It takes every end with `finish` before it tells of what happened later. What an end causes begins at that
-    transfer's `ended`. A beginning or an end costs as much as there are pairs of hosts with transfers between them.
+    `SharedLink` has the rules for callers. A beginning or an end takes time in proportion to the pairs of hosts with
+    transfers between them.
     """
 
     bandwidths: Mapping[str, float]
@@ -64,19 +62,19 @@ class HostLinks:
     latencies: Mapping[str, float]
     """By host: seconds."""
     moment: float = 0.0
-    """The second that the links have been advanced to. Nothing begins before it any more."""
+    """The second that the links have been advanced to. No transfer begins before it."""
     begun: int = 0
-    """How many transfers ever began: the next one's number."""
+    """Transfers that ever began: the next one's number."""
     open: dict[int, _Open] = field(default_factory=dict)
     """By number."""
     ways: dict[Pair, Way] = field(default_factory=dict)
-    """By pair: its transfers whose bytes are still leaving, which all have the same share. No pair without any."""
+    """By pair of hosts: the transfers whose bytes are still leaving, which all have the same share."""
     ends: list[tuple[float, int]] = field(default_factory=list)
     """A heap of (end, number) of transfers whose last byte has left. Skip those that are no longer in `open`."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> HostLinks:
-        """The links that a scenario's hosts have."""
+        """Return the links of the scenario's hosts."""
         tables = scenario.host_tables
         return cls(
             {table.name: math.inf if table.bandwidth is None else table.bandwidth for table in tables},
@@ -95,7 +93,7 @@ class HostLinks:
         return number
 
     def cancel(self, number: int, at: float) -> None:
-        """Cancel the transfer: from `at` on the others have its share. One that has ended by then is still reported."""
+        """Cancel the transfer: from `at` on the others have its share. `finish` still returns one that has ended."""
         self._go_on(at)
         one = self.open[number]
         if one.ended <= self.moment:
@@ -106,7 +104,7 @@ class HostLinks:
             self._share_out()
 
     def next_change(self) -> float | None:
-        """When a last byte next leaves or a transfer ends, if nothing else begins; None if there is no transfer.
+        """Return when a last byte next leaves or a transfer ends, if no other begins; None without a transfer.
 
         No transfer ends before.
         """
@@ -116,7 +114,7 @@ class HostLinks:
         return None if min(moments) == math.inf else min(moments)
 
     def finish(self, until: float) -> Carried | None:
-        """Return the earliest transfer that has ended by `until` and was not reported yet; None if there is none.
+        """Return the next transfer that has ended by `until`, or None.
 
         Transfers come in the order of their ends, and of their beginnings where they end at the same instant.
         """
@@ -131,7 +129,7 @@ class HostLinks:
         return None
 
     def _go_on(self, at: float) -> None:
-        """Time goes on to `at`."""
+        """Advance time to `at`."""
         self.moment = max(self.moment, at)
         while (leaving := self._leaving()) <= self.moment:
             self._leave(leaving)
@@ -139,11 +137,11 @@ class HostLinks:
             way.serve(self.moment)
 
     def _leaving(self) -> float:
-        """When the next last byte leaves."""
+        """Return when the next last byte leaves."""
         return min((way.first() or 0.0 for way in self.ways.values()), default=math.inf)
 
     def _leave(self, at: float) -> None:
-        """At that moment, which `_leaving` gave, last bytes leave."""
+        """Let the last bytes leave that are due at this moment, which `_leaving` gave."""
         for pair, way in self.ways.items():
             if (way.first() or 0.0) > at:
                 way.serve(at)
@@ -155,7 +153,7 @@ class HostLinks:
         self._share_out()
 
     def _share_out(self) -> None:
-        """Give each transfer its share from now on: those on the fullest way first, and the others what is left."""
+        """Give each transfer its share: first those on the fullest way, and the others what is left."""
         self.ways = {pair: way for pair, way in self.ways.items() if way.flows}
         users: dict[_End, dict[Pair, int]] = {}
         for pair, way in self.ways.items():

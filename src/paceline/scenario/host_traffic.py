@@ -1,11 +1,10 @@
-"""What moves between the hosts of a run with a store, and when it has come, as the links' model has it.
+"""What moves between the hosts of a run with a store, and when it has come.
 
-The first host is the head, where the store is. A version goes from there to each other host once, however many of its
-workers want it, and an update goes from its host to the head once. What is on the same host moves at no cost. What
-training begins with is on all hosts from the beginning. How fast things move is up to `host_links`. Orders and other
-small messages take no time.
+The first host is the head, where the store is. A version goes from the head to each other host once, however many of
+its workers want it. An update goes from its host to the head once. Moving data within a host takes no time. All hosts
+have the first version. `host_links` says how fast things move. Orders and other small messages take no time.
 
-That this is what moves is ours, as `transfer.fetcher` does it.
+The choice of what moves is ours, as in `transfer.fetcher`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from paceline.scenario.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemCame:
-    """An item has come from one host to another. Bytes and seconds."""
+    """An item that has come from one host to another. Times are in seconds."""
 
     item: Update | Version
     source: str
@@ -28,7 +27,7 @@ class ItemCame:
     began: float
     ended: float
     waiting: tuple[tuple[int, float], ...]
-    """The workers that it has come for, or the one whose update it is, and since when each has waited for it."""
+    """(worker, since when it has waited) of each worker that wanted the version, or whose update it is."""
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class _Coming:
 
 @dataclass(slots=True)
 class HostTraffic:
-    """All that is under way. A caller keeps the rules of `HostLinks`."""
+    """All items under way. `SharedLink` has the rules for callers."""
 
     links: HostLinks
     hosts: tuple[str, ...]
@@ -48,15 +47,15 @@ class HostTraffic:
     begins: int
     """The version that training begins with."""
     newest: dict[str, int] = field(default_factory=dict)
-    """By host: the newest version that has come there. No worker goes back to an older one."""
+    """By host: the newest version that has come there. No worker wants an older one."""
     coming: dict[int, _Coming] = field(default_factory=dict)
     """By number of the transfer."""
     numbers: dict[tuple[Update | Version, str], int] = field(default_factory=dict)
-    """By item and target: that number."""
+    """By item and target: the number of its transfer."""
 
     @classmethod
     def of(cls, scenario: Scenario, workers: int, begins: int = 0) -> HostTraffic | None:
-        """What a scenario asks for; None if what moves between its hosts takes no time."""
+        """Return the scenario's traffic; None if moving data between its hosts takes no time."""
         if not scenario.links_hosts:
             return None
         return cls(HostLinks.of(scenario), tuple(scenario.hosts(workers)), begins)
@@ -64,7 +63,7 @@ class HostTraffic:
     def begin(self, worker: int, item: Update | Version, size: int, at: float) -> bool:
         """Bring the worker's update to the store, or that version to the worker, from second `at` on.
 
-        Return whether it has to come from another host; otherwise it is there.
+        Return False if the item is on the same host already.
         """
         head, host = self.hosts[0], self.hosts[worker]
         if host == head or (isinstance(item, Version) and item.version <= self.newest.get(host, self.begins)):
@@ -77,21 +76,17 @@ class HostTraffic:
         return True
 
     def leaves(self, worker: int, at: float) -> None:
-        """The worker takes no part any more. What nobody else waits for does not come."""
+        """The worker has left. Cancel the transfers that only it waited for."""
         for number, one in list(self.coming.items()):
             one.waiting = [waiting for waiting in one.waiting if waiting[0] != worker]
             if not one.waiting:
                 self.links.cancel(number, at)
                 self._forget(number)
 
-    def next_change(self) -> float | None:
-        """See `HostLinks`."""
-        return self.links.next_change()
-
     def finish(self, until: float) -> ItemCame | None:
-        """Return what has come by `until`, the earliest, and was not reported yet; None if there is nothing."""
+        """Return the next item that has come by `until`, or None."""
         while (carried := self.links.finish(until)) is not None:
-            if carried.number in self.coming:  # otherwise all who waited left at that very moment
+            if carried.number in self.coming:  # otherwise all workers that waited left at that very moment
                 return self._came(self._forget(carried.number), carried)
         return None
 

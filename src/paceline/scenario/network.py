@@ -1,14 +1,13 @@
-"""The parameter server's link as a fluid: when each transfer ends, given when it began and what else is on the way.
+"""The parameter server's link, as a fluid model: when each transfer ends, given when it began and all other transfers.
 
-The link is full duplex. Pushes share the way in and pulls the way out, and the two don't disturb each other. Of k
-transfers on one way each gets 1/k of its goodput at every moment, and no more than its worker's own link carries.
-While more than one push is on its way, the goodput inwards is bandwidth × incast, for all of them together. A transfer
-shares the way from the moment it begins until its last byte has left, and ends `latency` later. So a push of M bytes
-alone takes latency + M/B, n equal ones at once take latency + n·M/B (without incast), and one of 0 bytes takes the
-latency alone.
+The link is full duplex: pushes share the way in, and pulls the way out. Each of k transfers on one way gets 1/k of its
+goodput at every moment, and no more than its worker's own link carries. While there is more than one push, the goodput
+inwards is bandwidth × incast, for all of them together. A transfer shares the way from its beginning until its last
+byte has left, and ends `latency` later. So a push of M bytes alone takes latency + M/B, n equal ones at once take
+latency + n·M/B (without incast), and one of 0 bytes takes the latency alone.
 
-Source: the standard fluid model of fair sharing, ours in this form. The incast factor is ours too: it stands for
-the goodput that is lost when many senders at once overflow a switch's buffer.
+Source: the standard fluid model of fair sharing, ours in this form. The incast factor is ours, too. It stands for the
+goodput that is lost when many senders at once overflow a switch's buffer.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Direction = Literal["push", "pull"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTransfer:
-    """One push or pull that has ended. Bytes and seconds; `ended` includes the latency."""
+    """A push or pull that has ended. Times are in seconds, and `ended` includes the latency."""
 
     number: int
     """In the order in which the link's transfers began, from 0."""
@@ -39,7 +38,7 @@ class LinkTransfer:
 
 @dataclass(slots=True)
 class OpenTransfer:
-    """A transfer that was neither reported nor cancelled yet."""
+    """A transfer that was neither returned by `finish` nor cancelled."""
 
     worker: int
     direction: Direction
@@ -53,12 +52,12 @@ class OpenTransfer:
 class Way:
     """One direction, with the transfers whose bytes are still leaving.
 
-    `served` counts the bytes that each flow has got since the way was last idle. What one transfer has got is `served`
-    less its value when the transfer began. So a transfer leaves when `served` reaches a mark that never changes. Other
-    transfers only change when that is. No event looks at more than the first of a heap.
+    `served` counts the bytes that each flow has got since the way was last idle. A transfer has got `served` less its
+    value when the transfer began. So it leaves when `served` reaches a mark that never changes. Other transfers only
+    change when that happens. No event looks at more than the first of a heap.
 
-    A way that is never idle goes on counting. The rounding of `served` is then worth no more time than the rounding of
-    a moment, times the number of flows: no bytes are served faster than the goodput.
+    A way that is never idle goes on counting. An error in `served` is then worth no more time than the rounding of a
+    moment, times the number of flows, as no bytes are served faster than the goodput.
     """
 
     alone: float
@@ -66,11 +65,11 @@ class Way:
     together: float
     """Goodput of all flows, when there are more."""
     most: float = math.inf
-    """What one flow gets at most, in bytes a second: the speed of the worker's own link."""
+    """The most that one flow gets, in bytes a second: the speed of its worker's own link."""
     now: float = 0.0
     """The moment that `served` is for."""
     served: float = 0.0
-    """Bytes that a flow has got that was here ever since the way was last idle."""
+    """Bytes that a flow has got that has been here since the way was last idle."""
     flows: dict[int, None] = field(default_factory=dict)
     """Numbers of the transfers that share the way."""
     marks: list[tuple[float, int]] = field(default_factory=list)
@@ -79,7 +78,7 @@ class Way:
     """The last result of `first`, until anything changes."""
 
     def first(self) -> float | None:
-        """When the next flow leaves, if nothing changes."""
+        """Return when the next flow leaves, if nothing changes."""
         if self.due is None and self.flows:
             while self.marks[0][1] not in self.flows:
                 heappop(self.marks)
@@ -88,15 +87,15 @@ class Way:
         return self.due
 
     def leave(self, at: float) -> int:
-        """The first flow leaves, at the moment that `first` gave. Return its number."""
+        """Let the next flow leave, at the moment that `first` gave. Return its number."""
         self.served, number = self.marks[0]
         self.now = at
         self.remove(number)
         return number
 
     def serve(self, at: float) -> None:
-        """Go on to `at`. `first` was asked, and no flow leaves until then."""
-        if self.flows and at > self.now:  # no time at an infinite goodput is no number
+        """Advance to `at`. The caller has asked `first`, and no flow leaves until then."""
+        if self.flows and at > self.now:  # 0 seconds at an infinite goodput would be NaN
             got = (at - self.now) * self._goodput() / len(self.flows)
             if self.most < math.inf:
                 got = min(got, (at - self.now) * self.most)
@@ -110,15 +109,15 @@ class Way:
         heappush(self.marks, (self.served + size, number))
 
     def remove(self, number: int) -> None:
-        """The flow leaves or is cancelled. It may have left already."""
+        """Remove the flow, as it leaves or is cancelled. It may have left already."""
         self.flows.pop(number, None)
         self.due = None
         if not self.flows:
             self.marks.clear()
-            self.served = 0.0  # an idle way starts afresh, so that no rounding is carried on
+            self.served = 0.0  # an idle way starts from 0, so that rounding errors don't add up
 
     def goes_at(self, goodput: float) -> None:
-        """All flows together get so much from now on. They were served until now."""
+        """Let all flows together get this goodput from now on. Call `serve` before."""
         self.alone = self.together = goodput
         self.due = None
 
@@ -128,12 +127,12 @@ class Way:
 
 @dataclass(slots=True)
 class SharedLink:
-    """The link, with all transfers that have begun and were neither reported by `finish` nor cancelled.
+    """The link, with all transfers that have begun and were neither returned by `finish` nor cancelled.
 
-    Time goes on only by what happens: to the `at` of a `begin` or `cancel`, and to the end of what `finish`
-    returns. A caller has exactly the model's times, however late it asks, if it keeps two rules. It takes every end
-    with `finish` before it tells of what happened later. What an end causes begins at that transfer's `ended`. Every
-    call costs O(log n), amortized over the transfers.
+    Only calls advance the time: to the `at` of a `begin` or `cancel`, and to the end of what `finish` returns. A caller
+    that keeps two rules gets exactly the model's times, however late it asks. It calls `finish` for every end before it
+    tells of later events. What an end causes begins at that transfer's `ended`. Every call costs O(log n), amortized
+    over the transfers.
     """
 
     bandwidth: float | None
@@ -141,13 +140,13 @@ class SharedLink:
     latency: float
     """Seconds."""
     incast: float
-    """What is left of the goodput when more than one flow enters the server; above 0, at most 1."""
+    """The share of the goodput that is left when more than one flow enters the server; above 0, at most 1."""
     each: float | None = None
     """Bytes a second of one worker's own link, each way; None is unlimited."""
     moment: float = 0.0
-    """The second that the link has been advanced to. Nothing begins before it any more."""
+    """The second that the link has been advanced to. No transfer begins before it."""
     begun: int = 0
-    """How many transfers ever began: the next one's number."""
+    """Transfers that ever began: the next one's number."""
     open: dict[int, OpenTransfer] = field(default_factory=dict)
     """By number."""
     ways: dict[Direction, Way] = field(init=False)
@@ -155,16 +154,16 @@ class SharedLink:
     """A heap of (end, number) of transfers whose last byte has left. Skip those that are no longer in `open`."""
 
     def __post_init__(self) -> None:
-        # An infinite goodput is no special case: all that is on the way leaves before time goes on.
+        # An infinite goodput needs no special case: all transfers leave before time goes on.
         most = math.inf if self.bandwidth is None else self.bandwidth
         each = math.inf if self.each is None else self.each
         self.ways = {"push": Way(most, most * self.incast, each), "pull": Way(most, most, each)}
 
     @classmethod
     def of(cls, network: Network | None) -> SharedLink | None:
-        """The link that a scenario asks for; None if it paces nothing: no bandwidth and no latency.
+        """Return the scenario's link; None if it has no bandwidth and no latency.
 
-        Several servers are one link of all their bandwidths: every transfer is spread evenly over them.
+        Several servers are one link with all their bandwidths, as every transfer is spread evenly over them.
         """
         if network is None:
             return None
@@ -189,8 +188,8 @@ class SharedLink:
     def cancel(self, number: int, at: float) -> bool:
         """Cancel the transfer: from `at` on the others have its share. Return whether it was cancelled.
 
-        Nothing happens if there is no such transfer, or if it was reported or cancelled. Nothing happens either if it
-        has ended by then: `finish` still reports it.
+        It is not cancelled if it is unknown, or returned or cancelled before. Nor is it if it has ended by then, and
+        `finish` still returns it.
         """
         if number not in self.open:
             return False
@@ -203,7 +202,7 @@ class SharedLink:
         return True
 
     def next_end(self) -> float | None:
-        """When the next transfer ends if nothing else begins; None if there is none."""
+        """Return when the next transfer ends if no other begins; None if there is none."""
         while self.ends and self.ends[0][1] not in self.open:
             heappop(self.ends)
         end = self.ends[0][0] if self.ends else None
@@ -214,10 +213,10 @@ class SharedLink:
         return end
 
     def finish(self, until: float) -> LinkTransfer | None:
-        """Return the earliest transfer that has ended by `until` and was not reported yet; None if there is none.
+        """Return the next transfer that has ended by `until`, or None.
 
         Transfers come in the order of their ends, and of their beginnings where they end at the same instant. Asking
-        too early does no harm: time stays where it is.
+        too early does no harm.
         """
         end = self.next_end()
         if end is None or end > until:
@@ -232,13 +231,13 @@ class SharedLink:
         )
 
     def _go_on(self, way: Way, at: float) -> None:
-        """Time goes on to `at`, for this way. The other way stays as it is."""
+        """Advance this way to `at`. The other way stays as it is."""
         self.moment = max(self.moment, at)
         self._let_out(way, self.moment)
         way.serve(self.moment)
 
     def _let_out(self, way: Way, by: float) -> None:
-        """Let out the transfers whose last byte has left by then. What begins from now on can't change that."""
+        """Let out the transfers whose last byte has left by then. Later transfers can't change that."""
         while (left := way.first()) is not None and left <= by:
             number = way.leave(left)
             ended = left + self.latency

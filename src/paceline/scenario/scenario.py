@@ -1,7 +1,7 @@
 """Scenarios: how fast each worker is, when one slows down or dies, and what the network is like.
 
-Real runs and the simulator ask the same questions of a scenario. The answers are pure. They depend only on the
-scenario, the seed, and the worker, step and moment of the question.
+Real runs and the simulator ask a scenario the same questions. The answers are pure: they depend only on the scenario,
+the seed, and the worker, step and moment of the question.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 from paceline.scenario.quantities import as_duration
 
 MOST_WORKERS = 100_000
-"""More workers than this are taken for a typing mistake."""
+"""More workers are taken for a typing mistake."""
 
 _NORMAL = NormalDist()
 
@@ -34,20 +34,20 @@ class Network:
     message: int | None = None
     """Bytes of one push or pull, or of a replica; None is the model's size."""
     incast: float = 1.0
-    """What is left of the goodput when more than one flow enters the server."""
+    """The share of the goodput that is left when more than one flow enters the server."""
     servers: int = 1
     """How many servers share the parameters. Every transfer is spread evenly over all their links."""
     worker_bandwidth: float | None = None
     """Of one worker's own link, each way."""
     commit: float = 0.0
-    """Seconds that the store takes to make a version, one after another."""
+    """Seconds that the store takes to make a version. It makes one at a time."""
     within_nodes: float | None = None
-    """Of a node's memory, which groups use whose members are all on it."""
+    """Of a node's memory, for groups within the node."""
     between_nodes: float | None = None
-    """Of a node's link to others, which groups across nodes use. None is the less of `bandwidth` and
-    `worker_bandwidth`. See `group_links`."""
+    """Of a node's link to others, for groups across nodes. None: the lesser of `bandwidth` and `worker_bandwidth`. See
+    `group_links`."""
     mixed: float | None = None
-    """The same for a group with several members on one node and others elsewhere; None is as `between_nodes`."""
+    """The same for a group with several members on one node and others elsewhere. None: as `between_nodes`."""
 
     @property
     def narrow(self) -> bool:
@@ -62,9 +62,9 @@ class HostTable:
 
     name: str
     workers: range
-    """None at all, if it only holds a part of the store."""
+    """Empty if the host only has a part of the store."""
     speed: float = 1.0
-    """Times each of its workers' own speed."""
+    """Multiplies each of its workers' own speed."""
     bandwidth: float | None = None
     """Bytes a second, each way; None is unlimited."""
     latency: float = 0.0
@@ -75,9 +75,8 @@ class HostTable:
 class Slowdown:
     """A worker's steps take `factor` times as long, for a while.
 
-    It is given in time (`at`, `for_`, `every`; seconds) or in that worker's own steps (`at_step`, `for_steps`),
-    never in both. How long a slowness has lasted that began at a step could be told only from memory.
-    Without a length it lasts for ever.
+    It is given in seconds (`at`, `for_`, `every`) or in that worker's own steps (`at_step`, `for_steps`), never in
+    both, as the time of a step would have to be remembered. Without a length it lasts for ever.
     """
 
     worker: int
@@ -89,7 +88,7 @@ class Slowdown:
     factor: float
 
     def active(self, step: int, at: float) -> bool:
-        """Whether the step `step`, which starts at second `at`, is slowed. The whole step is slowed, or none of it."""
+        """Return whether this step, which starts at second `at`, is slowed. A step is slowed as a whole, or not."""
         if self.at_step is not None:
             return self.at_step <= step and (self.for_steps is None or step < self.at_step + self.for_steps)
         if self.at is None or at < self.at:
@@ -119,11 +118,11 @@ class Scenario:
     """
 
     path: str | None = field(default=None, compare=False)
-    """The file that it was read from, for messages."""
+    """The file that it was read from."""
     workers: int | None = None
     nodes: int = 1
     compute: float | None = None
-    """Seconds that one step takes on a worker of speed 1; None: as long as it takes."""
+    """Seconds of a step on a worker of speed 1; None: as long as it takes."""
     jitter: float = 0.0
     """Relative standard deviation of a step's length."""
     network: Network | None = None
@@ -132,7 +131,7 @@ class Scenario:
     events: tuple[Slowdown | Kill, ...] = ()
     """In the file's order: `events[0]` is the one that messages call `event 1`."""
     host_tables: tuple[HostTable, ...] = ()
-    """The first one is the head. Where there are some, `nodes` is their number. See `scenario.host_links`."""
+    """The head's comes first. If there are tables, `nodes` is their number. See `scenario.host_links`."""
 
     def checked_for(self, workers: int) -> Scenario:
         """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
@@ -158,24 +157,24 @@ class Scenario:
         return replace(self, workers=workers)
 
     def placed(self, workers: int) -> dict[str, range]:
-        """All hosts, or nodes, by name, each with its workers: the head first. A host of a table may have none."""
+        """Return the workers of each host or node, the head first. A host with a table may have none."""
         if self.host_tables:
             return {table.name: table.workers for table in self.host_tables}
         bounds = [-(-node * workers // self.nodes) for node in range(self.nodes + 1)]
         return {f"node-{node}": range(first, after) for node, (first, after) in enumerate(pairwise(bounds))}
 
     def hosts(self, workers: int) -> list[str]:
-        """The host, or node, of each worker."""
+        """Return each worker's host or node."""
         return [name for name, there in self.placed(workers).items() for _ in there]
 
     def only_dealt(self) -> Scenario:
-        """The same hosts, with the same workers. Nobody is slow, no link takes any time, and no worker dies."""
+        """Return a scenario with the same hosts and workers, and nothing else: no slowness, links or deaths."""
         tables = tuple(HostTable(name=table.name, workers=table.workers) for table in self.host_tables)
         return Scenario(nodes=self.nodes, host_tables=tables)
 
     @property
     def links_hosts(self) -> bool:
-        """Whether what moves between its hosts takes time."""
+        """Whether moving data between its hosts takes time."""
         return any(table.bandwidth is not None or table.latency for table in self.host_tables)
 
     @property
@@ -185,17 +184,17 @@ class Scenario:
         return own or any(table.bandwidth is not None for table in self.host_tables)
 
     def speed(self, worker: int) -> float:
-        """How fast the worker is."""
+        """Return the worker's speed."""
         own = self.speeds.get(worker, 1.0)
         if not self.host_tables:
             return own
         return own * self.host_tables[bisect_right(self.host_tables, worker, key=lambda one: one.workers.stop)].speed
 
     def checked_for_real_run(self) -> Scenario:
-        """Return this scenario. Raises ConfigError if it asks for what no real run can do.
+        """Return this scenario. Raises ConfigError if no real run can do what it says.
 
-        A real step can be made longer, never shorter. So speeds above 1 need `compute` as the length to pad to, and so
-        does jitter, whose factors lie on both sides of 1. A version takes its own time.
+        A real step can be made longer, never shorter. So speeds above 1 need `compute` as the length to pad to. So does
+        jitter, whose factors may be above or below 1. A version's time can't be set.
         """
         if self.network is not None and self.network.commit:
             raise ConfigError(
@@ -215,7 +214,7 @@ class Scenario:
         return self
 
     def checked_to_count(self) -> Scenario:
-        """Return this scenario. Raises ConfigError if a key of its network would make no difference to anything."""
+        """Return this scenario. Raises ConfigError if a key of its network would have no effect."""
         link = self.network
         if link is not None:
             given = [f"message is {link.message} B"] if link.message is not None and not self.narrow else []
@@ -236,10 +235,7 @@ class Scenario:
         return self
 
     def checked_to_happen(self, seconds: float, steps: float) -> Scenario:
-        """Return this scenario, for a run of so many seconds and steps. Raises ConfigError for an event beyond them.
-
-        Such an event is known to come after the end.
-        """
+        """Return this scenario. Raises ConfigError for an event that comes after so many seconds or steps."""
         for number, event in enumerate(self.events, 1):
             earliest = event.at
             if event.at_step is not None:
@@ -269,13 +265,13 @@ class Scenario:
         return self
 
     def _fastest_step(self, worker: int) -> float:
-        """The least seconds that one of the worker's steps can take; 0 if that is not known."""
+        """Return the fewest seconds that a step of the worker can take; 0 if that is unknown."""
         if self.compute is None or self.jitter > 0:
             return 0.0
         return self.compute / self.speed(worker)
 
     def checked_to_die_once(self) -> Scenario:
-        """Return this one. Raises ConfigError if it kills a worker that it has killed for good, by time or steps."""
+        """Return this scenario. Raises ConfigError if it kills a worker again that it has killed for good."""
         deaths: dict[int, list[tuple[int, Kill]]] = {}
         kills = [(number, event) for number, event in enumerate(self.events, 1) if isinstance(event, Kill)]
         for number, event in kills:
@@ -294,9 +290,9 @@ class Scenario:
         return self
 
     def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
-        """Return how many seconds this step, which starts at second `at` of the run, is to take.
+        """Return how many seconds this step should take, which starts at second `at` of the run.
 
-        `compute`, or without it the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
+        That is `compute`, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
         """
         slow = math.prod(
             event.factor
@@ -307,19 +303,19 @@ class Scenario:
         return base * self.jitter_factor(worker, step, seed) * slow / self.speed(worker)
 
     def jitter_factor(self, worker: int, step: int, seed: int) -> float:
-        """Log-normal with mean 1 and relative standard deviation `jitter`; a function of its arguments alone."""
+        """Draw from a log-normal distribution with mean 1 and relative deviation `jitter`, by the arguments alone."""
         if self.jitter == 0:
             return 1.0
         variance = math.log1p(self.jitter * self.jitter)
         return math.exp(math.sqrt(variance) * _normal(seed, worker, step) - variance / 2)
 
     def kill_at_step(self, worker: int, step: int | None) -> Kill | None:
-        """The event that kills the worker as it starts this step, if there is one."""
+        """Return the event that kills the worker as it starts this step, or None."""
         kills = (event for event in self.events if isinstance(event, Kill) and event.worker == worker)
         return next((kill for kill in kills if kill.at_step is not None and kill.at_step == step), None)
 
     def kills_by_time(self) -> list[tuple[float, Kill]]:
-        """(second of the run, event) of each kill that is given in seconds, the earliest first."""
+        """Return (second of the run, event) of each kill that is given in seconds, the earliest first."""
         timed = [(event.at, event) for event in self.events if isinstance(event, Kill) and event.at is not None]
         return sorted(timed, key=lambda one: (one[0], one[1].worker))
 
@@ -330,7 +326,7 @@ class Scenario:
 
 
 def _normal(seed: int, worker: int, step: int) -> float:
-    """A draw from the standard normal distribution: a function of its arguments alone."""
+    """Draw from the standard normal distribution, by the arguments alone."""
     lots = Rng(seed)
     for number in (worker, step):
         lots.state = lots.below(1 << 64) ^ number

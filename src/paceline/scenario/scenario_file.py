@@ -1,6 +1,6 @@
 """Scenario files: their tables and keys, read into a `Scenario` and written back.
 
-A mistake in a file is told in one line, which names the file, the key, its value and what to write in its place.
+An error is one line, which names the file, the key, its value, and what to write instead.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ HEADERS = {
     "event": "[[event]]",
 }
 NOT_BESIDE_HOSTS = ("bandwidth", "latency", "incast", "servers", "worker_bandwidth")
-"""Keys of a network that say of the store's link, or of a worker's, what `[[host]]` says of hosts' links."""
+"""Keys of `[network]` for the store's or a worker's link, which `[[host]]` replaces by hosts' links."""
 LONGEST_NAME = 64
 A_NAME = f"write 1 to {LONGEST_NAME} printable characters, no /"
 
 
 def is_name(text: str) -> bool:
-    """Whether a host may have that name: it stands in records, and in names of files."""
+    """Return whether a host may have that name, which stands in records and in file names."""
     return text.isprintable() and "/" not in text and 0 < len(text) <= LONGEST_NAME
 
 
@@ -123,10 +123,10 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One table of the file, read key by key. A mistake is told as `FILE: KEY is VALUE; …`."""
+    """One table of the file, read key by key. Errors begin with `FILE: KEY is VALUE; …`."""
 
     where: str
-    """What comes before a key's name in a message."""
+    """Comes before a key's name in an error."""
     values: Mapping[str, Any]
 
     def __contains__(self, key: str) -> bool:
@@ -155,7 +155,7 @@ class _Table:
     def number(
         self, key: str, allowed: str, *, least: float, most: float = math.inf, above: bool = False
     ) -> float | None:
-        """A number from `least` (or, when `above`, from just above it) to `most`; `allowed` says so in words."""
+        """Read a number from `least` to `most`, or above `least` with `above`. `allowed` says so in words."""
         if key not in self:
             return None
         value = self.values[key]
@@ -225,7 +225,7 @@ def _hosts(tables: list[_Table]) -> tuple[HostTable, ...]:
 
 
 def _check_beside(hosts: tuple[HostTable, ...], cluster: _Table, given: _Table, network: Network | None) -> None:
-    """Raise ConfigError for a key of another table that contradicts those of the hosts."""
+    """Raise ConfigError for a key of another table that contradicts the hosts' tables."""
     for key, there in (("workers", hosts[-1].workers.stop), ("nodes", len(hosts))):
         if key in cluster and cluster.values[key] != there:
             raise cluster.wrong(key, f"the [[host]] tables make it {there}; leave it out")
@@ -359,7 +359,7 @@ def _known(file: str, here: str, where: str, values: Mapping[str, Any], name: st
 
 
 def _home(key: str) -> str:
-    """The table that a misplaced key belongs in, if there is one."""
+    """Return a hint at the table that a misplaced key belongs in; empty if there is none."""
     homes = [HEADERS[name] for name, keys in KEYS.items() if key in keys]
     return f"; it belongs in {homes[0]}" if homes else ""
 

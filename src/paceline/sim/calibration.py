@@ -1,16 +1,16 @@
-"""What a real run cost, read from its ledger: the costs that predict that run, and what others would have given.
+"""Reads the costs of a real run from its ledger, to predict that run, and what other protocols would have given.
 
-A worker's k-th step takes as long as its k-th step in the run. When there are no more, the steps go round, without the
-first one, as much in it happens only once. So bursts and the order of steps stay as they were. A slow-down of the
-scenario is taken off where it was, and put on where it would be. Versions and averages go likewise. An average that
-ended as its bytes had moved, at the network's pace, took no other time.
+A worker's k-th step takes as long as its k-th step in the run. After the last one the steps repeat, without the first,
+as much in it happens only once. So bursts and the order of steps are kept. A slow-down of the scenario is removed from
+the steps where it was, and applied where it would be. Versions and averages are treated alike. An average that ended
+when the network had moved its bytes took no other time.
 
-A step's time is measured on one clock: from when it could begin until its update was there. The worker notes when it
-computed and how much went into its own copies. The rest is messages. The coordinator tells one worker after another to
-begin. Without a network, the fact of a step's pull says when it had.
+A step's time is measured on one clock, from when it could begin until its update was there. The worker notes when it
+computed, and how long its own copies took. The rest is messages. The coordinator tells one worker after another to
+begin. Without a network, the fact of a step's pull shows when it did.
 
-All of it is work, except sleeping, and so are versions and averages. If more jobs were at work than there were cores,
-each is taken to have had an equal part. In virtual time the same work shares the cores again.
+All of this is work, except sleeping. So are versions and averages. If more jobs were at work than there were cores,
+each is assumed to have had an equal share. In virtual time the same work shares the cores again.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit
 
 DIGITS = 12
-"""After the point, of a difference of two moments in seconds: what took as long is then the same to the last bit."""
+"""Decimals of a difference of two times in seconds, so that equal durations are equal to the last bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What one step of the run took, in seconds. `began`, when it began to compute, counts from the run's start."""
+    """The costs of one step of the run, in seconds."""
 
     began: float
+    """When it began to compute, since the run's start."""
     release: float
-    """In which the coordinator told the worker to begin. 0 where that can't be told from `before`."""
+    """Spent by the coordinator on telling the worker to begin. 0 where that is a part of `before`."""
     before: Overhead
     compute: float
     works: float
@@ -68,17 +69,17 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The costs that a run's ledger has."""
+    """The costs in a run's ledger."""
 
     steps: dict[int, dict[int, StepCosts]]
     """By worker, then by step; only of workers that finished a step."""
     commits: dict[int, tuple[int, float]]
-    """By version: how many updates are in it, and the seconds that it took."""
+    """By version: (its number of updates, seconds)."""
     averages: dict[int, tuple[tuple[int, ...], float]]
-    """By group: its members, and the seconds that its average took."""
+    """By group: (its members, seconds)."""
 
     cores: int | None
-    """How many cores shared all work; None: each job had a core of its own."""
+    """The number of cores that shared all work; None: each job had a core of its own."""
 
     @property
     def busiest(self) -> int:
@@ -87,7 +88,7 @@ class Recorded:
 
 
 class RecordedCosts:
-    """Costs as a run's ledger has them."""
+    """Costs from a run's ledger."""
 
     def __init__(
         self,
@@ -98,8 +99,8 @@ class RecordedCosts:
     ) -> None:
         """`moved`: where the optimizer runs now, if it ran in the store in that run.
 
-        That is in each worker, on what it pushes, or in each worker's replica. A replica's step is told of by messages,
-        and takes what a version took. A worker's own step takes that without messages.
+        It runs in each worker, on what it pushes, or in each worker's replica. A replica's step takes what a version
+        took. A worker's own step takes the same without messages.
         """
         self.cores = recorded.cores
         self._recorded = recorded
@@ -121,7 +122,7 @@ class RecordedCosts:
         self._moved = moved
         every = [step for steps in self._round for _, step in steps]
         self._turn = fmean(step.release + step.before.messages + step.after.messages for step in every)
-        """Seconds of a message and its answer."""
+        """Mean seconds of a step's messages."""
 
     def release(self, worker: int, step: int) -> float:
         """See `Costs`."""
@@ -167,11 +168,11 @@ class RecordedCosts:
         return _nearest(self._averages, self._kind(order.members), order.group)
 
     def _version(self, number: int) -> float:
-        """Seconds that one update costs."""
+        """Return the seconds that one update costs."""
         return _nearest(self._commits, (1,), number)
 
     def _step(self, worker: int, step: int) -> tuple[int, StepCosts]:
-        """The recorded step that this step takes after, with its number."""
+        """Return the recorded step that stands for this step, with its number."""
         found = self._steps[worker].get(step)
         if found is not None:
             return step, found
@@ -179,11 +180,11 @@ class RecordedCosts:
         return going_round[(step - 1) % len(going_round)]
 
     def _factor(self, worker: int, step: int, at: float) -> float:
-        """The factor of the scenario's slow-downs for that step."""
+        """Return the factor of the scenario's slow-downs for that step."""
         return math.prod(event.factor for event in self._slow[worker] if event.active(step, at))
 
     def _kind(self, members: Sequence[int]) -> tuple[int, ...]:
-        """How many members a group has, and on how many nodes."""
+        """Return the number of a group's members, and of their nodes."""
         return len(members), len({self._hosts[worker] for worker in members})
 
 
@@ -200,18 +201,18 @@ class CalibratedRun:
     batch: int | None
     """Samples in most steps; None if they were not counted."""
     message: int
-    """Bytes of a transfer, or about what one would have; 0 if that is unknown."""
+    """Bytes of a transfer, or an estimate; 0 if that is unknown."""
     limit: Limit
-    """What ended it."""
+    """What ended the run."""
     data: int | None
-    """How many steps there was data for, if the run ended for lack of data."""
+    """The steps that there was data for, if the run ended because it had no more."""
     costs: RecordedCosts
     recorded: Recorded
     died: tuple[int, ...]
     """Workers whose deaths the scenario did not foresee."""
 
     def simulation(self, choice: Choice, limit: Limit | None = None, seed: int | None = None) -> Simulation:
-        """The simulation of that protocol in this run's place: until what ended the run, or until `limit` if given."""
+        """Return the simulation of that protocol instead of this run, up to the run's end, or to `limit` if given."""
         data = self.data if limit is None else None
         limit = limit or self.limit
         steps = min(limit.steps, math.inf if data is None else data)
@@ -233,7 +234,7 @@ class CalibratedRun:
         )
 
     def _costs_of(self, spec: Spec) -> RecordedCosts:
-        """These costs, with the optimizer where that protocol has it."""
+        """Return the run's costs, with the optimizer where that protocol runs it."""
         moved: Literal["worker", "replica"] | None = None
         if spec.family == "decentralized":
             moved = "replica"
@@ -244,7 +245,7 @@ class CalibratedRun:
         return RecordedCosts(self.recorded, self.scenario, self.workers, moved)
 
     def remarks(self, choice: Choice) -> list[str]:
-        """What a prediction of that protocol takes for granted, a sentence each."""
+        """Return what a prediction of that protocol assumes, a sentence each."""
         lines, name, recorded = [], choice.spec.name, self.recorded
         strangers = [worker for worker in range(self.workers) if worker not in recorded.steps]
         if strangers:
@@ -269,9 +270,9 @@ class CalibratedRun:
 
 
 def read(folder: Path, known: Mapping[str, Spec]) -> CalibratedRun:
-    """Read what that run's ledger says of costs. `known` is the registry of protocols.
+    """Read the costs in that run's ledger. `known` is the registry of protocols.
 
-    Raises ConfigError, in one line, if no ledger can be read, or if it has no finished step.
+    Raises ConfigError, in one line, if the ledger can't be read or has no finished step.
     """
     run = open_run(folder, known)
     with closing(run.ledger), reading(folder):
@@ -325,7 +326,7 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """When the parts of a step were, and how much of each was the worker's own work, in seconds."""
+    """When a step's parts began and ended, and how much of each was the worker's own work, in seconds."""
 
     released: Window
     """When the coordinator told the worker to begin."""
@@ -343,17 +344,17 @@ class _Timed:
 
     @property
     def windows(self) -> tuple[Window, Window, Window, Window]:
-        """The windows of work: of telling the worker, before computing, of computing, after it."""
+        """The windows of work: telling the worker, before computing, computing, and after computing."""
         working = min(self.began + self.works, self.ended)
         return self.released, (self.since, self.began), (self.began, working), (self.ended, self.until)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What is gathered on the way through the ledger."""
+    """Gathers times while it reads the ledger."""
 
     paced: bool
-    """Whether transfers take what a network's model says. Otherwise they end as they begin."""
+    """Whether a network's model sets the times of transfers. Otherwise they take no time."""
     began: float | None = None
     paused: float = 0.0
     """Seconds between a segment's end and the beginning of the next one."""
@@ -366,15 +367,14 @@ class _Reading:
     since: dict[tuple[int, int], float] = field(default_factory=dict)
     """By (worker, step): when the step could begin, as it was released and its version was there."""
     released: dict[tuple[int, int], Window] = field(default_factory=dict)
-    """By (worker, step) that began with a pull without a network: when the coordinator told the worker to begin.
-
-    That is all that such a pull is. The coordinator tells one worker after another."""
+    """By (worker, step) that began with a pull without a network: when the coordinator told the worker to begin. Such a
+    pull consists of nothing else."""
     until: dict[tuple[int, int], float] = field(default_factory=dict)
     """By (worker, step): when what follows from the step could begin."""
     made: dict[int, float] = field(default_factory=dict)
-    """By version: when the store had made it. The first is there from the beginning."""
+    """By version but the first: when the store had made it."""
     ordered: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By version: when it was ordered, and of how many updates."""
+    """By version: when it was ordered, and its number of updates."""
     averages: dict[int, tuple[tuple[int, ...], Window]] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
     """By group: when its bytes had moved at the network's pace."""
@@ -382,7 +382,7 @@ class _Reading:
     """By worker: its transfers at the network's pace, and its averages, in the form that `exposed` takes."""
 
     def take_times(self, database: sqlite3.Connection) -> None:
-        """Take when versions were made, and all transfers, before the facts."""
+        """Read the times of versions and transfers, before the facts."""
         self.made.update(database.execute("SELECT version, at FROM commits"))
         rows = database.execute("SELECT worker, direction, number, bytes, began, ended FROM transfers ORDER BY began")
         for worker, direction, number, size, began, ended in rows:
@@ -393,7 +393,7 @@ class _Reading:
             self.flows.setdefault(worker, []).append((direction, began, ended))
 
     def take_facts(self, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
-        """Take every fact with its orders, in order."""
+        """Read all facts with their orders, in order."""
         awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
         averaging: dict[int, tuple[tuple[int, ...], float]] = {}
         told = 0.0  # when the last worker was told to begin
@@ -445,7 +445,7 @@ class _Reading:
                         averaging[order.group] = order.members, fact.at
 
     def commits(self) -> dict[int, tuple[int, Window]]:
-        """By version: how many updates are in it, and when the store made it. It makes one version after another."""
+        """Return each version's number of updates, and when the store worked on it. It makes one version at a time."""
         found, before = {}, 0.0
         for version, (at, updates) in self.ordered.items():
             if version in self.made:  # otherwise the run was over before that
@@ -454,7 +454,7 @@ class _Reading:
         return found
 
     def steps(self, database: sqlite3.Connection, scenario: Scenario, seed: int) -> dict[int, dict[int, _Timed]]:
-        """Every step whose times are noted and whose two ends are known."""
+        """Return all steps whose times are noted, and whose begin and end are known."""
         rows = database.execute(
             "SELECT worker, step, began, compute, push, pull, other FROM step_times ORDER BY worker, step"
         )
@@ -487,7 +487,7 @@ def _alone(
     averages: Mapping[int, tuple[tuple[int, ...], Window]],
     cores: int | None,
 ) -> Recorded:
-    """What all of that would have taken if each job had a core of its own."""
+    """Return the costs as if each job had had a core of its own."""
     every = [one for of_worker in steps.values() for one in of_worker.values()]
     windows = [window for one in every for window in one.windows]
     windows += [window for _, window in commits.values()]
@@ -515,17 +515,17 @@ def _alone(
 
 
 def _overhead(seconds: float, own: float) -> Overhead:
-    """So many seconds, of which that share is the worker's own work."""
+    """Return so many seconds of overhead, of which that share is the worker's own work."""
     return Overhead(round(seconds * own, DIGITS), round(seconds * (1.0 - own), DIGITS))
 
 
 class _Work:
-    """How much work these windows of time were, when all jobs at work shared the cores."""
+    """Computes how much work was done in windows of time in which all jobs shared the cores."""
 
     def __init__(self, windows: Iterable[Window], cores: int | None) -> None:
         self._cores = cores
         self._served: dict[float, float] = {}
-        """By moment at which any window begins or ends: the work that a job had got by then, if it was always there."""
+        """By time at which a window begins or ends: the work that a job would have got by then, since the beginning."""
         if cores is None:
             return
         at_work: dict[float, int] = {}
@@ -540,7 +540,7 @@ class _Work:
             before = moment
 
     def of(self, window: Window) -> float:
-        """The work in a window, in seconds of one core."""
+        """Return the work in a window, in seconds of one core."""
         since, until = window
         if self._cores is None:
             return _seconds(until, since)
@@ -548,13 +548,13 @@ class _Work:
 
 
 def _of_the_last_version(folder: Path) -> int:
-    """The file's bytes on disk, which are little more than the model's; 0 if it is not there."""
+    """Return the bytes of the last version's file, which are little more than the model's; 0 if it is not there."""
     file = folder / "versions" / "final.safetensors"
     return file.stat().st_size if file.is_file() else 0
 
 
 def _on_the_way(flows: deque[tuple[str, float, float]] | None, since: float, until: float) -> tuple[float, float]:
-    """Seconds of pushes and of pulls at the network's pace within this time. Calls come in the order of time."""
+    """Return the seconds of pushes and of pulls within this time. Calls come in the order of time."""
     if flows is None:
         return 0.0, 0.0
     while flows and flows[0][2] <= since:
@@ -576,7 +576,7 @@ def _in_order(steps: Mapping[int, StepCosts]) -> list[tuple[int, StepCosts]]:
 
 
 def _nearest(costs: Mapping[tuple[int, ...], Sequence[float]], kind: tuple[int, ...], number: int) -> float:
-    """Return one of those of that kind, or of the nearest kind that there is; 0 without any."""
+    """Return the cost of that number, repeating those of the same kind or the nearest one; 0 without any."""
     if not costs:
         return 0.0
 

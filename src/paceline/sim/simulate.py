@@ -28,18 +28,18 @@ Progress = Callable[[float, int, int], None]
 """Called with the virtual second, and the steps applied and versions made so far."""
 
 Stop = Callable[[], bool]
-"""Asked at every fact whether to end there."""
+"""Returns, at every fact, whether to end there."""
 
 Say = Callable[[str], None]
-"""Told at the end, in a sentence, which events of the scenario never came."""
+"""Called at the end with a sentence for each event of the scenario that never came."""
 
 MOST_WORKERS = 100_000
-"""A simulation keeps some 4 kB for each worker, and looks at all of them now and then. More are a typing mistake."""
+"""More workers are taken for a typing mistake. Each takes some 4 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What is to be simulated."""
+    """What to simulate."""
 
     choice: Choice
     scenario: Scenario
@@ -49,21 +49,21 @@ class Simulation:
     batch: int | None = None
     """Samples in each step; None if they are not counted."""
     costs: Costs | None = None
-    """What things cost; None: as the scenario says."""
+    """None: as the scenario says."""
     message: int = 0
     """Bytes of a push, a pull or a replica, if the scenario's network does not say."""
     data: int | None = None
-    """How many steps there is data for, in all; None: without end."""
+    """Steps that there is data for, in all; None: without end."""
     source: Path | None = None
     """The folder of the run that `costs` were read from."""
     begins: TrainingBegan | None = None
-    """How a later segment of a run begins; None: a run is simulated from its beginning."""
+    """The beginning of a later segment of a run; None: the run's first segment is simulated."""
 
     @classmethod
     def on(
         cls, scenario: Scenario, choice: Choice, limit: Limit, *, workers: int | None, seed: int, batch: int | None
     ) -> Simulation:
-        """A simulation of that protocol on the scenario's cluster. `workers` None: as many as the scenario says.
+        """Return a simulation of that protocol on the scenario's cluster. `workers` None: as many as it says.
 
         Raises ConfigError, in one line, if the scenario doesn't say.
         """
@@ -78,7 +78,7 @@ class Simulation:
     def check(self, trains: bool = False) -> None:
         """Raise ConfigError, in one line, for what can't be simulated.
 
-        `trains`: a script says how much work there is, and how large its model is.
+        `trains`: a script sets the amount of work and the size of its model.
         """
         if self.workers > MOST_WORKERS:
             raise ConfigError(f"{self.workers} workers are too many to simulate; ask for {MOST_WORKERS} or fewer")
@@ -115,7 +115,7 @@ class Simulation:
             scenario.checked_to_count().checked_to_happen(limit.seconds, steps).checked_to_die_once()
 
     def remarks(self) -> list[str]:
-        """What the simulation takes for granted, a sentence each."""
+        """Return what the simulation assumes, a sentence each."""
         if self.costs is not None or self.choice.spec.family != "decentralized":
             return []
         line = assumed(self.scenario, self.choice.spec.name)
@@ -130,10 +130,10 @@ def simulate(
     stop: Stop | None = None,
     say: Say | None = None,
 ) -> Summary:
-    """Simulate. Return the summary: that of a real run, in virtual seconds.
+    """Simulate. Return the summary, as of a real run, in virtual seconds.
 
-    With a folder, which must be new, it gets the ledger, the configuration and the summary, as for a real run.
-    Raises ConfigError for what can't be simulated.
+    `folder` must be new. It gets the ledger, the configuration and the summary, as for a real run. Raises ConfigError
+    for what can't be simulated.
     """
     simulation.check()
     training = training_of(simulation)
@@ -193,7 +193,7 @@ def play(
 
 
 def never_came(simulation: Simulation, world: World) -> list[str]:
-    """A sentence for each of the scenario's events that had not come by the end; none in a recorded run's place."""
+    """Return a sentence for each of the scenario's events that had not come by the end; none with a run's costs."""
     return world.never_came() if simulation.costs is None else []
 
 
@@ -204,7 +204,7 @@ def world_of(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> World:
-    """The world of this simulation, with these steps."""
+    """Return the world of this simulation, with these steps."""
     one, scenario = simulation, simulation.scenario.checked_for(simulation.workers)
     return World(
         scenario,
@@ -222,7 +222,7 @@ def world_of(
 
 
 def training_of(simulation: Simulation) -> SimulatedTraining:
-    """Steps that consist of nothing."""
+    """Return steps that consist of nothing."""
     batch, data, limit = simulation.batch, simulation.data, simulation.limit.steps
     if data is not None:
         return EmptySteps(data * (batch or 1), batch, data)
@@ -230,7 +230,7 @@ def training_of(simulation: Simulation) -> SimulatedTraining:
 
 
 def noted(simulation: Simulation) -> dict[str, Any]:
-    """The settings that a real run does not have. None is left out, as TOML has no null."""
+    """Return the settings that a real run lacks, without those that are None, as TOML has no null."""
     note: dict[str, Any] = {
         "message": simulation.message,
         "costs": "scenario" if simulation.costs is None else "run" if simulation.source is not None else "caller",
@@ -243,14 +243,14 @@ def noted(simulation: Simulation) -> dict[str, Any]:
 
 
 def noted_limits(simulation: Simulation) -> dict[str, float]:
-    """The limits, as a run's settings name them."""
+    """Return the limits, by their names in a run's settings."""
     limit = simulation.limit
     limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
     return {name: value for name, value in limits.items() if value < math.inf}
 
 
 def _config(simulation: Simulation) -> dict[str, Any]:
-    """The settings in the form of a run's `config.toml`."""
+    """Return the settings as in a run's `config.toml`."""
     return {
         "paceline": __version__,
         "simulated": True,

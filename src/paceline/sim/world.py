@@ -1,11 +1,11 @@
-"""A cluster in virtual time: it carries out a machine's orders, and says what comes of them, and when.
+"""A cluster in virtual time: it carries out a machine's orders, and yields the facts that follow.
 
-The clock jumps from event to event: a heap of (second, number, event), and the links, which know their own. The world
+The clock jumps from event to event. Events are in a heap of (second, number, event), and in the links. The world
 depends only on its arguments, so the same arguments give the same facts.
 
-At one instant transfers end first, then events come, in the order in which they were put on the heap, then averages
-have moved their bytes. So an update that arrives as its worker is killed has arrived. What follows from any of them at
-that instant is told before the next one.
+At one instant, transfers end first. Then events come in the order in which they were added, and then averages have
+moved their bytes. So an update that arrives as its worker is killed has arrived. What follows from an event at the same
+instant comes before the next event.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ from paceline.sim.costs import Costs
 
 
 class SimulatedTraining(Protocol):
-    """What steps consist of, which takes no virtual time: nothing, or a script's real gradients."""
+    """What steps compute, which takes no virtual time: nothing, or a script's real gradients."""
 
     @property
     def work(self) -> int | None:
         """The run's work, as in `TrainingBegan`."""
 
     def carry_out(self, order: Order, at: float) -> None:
-        """Carry the order out, to its end."""
+        """Carry the order out to its end."""
 
     def amount(self, worker: int, step: int) -> Amount:
-        """How much data is in that step's gradient. Raises NoData if none was left for it."""
+        """Return how much data is in that step's gradient. Raises NoData if there was none left."""
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
-        """That group's average is made, or has failed; that copy is made; or that worker has joined."""
+        """A group's average is made or has failed, a copy is made, or a worker has joined."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
-        """The worker has left, and what was on its way to it or from it is gone.
+        """The worker has left, and all transfers to and from it are gone.
 
-        `untold`: a step that it had drawn data for, and whose gradient no fact has told.
+        `untold`: a step that it had drawn data for, without a fact about its gradient so far.
         """
 
 
 class Amount(NamedTuple):
-    """How much data is in a gradient. See `core.facts.GradientReady`."""
+    """The data in a gradient. See `core.facts.GradientReady`."""
 
     samples: int | None
     weight: float | None = None
@@ -95,7 +95,7 @@ class EmptySteps:
     size: int | None
     """Samples in each step."""
     left_over: float = math.inf
-    """How many steps there is still data for."""
+    """Steps that there is still data for."""
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `SimulatedTraining`."""
@@ -127,7 +127,7 @@ class Limit:
     versions: float = math.inf
 
     def share(self, now: float, steps: int, versions: int) -> float:
-        """The share that is done by then, 0 to 1."""
+        """Return the share that is done by then, 0 to 1."""
         return min(1.0, max(now / self.seconds, steps / self.steps, versions / self.versions))
 
 
@@ -140,29 +140,29 @@ class SimulatedWorker:
     version: int = -1
     """The version that it computes that step on."""
     awaits: int | None = None
-    """The version that it waits for, to begin."""
+    """The version that it waits for before it begins."""
     prepared: float = 0.0
     """Seconds of its own work before it computed."""
     began: float = 0.0
     """When it began to compute."""
     computed: float = 0.0
-    """How many seconds it computed."""
+    """Seconds that it computed."""
     job: int | None = None
-    """The number of its work, or of its message's, among the jobs that share the cores."""
+    """The number of its present work among the jobs that share the cores."""
     drew: int = -1
     """The last step that it drew data for."""
     told: int = -1
-    """The last step whose gradient it told."""
+    """The last step with a fact about its gradient."""
     ended: float | None = None
     """End of the last step, until the next one begins."""
     heard: float = 0.0
-    """When that end was told: its transfers count from then on, as in a real run."""
+    """When the fact of that end came. Transfers count from then on, as in a real run."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """Its transfers and averages since its last step began, in the form that `exposed` takes."""
     flows: dict[int, None] = field(default_factory=dict)
-    """Numbers of its transfers under way."""
+    """The numbers of its transfers under way."""
     on_the_way: dict[int, None] = field(default_factory=dict)
-    """Steps whose gradient is there, but not in a store or a replica, and not dropped."""
+    """Steps with a gradient that is not in a store or a replica yet, and not dropped."""
     group: int | None = None
     """The group that it averages with."""
     declined: bool = False
@@ -217,7 +217,7 @@ class _OneByOne:
 
 
 class World:
-    """`facts` and `carry_out` are `drive`'s two ends."""
+    """A cluster in virtual time. `drive` takes its `facts`, and calls its `carry_out`."""
 
     def __init__(
         self,
@@ -234,10 +234,10 @@ class World:
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`message`: bytes of a push or pull, or of a replica, if the scenario's network does not say.
+        """`message`: bytes of a push, a pull or a replica, if the scenario's network does not say.
 
-        `begins`: how a later segment of a run begins; None: this is its first.
-        `progress(now, steps, versions)` is called at every fact. So is `stop()`, which says whether to end there.
+        `begins`: the beginning of a later segment of a run; None: this is its first.
+        `progress(now, steps, versions)` is called at every fact. So is `stop()`, which returns whether to end there.
         """
         hosts = scenario.hosts(workers)
         if begins is None:
@@ -246,7 +246,7 @@ class World:
         self.now = begins.at
         """Seconds since the run's start."""
         self.left: dict[int, str] = {}
-        """By worker that isn't here: why."""
+        """By worker that has left: why."""
         self.interrupted = False
         """Whether `stop` ended the simulation."""
         self._scenario = scenario
@@ -275,27 +275,27 @@ class World:
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = 0
         self._at_once: deque[Fact] = deque()
-        """What happens at this very moment, in this order, before any event."""
+        """Facts of this very moment, in order, which come before any event."""
         self._flows: dict[int, _Flow] = {}
         self._store = _OneByOne(self._work)
         self._awaiting: dict[int, list[Callable[[], None]]] = {}
-        """By version that is not made yet: the pulls that begin once it is."""
+        """By version that is still to be made: the pulls that begin then."""
         self._telling = _OneByOne(self._work)
         """Releases that the coordinator tells workers of."""
         self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
-        """A way whose flows are work, in seconds of one core; None: each job has a core of its own."""
+        """A way whose flows are jobs, in seconds of one core; None: each job has a core of its own."""
         self._jobs: dict[int, tuple[SimulatedWorker | None, Event]] = {}
         """By number of a job that shares the cores: its worker, and the event at its end."""
         self._groups: dict[int, _Group] = {}
         self._killed: list[Kill] = []
-        """The deaths that came, in their order."""
+        """The deaths so far, in order."""
         self._joins: list[Kill] = []
-        """Deaths whose worker has come back."""
+        """The deaths whose worker has come back."""
 
     def facts(self) -> Iterator[Fact]:
-        """Yield all facts as they happen, until the limit is reached, all workers have left, or `stop` says so.
+        """Yield all facts as they happen, until the limit is reached, all workers have left, or `stop` returns true.
 
-        Raises RunFailed if the workers that are left wait, and nothing can happen any more.
+        Raises RunFailed if the remaining workers wait, and no event can come any more.
         """
         yield self._begins
         for event in self._scenario.events:
@@ -316,7 +316,7 @@ class World:
             yield self._leave(worker, "stopped")
 
     def carry_out(self, order: Order) -> None:
-        """Carry out the order. Its effects happen later, or at this moment."""
+        """Carry out the order. Its effects come later, or at this moment."""
         self._training.carry_out(order, self.now)
         match order:
             case Release():
@@ -333,11 +333,11 @@ class World:
                 self._average(order)
             case CopyReplica(source=source, worker=worker):
                 self._transfer(worker, "copy", source)
-            case _:  # it takes no time, and has no effect
+            case _:  # no effect in virtual time
                 pass
 
     def never_came(self) -> list[str]:
-        """A sentence for each of the scenario's events that had not come by the end."""
+        """Return a sentence for each of the scenario's events that had not come by the end."""
         lines = []
         for number, event in enumerate(self._scenario.events, 1):
             match event:
@@ -354,7 +354,7 @@ class World:
         return lines
 
     def _last_step(self, number: int) -> int:
-        """The last that it had anything to do with."""
+        """Return the last step that the worker was released for."""
         worker = self._workers.get(number)
         return self._used.get(number, -1) if worker is None else worker.step
 
@@ -365,7 +365,7 @@ class World:
         heappush(self._events, (at, self._numbers, event))
 
     def _work(self, worker: SimulatedWorker | None, seconds: float, event: Event) -> None:
-        """Call the event when so much work is done. If cores are shared, a worker that leaves takes its work along."""
+        """Call the event when so much work is done. If cores are shared, a worker's work ends when it leaves."""
         if self._cores is None:
             self._at(self.now + seconds, event)
             return
@@ -377,7 +377,7 @@ class World:
             worker.job = self._numbers
 
     def _work_done(self, cores: Way, at: float) -> Fact | None:
-        """The first of the jobs that share the cores ends at that moment."""
+        """End the next of the jobs that share the cores, at that moment."""
         worker, event = self._jobs.pop(cores.leave(at))
         if worker is not None:
             worker.job = None
@@ -393,7 +393,7 @@ class World:
         return self._tally.steps >= self._limit.steps or self._tally.versions >= self._limit.versions
 
     def _next(self) -> Fact | None:
-        """Return the next fact, and move the clock to its moment. None: there is none within the limit."""
+        """Return the next fact, and move the clock to its time. None: there is none within the limit."""
         while True:
             if self._at_once:
                 return self._at_once.popleft()
@@ -403,7 +403,7 @@ class World:
                 until = min(until, done)
             ended = self._link.finish(min(until, self._limit.seconds)) if self._link is not None else None
             if ended is not None:
-                if ended.number in self._flows:  # otherwise its worker left at that very moment
+                if ended.number in self._flows:  # otherwise its worker left at this very moment
                     self._transferred(ended)
                 continue
             if self._traffic is not None:
@@ -432,7 +432,7 @@ class World:
 
     @property
     def _moving(self) -> bool:
-        """Whether anything is on its way."""
+        """Whether any transfer is under way."""
         between_hosts = self._traffic is not None and bool(self._traffic.coming)
         return bool(self._flows or self._groups) or between_hosts
 
@@ -448,7 +448,7 @@ class World:
             self._tell(order.worker, lambda: self._begin(order.worker))
 
     def _tell(self, number: int, then: Callable[[], None]) -> None:
-        """Tell the worker to begin its step, once those before it are told."""
+        """Tell the worker to begin its step, after the workers whose turn comes before."""
         worker = self._workers[number]
         cost = self._costs.release(number, worker.step)
         if not cost:
@@ -456,13 +456,13 @@ class World:
             return
 
         def told() -> None:
-            if self._workers.get(number) is worker:  # otherwise it has left, and may be back
+            if self._workers.get(number) is worker:  # it may have left, and come back
                 then()
 
         self._telling.add(cost, told)
 
     def _begin(self, number: int) -> None:
-        """The worker has its parameters, and computes from now on."""
+        """The worker has its parameters, and begins its step."""
         worker = self._workers[number]
         worker.awaits = None
         step = worker.step
@@ -486,7 +486,7 @@ class World:
             self._compute(number, worker, amount, self.now, 0.0)
 
     def _compute(self, number: int, worker: SimulatedWorker, amount: Amount, since: float, own: float) -> None:
-        """It is ready to, after what took since then, of which that share was its own work."""
+        """Compute, after preparing since then. `own`: the share of that time that was the worker's own work."""
         if self._workers.get(number) is not worker:  # it has left meanwhile, and may be back
             return
         prepared = (self.now - since) * own
@@ -507,7 +507,7 @@ class World:
         self._work(worker, works, sleep)
 
     def _computed(self, number: int, worker: SimulatedWorker, amount: Amount) -> Fact | None:
-        """The worker's gradient is there."""
+        """The worker has computed its gradient."""
         if self._workers.get(number) is not worker:
             return None
         after = self._costs.after(number, worker.step)
@@ -518,7 +518,7 @@ class World:
         return None
 
     def _ready(self, number: int, worker: SimulatedWorker, amount: Amount, since: float, own: float) -> Fact | None:
-        """Its gradient is told of, after what took since then, of which that share was its own work."""
+        """Return the fact of its gradient, which it has filled in since then. `own`: as in `_compute`."""
         if self._workers.get(number) is not worker:
             return None
         step = worker.step
@@ -538,7 +538,7 @@ class World:
                 self._leave_if_through(number, worker)
 
     def _tell_times(self, number: int, worker: SimulatedWorker, until: float) -> None:
-        """Where its last step's time went, until the next step's own time began, or until the worker left."""
+        """Record where its last step's time went, until the next step's own time began, or the worker left."""
         if worker.ended is None:
             return
         push, pull = exposed(worker.transfers, worker.heard, until) if worker.transfers else (0.0, 0.0)
@@ -566,7 +566,7 @@ class World:
         self._store.add(cost, made)
 
     def _pull(self, number: int, version: int) -> None:
-        """Call once that version is made."""
+        """Pull the version once it is made."""
         awaiting = self._awaiting.get(version)
         if awaiting is None:
             self._transfer(number, "pull", version)
@@ -575,7 +575,7 @@ class World:
         worker = self._workers[number]
 
         def begin() -> None:
-            if self._workers.get(number) is worker:  # otherwise it has left, and may be back
+            if self._workers.get(number) is worker:  # it may have left, and come back
                 self._transfer(number, "pull", version)
 
         awaiting.append(begin)
@@ -663,7 +663,7 @@ class World:
             self._at_once.append(self._averaged(moved.group))
 
     def _averaged(self, number: int) -> Fact:
-        """The average ends as its work is done and its bytes have moved, whichever is later."""
+        """End the average, once its work is done and its bytes have moved."""
         group = self._groups.pop(number)
         for member in group.members:
             worker = self._workers.get(member)
@@ -679,7 +679,7 @@ class World:
     # --- who is here ----------------------------------------------------------------------------------
 
     def _leave_if_through(self, number: int, worker: SimulatedWorker) -> None:
-        """The worker has no data left. It leaves once its last update is no longer on its way."""
+        """Let the worker leave, which has no data left, once its last update is no longer on its way."""
         if not worker.on_the_way:
             here = self._workers
             self._at(self.now, lambda: self._leave(number, "finished") if here.get(number) is worker else None)

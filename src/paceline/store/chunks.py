@@ -1,8 +1,8 @@
-"""A commit's parts: ranges of the arenas that are small enough for a cache, each updated by itself.
+"""The chunks of a version: ranges that fit into a cache, each updated by itself.
 
-A part has an optimizer of the user's class over its own slice of every parameter. If that optimizer
-computes each element from that element alone, slices of parameters, and runs of whole ones, train exactly as
-the parameters would. Any other optimizer gets one part with every parameter whole.
+A chunk has an optimizer of the user's class over its own slice of the parameters. If that optimizer computes each
+element from that element alone, slices of parameters, and runs of whole ones, train exactly as the parameters would.
+Any other optimizer gets one chunk with every parameter whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.training.clipping import Limit
 from paceline.training.layout import Entry, Layout
 
 CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
-TELLS = 1 << 20  # bytes of what is being made that are told of at once: no more than is asked for (core.shards.PIECE)
+TELLS = 1 << 20  # bytes made between two calls of `made`: no more than hosts ask for at once (core.shards.PIECE)
 
 ELEMENTWISE = {
     torch.optim.SGD,
@@ -43,15 +43,15 @@ ELEMENTWISE = {
 """Optimizers that look at one element at a time: slices train as the whole, bit for bit (test_parts.py)."""
 
 WHOLE = {getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)}
-"""Optimizers that look at one whole parameter at a time: runs of parameters train as all do (test_parts.py). Older
+"""Optimizers that look at one whole parameter at a time: runs of parameters train as the whole (test_parts.py). Older
 versions of torch lack some."""
 
 PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
 """Optimizers that pass a NaN or an infinity in a gradient on to the parameter. Others may look only at its sign."""
 
 HEALTH_CHECKS = ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check")
-"""What torch's optimizers call in each step, by the names of older and newer versions of torch. It asks for a GPU. The
-store's process is forked from a worker's, where any such call fails if the script has used one."""
+"""A method that torch's optimizers call in each step, by its names in older and newer versions. It asks for a GPU, and
+fails in the store's process if the worker that this was forked from has used one."""
 CAPTURABLE = "capturable"
 """A hyperparameter that torch refuses on the CPU."""
 
@@ -61,12 +61,12 @@ State = dict[int, dict[str, Any]]
 PartState = list[tuple["ChunkSpan", dict[str, Any]]]
 """The state of each parameter's share of a part."""
 STATE = "the optimizer's state"
-"""What a message calls it."""
+"""Its name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """A piece's share of one parameter, in elements as they lie in memory."""
+    """A piece's share of one parameter, in elements in the order of memory."""
 
     number: int
     """The parameter's number, in the optimizer's order."""
@@ -77,21 +77,21 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What the optimizer takes for one parameter: a whole one, a slice of one, or a run of several."""
+    """What the optimizer treats as one parameter: a whole parameter, a slice of one, or a run of several."""
 
     entry: Entry
     spans: tuple[ChunkSpan, ...]
 
     def apart(self) -> list[tuple[int, Entry]]:
         """Return each parameter's elements by themselves, with its number."""
-        if len(self.spans) == 1:  # it keeps its form, which an optimizer of whole parameters looks at
+        if len(self.spans) == 1:  # keep its shape, which an optimizer of whole parameters looks at
             return [(self.spans[0].number, self.entry)]
         return [(s.number, _flat(self.entry, self.entry.offset, s.in_piece, s.count)) for s in self.spans]
 
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """A NaN or an infinity that a commit came across."""
+    """A NaN or an infinity that a commit has found."""
 
     parameter: str
     worker: int | None
@@ -104,15 +104,15 @@ class Chunk:
 
     optimizer: torch.optim.Optimizer
     groups: list[int]
-    """For each group of this optimizer, the user's parameter group."""
+    """For each group of this optimizer, the number of the user's parameter group."""
     pieces: list[Piece]
     is_split: bool = False
-    """Whether it was told to step each parameter apart."""
+    """Whether each parameter is stepped apart."""
     _ranges: list[GradientRange] = field(default_factory=list)
     """For each piece, how its gradient is read from push areas."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _bits: dict[int, list[Tensor]] = field(default_factory=dict)
-    """As `_views`, as whole numbers."""
+    """As `_views`, but as integers."""
     _sums: dict[int, list[Tensor]] = field(default_factory=dict)
     """By lane: for each piece, where its gradients are summed."""
     _step: Callable[[torch.optim.Optimizer], Any] = field(init=False)
@@ -133,7 +133,7 @@ class Chunk:
 
     @property
     def first(self) -> tuple[int, int]:
-        """The parameter of its first element, by number, and where that is in it."""
+        """The number of its first parameter, and the first element's index in that."""
         span = self.pieces[0].spans[0]
         return span.number, span.in_parameter
 
@@ -144,7 +144,7 @@ class Chunk:
 
     @property
     def merged(self) -> bool:
-        """Whether some piece is a run of several parameters, which have the same history so far."""
+        """Whether some piece is a run of several parameters."""
         return any(len(piece.spans) > 1 for piece in self.pieces)
 
     def commit(
@@ -157,10 +157,10 @@ class Chunk:
         lane: CommitLane,
         limit: Limit | None = None,
     ) -> None:
-        """Make this part of the slot that starts at byte `target` from the one at `source`.
+        """Make this chunk of the slot that starts at byte `target` from the one at `source`.
 
-        `whole`: whether every contribution has a gradient for every parameter. `lane`: the one it is made in.
-        With a `limit` gradients are clipped, and may lie in the target.
+        `whole`: whether every contribution has a gradient for every parameter. With a `limit` gradients are clipped,
+        and may lie in the target.
         """
         if not whole and self.merged and not self._all_present(pushed):
             self.split()
@@ -173,7 +173,7 @@ class Chunk:
             torch._foreach_copy_(new, self._in(memory, source))
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
-            # A user's own optimizer may keep its gradients, and replace the tensors that it steps.
+            # a user's own optimizer may keep its gradients, and replace the tensors that it steps
             parameter.grad = gradient if self._known or gradient is None else gradient.clone()
         self._step(self.optimizer)
         if not self._known:
@@ -184,7 +184,7 @@ class Chunk:
     def find_not_finite(
         self, memory: memoryview, pushed: Sequence[GradientReader], names: Sequence[str]
     ) -> NotFinite | None:
-        """Return the first NaN or infinity of the last commit, which still lies in the cache."""
+        """Return the first NaN or infinity of the last commit, while its numbers are in the cache."""
         parameters = self.parameters
         looked_at = [p for p in parameters if p.grad is not None]
         if type(self.optimizer) not in PASSING_ON:
@@ -200,17 +200,17 @@ class Chunk:
             for span in piece.spans:
                 if not _of(parameter.data, piece, span).isfinite().all():
                     return NotFinite(names[span.number], None)
-        return None  # all numbers are finite, and only their sum was too large for its type
+        return None  # all numbers are finite, and only their sum overflowed
 
     def checksum(self, memory: memoryview, target: int) -> int:
-        """The sum of the version's bits, as whole numbers modulo 2**64, while they lie in the cache."""
+        """Return the sum of the chunk's bits, as integers modulo 2**64, while they are in the cache."""
         found = self._bits.get(target)
         if found is None:
             found = self._bits[target] = [_bits(piece.entry, memory, target) for piece in self.pieces]
         return sum(int(bits.sum().item()) for bits in found) % (1 << 64)
 
     def split(self) -> None:
-        """Step each parameter apart from now on, as their histories begin to differ."""
+        """Step each parameter apart from now on, as their states begin to differ."""
         self.is_split = True
         pieces = [
             Piece(entry, (replace(span, in_piece=0),))
@@ -220,7 +220,7 @@ class Chunk:
         self._become(pieces, {span.number: state for span, state in self.state()})
 
     def state(self) -> PartState:
-        """A copy of the optimizer's state of each parameter's share."""
+        """Copy the optimizer's state of each parameter's share."""
         return [
             (span, {key: own(_of(value, piece, span)) for key, value in state.items()})
             for piece, parameter in zip(self.pieces, self.parameters, strict=True)
@@ -277,7 +277,7 @@ class Chunk:
                     self.optimizer.state[parameter] = taken
 
     def _in(self, memory: memoryview, start: int) -> list[Tensor]:
-        """The pieces in the slot that starts at that byte."""
+        """Return the pieces in the slot that starts at that byte."""
         found = self._views.get(start)
         if found is None:
             found = self._views[start] = [piece.entry.over(memory, start) for piece in self.pieces]
@@ -287,7 +287,7 @@ class Chunk:
         return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
 
     def _gradients(self, memory: memoryview, pushed: Sequence[GradientReader], lane: CommitLane) -> list[Tensor | None]:
-        """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
+        """Return Σ weight · gradient for each piece, over the contributions that have one; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
         sums = [] if alone else self._sums_in(lane)
         found: list[Tensor | None] = []
@@ -302,12 +302,12 @@ class Chunk:
         return found
 
     def _limited(self, limit: Limit, gradients: list[Tensor | None], lane: CommitLane) -> list[Tensor | None]:
-        """Clip these, one for each piece, into the lane's own memory."""
+        """Clip these gradients, one for each piece, into the lane's own memory."""
         into = zip(gradients, self._sums_in(lane), strict=True)
         return [None if gradient is None else limit(gradient, clipped) for gradient, clipped in into]
 
     def _sums_in(self, lane: CommitLane) -> list[Tensor]:
-        """Where the lane sums gradients, for each piece."""
+        """Return where the lane sums the gradients of each piece."""
         if not (sums := self._sums.get(lane.number, [])):
             first = min(piece.entry.offset for piece in self.pieces)
             sums = self._sums[lane.number] = [piece.entry.over(lane.scratch, -first) for piece in self.pieces]
@@ -315,42 +315,42 @@ class Chunk:
 
 
 def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that the script made the optimizer of, also if the optimizer is paced."""
+    """Return the class of the script's optimizer, without the class that `prepare` derives from it."""
     kind = type(optimizer)
     return next(base for base in kind.__mro__ if not base.__dict__.get("paceline_made"))
 
 
 @dataclass(frozen=True, slots=True)
 class CommitLane:
-    """Parts that one thread makes, one after another. Lanes are made at the same time."""
+    """The chunks that one thread makes, one after another. The lanes of a commit are made at the same time."""
 
     number: int
     parts: list[Chunk]
     scratch: memoryview
-    """Where gradients are summed: as long as any part. No other lane of a commit uses it."""
+    """This lane's own memory for summing gradients, as long as any chunk."""
 
 
 def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int]) -> list[Chunk]:
-    """The parts of a commit, in the order of their bytes. Each can be made apart from the others.
+    """Return the chunks of a commit, in the order of their bytes. Each can be made apart from the others.
 
-    `within`: the first byte of a version that they make, and the one after the last, which are two of `cuts_of`.
+    `within`: the range of a version's bytes that they make, between two of `cuts_of`.
     """
     return [_part(optimizer, pieces) for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
 
 
 def dealt(items: Sequence[T], sizes: Sequence[int], lanes: int) -> list[list[T]]:
-    """Deal parts, say, to that many lanes at most, in order, with about as much in each lane."""
+    """Deal items to that many lanes at most, in order, with about the same size in each lane."""
     total, before = sum(sizes), 0
     shares: list[list[T]] = [[] for _ in range(lanes)]
     for item, size in zip(items, sizes, strict=True):
-        middle = before + size / 2  # else all items that begin before a large one share its lane
+        middle = before + size / 2  # an item's begin would put all items before a large one into its lane
         shares[min(lanes - 1, int(middle * lanes / max(1, total)))].append(item)
         before += size
     return [share for share in shares if share] or [[]]
 
 
 def scratch_for(layout: Layout, optimizer: torch.optim.Optimizer) -> memoryview:
-    """Return memory for a lane to sum gradients in, which is long enough for the parts of any range."""
+    """Return memory in which a lane sums gradients, long enough for any chunk."""
     longest = max((_span_of(pieces) for pieces in _ranges_of(layout, optimizer)), default=0)
     return memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
 
@@ -364,19 +364,19 @@ def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Chunk:
     part = Chunk(twin, groups, pieces)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
-        part.split()  # these kernels treat a tensor's last few elements apart: those must stay the same elements
+        part.split()  # these kernels treat a tensor's last few elements apart, which must stay the same elements
     return part
 
 
 def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of the optimizer without parameters and state, which steps on the CPU.
+    """Return a copy of the optimizer without parameters and state, which steps on the CPU.
 
-    It is made without its constructor, so this works for any class. A scheduler may have patched `step`, and
-    hooks belong to the script: the copy has neither.
+    The constructor isn't called, so this works for any class. The copy has no hooks, which belong to the script, and no
+    `step` that a scheduler has patched.
     """
     twin = object.__new__(type(optimizer))
     attributes = {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
-    twin.__dict__.update(_on_cpu(attributes))  # copy.copy would lose attributes of a class of the user's own
+    twin.__dict__.update(_on_cpu(attributes))  # copy.copy would lose attributes of a user's own class
     twin.__dict__.pop("step", None)
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
@@ -391,17 +391,17 @@ def _healthy() -> None:
 
 
 def _for_cpu(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group without its parameters, whose hyperparameters fit the CPU."""
+    """Return a parameter group without its parameters, with hyperparameters for the CPU."""
     fit = {key: _on_cpu(value) for key, value in group.items() if key != "params"}
     if fit.get(CAPTURABLE):
         fit[CAPTURABLE] = False
-        if fit.get("foreach"):  # with it, and without the other, torch refuses a learning rate that is a tensor
+        if fit.get("foreach"):  # without "capturable", torch then refuses a learning rate that is a tensor
             fit["foreach"] = False
     return {**fit, "params": []}
 
 
 def _on_cpu(value: Any) -> Any:
-    """The value itself, or if some of its tensors lie elsewhere, a copy whose tensors all lie on the CPU."""
+    """Return the value, or a copy on the CPU if some of its tensors are elsewhere."""
     if isinstance(value, Tensor):
         return value if value.is_cpu else own(value)
     kind = type(value)
@@ -415,7 +415,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def state_of(states: Iterable[PartState], layout: Layout, sliced: bool) -> State:
-    """Put the optimizer's state together from its parts'. `sliced`: whether parts have slices of parameters."""
+    """Join the states of all chunks. `sliced`: whether chunks have slices of parameters."""
     shares: dict[int, PartState] = {}
     for state in states:
         for share in state:
@@ -426,7 +426,7 @@ def state_of(states: Iterable[PartState], layout: Layout, sliced: bool) -> State
 
 
 def _joined(shares: PartState, whole: Entry) -> dict[str, Any]:
-    """Join the states of a parameter's slices: flat, as its elements lie in memory. What no slice has is zero."""
+    """Join the states of a parameter's slices, in the order of memory. What no slice has is zero."""
     joined = {}
     for key, value in shares[0][1].items():
         if isinstance(value, Tensor) and value.shape == (shares[0][0].count,):
@@ -439,7 +439,7 @@ def _joined(shares: PartState, whole: Entry) -> dict[str, Any]:
 
 
 def _share(value: Any, whole: Entry, piece: Entry, span: ChunkSpan) -> Any:
-    """A piece's part of a value of a whole parameter's state."""
+    """Return a span's part of a value in a whole parameter's state."""
     if not isinstance(value, Tensor) or value.shape != whole.shape or piece.shape == whole.shape:
         return own(value)
     ordered = torch.empty_strided(whole.shape, whole.stride, dtype=value.dtype).copy_(value)
@@ -448,12 +448,13 @@ def _share(value: Any, whole: Entry, piece: Entry, span: ChunkSpan) -> Any:
 
 
 def _alike(piece: Piece, state: State, layout: Layout) -> bool:
-    """Whether a run's parameters have the same history, so that one state does for them all."""
+    """Return whether one state can stand for all of a run's parameters."""
     if len(piece.spans) == 1:
         return True
     wholes = [layout.moving[span.number].shape for span in piece.spans]
     states = [state.get(span.number, {}) for span in piece.spans]
-    if () in wholes or any(one.keys() != states[0].keys() for one in states):  # a scalar's count is like its moments
+    # a scalar parameter's step count has the same shape as its moments
+    if () in wholes or any(one.keys() != states[0].keys() for one in states):
         return False
     return all(
         all(isinstance(one[key], Tensor) and one[key].shape == whole for one, whole in zip(states, wholes, strict=True))
@@ -480,7 +481,7 @@ def _merged(piece: Piece, shares: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _bits(entry: Entry, memory: memoryview, start: int) -> Tensor:
-    """The entry's bytes, as the longest whole numbers that they are made of."""
+    """Return the entry's bytes as integers, of the greatest width that divides their number."""
     size = entry.stop - entry.offset
     if not size:
         return torch.empty(0, dtype=torch.int64)
@@ -489,7 +490,7 @@ def _bits(entry: Entry, memory: memoryview, start: int) -> Tensor:
 
 
 def _of(value: Any, piece: Piece, span: ChunkSpan) -> Any:
-    """A span's part of a tensor of its piece's form. A value of another form belongs to all spans."""
+    """Return a span's part of a tensor with its piece's shape. Other values belong to all spans."""
     if len(piece.spans) == 1 or not isinstance(value, Tensor) or value.shape != piece.entry.shape:
         return value
     return value[span.in_piece : span.in_piece + span.count]
@@ -500,9 +501,9 @@ def own(value: Any) -> Any:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether the tensor is free of NaN and infinity. True is always right, False may be wrong.
+    """Return whether the tensor is free of NaN and infinity. True is always right, False may be wrong.
 
-    A sum costs half of what it costs to look at each element, or of a product with the gradient.
+    A sum costs half as much as looking at each element, or as a product with the gradient.
     """
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     wide = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
@@ -510,7 +511,7 @@ def finite(tensor: Tensor) -> bool:
 
 
 def chunks_of(layout: Layout) -> list[list[Piece]]:
-    """Every arena in pieces of CHUNK elements or less: slices of large parameters, runs of small ones."""
+    """Cut every arena into pieces of CHUNK elements or fewer: slices of large parameters, runs of small ones."""
     chunks: list[list[Piece]] = []
     ordered = sorted((entry.offset, number) for number, entry in enumerate(layout.moving) if entry.count)
     for _, arena in groupby((number for _, number in ordered), key=lambda n: _arena(layout.moving[n])):
@@ -533,16 +534,16 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
 
 
 def cuts_of(layout: Layout, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> list[int]:
-    """Return where a version may be cut into ranges that are made apart, in bytes: 0, each chunk's beginning, the end.
+    """Return the bytes at which a version may be cut into ranges: 0, each chunk's beginning, the end.
 
-    If the optimizer may look across parameters, there is only one range. `whole`: no parameter is cut.
+    If the optimizer may look across parameters, there is only one range. `whole`: cut no parameter.
     """
     ranges = _ranges_of(layout, optimizer)
     return _cut_at(layout, [one for one in ranges if not whole or one is ranges[0] or not one[0].spans[0].in_parameter])
 
 
 def chunks_at(layout: Layout) -> list[int]:
-    """Return where chunks begin, in bytes: 0, each chunk's beginning, the end."""
+    """Return 0, each chunk's beginning, and the end, in bytes."""
     return _cut_at(layout, chunks_of(layout))
 
 
@@ -551,14 +552,14 @@ def _cut_at(layout: Layout, ranges: list[list[Piece]]) -> list[int]:
 
 
 def _ranges_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[list[Piece]]:
-    """What one call of the optimizer takes, for each: all of them make a version."""
+    """Return the pieces that the optimizer steps in each of its calls, which together make a version."""
     if type(optimizer) in ELEMENTWISE:
         return chunks_of(layout)
     return _runs_of(layout) if type(optimizer) in WHOLE else [_whole(layout)]
 
 
 def _runs_of(layout: Layout) -> list[list[Piece]]:
-    """Every arena in runs of whole parameters, of CHUNK elements or less unless one parameter has more."""
+    """Cut every arena into runs of whole parameters, of CHUNK elements or fewer unless one parameter has more."""
     runs: list[list[Piece]] = []
     ordered = sorted((entry.offset, number) for number, entry in enumerate(layout.moving))
     for _, arena in groupby((number for _, number in ordered), key=lambda n: _arena(layout.moving[n])):
@@ -589,7 +590,7 @@ def _whole(layout: Layout) -> list[Piece]:
 
 
 def _flat(entry: Entry, offset: int, first: int, count: int) -> Entry:
-    """`count` elements from the `first` after that offset."""
+    """Return an entry of `count` elements in one dimension, from the `first` after that offset."""
     return replace(entry, shape=(count,), stride=(1,), offset=offset + first * entry.dtype.itemsize)
 
 
@@ -598,10 +599,10 @@ def _arena(entry: Entry) -> tuple[int, str]:
 
 
 def _lies(pieces: list[Piece], begin: int, end: int) -> bool:
-    """Whether the pieces lie between these bytes."""
+    """Return whether the pieces lie between these bytes."""
     return all(begin <= piece.entry.offset and piece.entry.stop <= end for piece in pieces)
 
 
 def _span_of(pieces: list[Piece]) -> int:
-    """Bytes from the first piece's beginning to the last one's end."""
+    """Return the bytes from the first piece's beginning to the last one's end."""
     return max(piece.entry.stop for piece in pieces) - min(piece.entry.offset for piece in pieces)

@@ -1,8 +1,8 @@
-"""What workers have pushed, and how it is read as gradients.
+"""Reads gradients from what workers have pushed.
 
-A push area has each parameter's gradient where a slot has the parameter, and flags that say which of them are there.
-`push` writes that form. Commits, their search for NaN and averages of gradients read it, all through `Range.gradient`.
-So what lies there in another form, compressed say, is restored in that method.
+A push area has each parameter's gradient where a slot has the parameter, and flags that say which gradients there are.
+`push` writes that form. Commits, their search for NaN, and averages of gradients all read it by
+`GradientRange.gradient`. So another form, compressed say, has to be decoded only there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.training.layout import Entry, Places, PushArea
 
 @dataclass(slots=True)  # a frozen one takes four times as long to make
 class GradientReader:
-    """One worker's contribution to a version, or to a group's mean gradient; or the sum of several."""
+    """A worker's contribution to a version or to a group's mean gradient, or the sum of several contributions."""
 
     worker: int | None
     """None: it is a sum."""
@@ -30,7 +30,7 @@ class GradientReader:
 
     @classmethod
     def of(cls, places: Places, number: int, area: PushArea, weight: float) -> GradientReader:
-        """What lies in the push area of that number at this moment."""
+        """Return a reader of that push area, with its present flags."""
         return cls(places.worker_of(number), weight, area.start, area.present.tolist())
 
 
@@ -42,7 +42,7 @@ class GradientRange:
         self._views: dict[int, Tensor] = {}
 
     def gradient(self, memory: memoryview, pushed: GradientReader) -> Tensor:
-        """The range's gradient, in the form of `entry`: the area's own memory, as gradients are pushed as they are."""
+        """Return the range's gradient in the shape of `entry`. It is the area's own memory."""
         found = self._views.get(pushed.start)
         if found is None:
             found = self._views[pushed.start] = self.entry.over(memory, pushed.start)
@@ -50,7 +50,7 @@ class GradientRange:
 
 
 def add_up(terms: Sequence[tuple[Tensor, float]], total: Tensor) -> None:
-    """Put Σ weight · gradient into `total`, in the order given. Commits and averages do it alike, to the same bits."""
+    """Put Σ weight · gradient into `total`, in this order. Commits and averages both use this, so their bits agree."""
     torch.mul(*terms[0], out=total)
     for gradient, weight in terms[1:]:
         total.add_(gradient, alpha=weight)

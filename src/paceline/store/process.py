@@ -1,6 +1,6 @@
-"""The host's store process: it makes the store's versions, or means of replicas, and writes recorded ones to disk.
+"""The store's process: it makes versions, or means of replicas, and writes recorded ones to disk.
 
-It goes on committing while it writes a version of the store.
+It goes on committing while it writes a version.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from paceline.training.packing import load, packed, unpacked
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:
     """Fork the store from this worker, which has called `prepare`. The launcher becomes the store's parent.
 
-    The store is built before the fork: a device's tensors can't be read after it.
+    The store is built before the fork, as a device's tensors can't be read after it.
     """
-    elsewhere = torch.get_default_device().type != "cpu"  # as the script has set it: the store can't use a GPU
-    with torch.device("cpu") if elsewhere else nullcontext():  # which costs each call of torch some microseconds
+    elsewhere = torch.get_default_device().type != "cpu"  # the script may have set a GPU, which the store can't use
+    with torch.device("cpu") if elsewhere else nullcontext():  # this context costs each torch call some microseconds
         store = make_store()
         fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
@@ -59,7 +59,7 @@ def _serve(store: Store, end: socket.socket) -> int:
     channel = Channel(end, messages.store.ToStore, "the coordinator")
     recorder, gatherings = _Recorder(channel), _Gatherings()
     held: dict[str, Callable[[], None]] = {}
-    """By file: what is to be written there once all of it has come from other hosts."""
+    """By file: writes it, once all of the version has come from other hosts."""
     try:
         channel.send(messages.store.StoreReady(os.getpid(), store.beginning()))
         while True:
@@ -180,7 +180,7 @@ def _keep_worker(file: Path, descriptor: int) -> str:
 
 
 def _seal(draft: Path, state: bytes) -> None:
-    """Make that draft a whole snapshot, on disk. Raises OSError."""
+    """Complete the draft of a snapshot, on disk. Raises OSError."""
     file, whole = draft / snapshots.STATE, snapshots.whole_of(draft)
     file.write_bytes(state)
     to_disk(file)
@@ -220,7 +220,7 @@ def _keep_state(
 def _send_packed(
     recorder: _Recorder, said: Callable[[str | None], messages.Message], packing: Callable[[], bytes]
 ) -> None:
-    """Send what can be packed along with what is said of it, or say why it can't be."""
+    """Send what can be packed along with the message of `said`, or the error in that message."""
     try:
         descriptor = attachment(packing())
     except ConfigError as error:
@@ -231,20 +231,20 @@ def _send_packed(
 
 
 class _Gatherings:
-    """What waits for other ranges' shares of the optimizer's state, by the number that these have."""
+    """Requests that wait for other ranges' shares of the optimizer's state, by number."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Gathering] = {}
 
     def begin(self, number: int, shares: int, go_on: Callable[[Iterable[StateShare]], None]) -> None:
-        """Go on once so many shares have come. To iterate them reads them, or raises ConfigError if one is lacking."""
+        """Go on once so many shares have come. Iterating reads them, or raises ConfigError."""
         if shares:
             self._waiting[number] = _Gathering(shares, go_on)
         else:
             go_on(())
 
     def take(self, number: int, error: str | None, descriptors: list[int]) -> None:
-        """A share has come, or it can't be packed."""
+        """Take a share that has come, or the error of one that can't be packed."""
         gathering = self._waiting[number]
         gathering.lacking -= 1
         gathering.error = gathering.error or error
@@ -256,10 +256,10 @@ class _Gatherings:
 @dataclass(slots=True)
 class _Gathering:
     lacking: int
-    """How many shares are still to come."""
+    """Shares that are still to come."""
     go_on: Callable[[Iterable[StateShare]], None]
     come: list[int] = field(default_factory=list)
-    """The descriptors of those that have come."""
+    """The descriptors of shares that have come."""
     error: str | None = None
     """Why a share can't be packed."""
 
@@ -273,7 +273,7 @@ class _Gathering:
 
 
 class _Recorder:
-    """Writes versions in a thread. The coordinator keeps their slots until that is done."""
+    """Writes versions in a thread. The host keeps their slots until that is done."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -295,7 +295,7 @@ class _Recorder:
         self._work.put(write)
 
     def keep(self, file: str, write: Callable[[], str]) -> None:
-        """Write a file of a snapshot. If it can't be written the run goes on, and has the snapshots before."""
+        """Write a file of a snapshot. If that fails, the run goes on with the earlier snapshots."""
 
         def keep() -> None:
             try:
@@ -310,7 +310,7 @@ class _Recorder:
         self._work.put(keep)
 
     def share(self, store: Store, number: int) -> None:
-        """Send what the store has for its range now, while commits go on."""
+        """Send the present state of the store's range, while commits go on."""
         keeping = store.begin_keeping()
 
         def send() -> None:
@@ -319,7 +319,7 @@ class _Recorder:
         self._work.put(send)
 
     def seal(self, order: messages.store.Seal) -> None:
-        """Make a snapshot whole. What was to be written before is on disk by then."""
+        """Complete a snapshot, after all that was to be written before."""
 
         def write() -> None:
             try:
@@ -333,7 +333,7 @@ class _Recorder:
         self._work.put(write)
 
     def drop(self, folder: str) -> None:
-        """Remove a snapshot that will not be whole: it takes space, which may be what is lacking."""
+        """Remove a snapshot that can't be completed. The disk may be full."""
         self._work.put(partial(shutil.rmtree, folder, ignore_errors=True))
 
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
@@ -351,16 +351,16 @@ class _Recorder:
                 write()
             except PeerLost:
                 return
-            except Exception as error:  # else what it was to write would be waited for
+            except Exception as error:  # the host would otherwise wait for the file
                 self.send(messages.store.StoreFailed(traced(error, "recorder")))
 
 
 def _let_go(end: socket.socket) -> None:
-    """Keep nothing of the worker's: its sockets and pipes would seem open after its death."""
+    """Close the worker's descriptors, as its sockets and pipes would seem open after its death."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     kept = end.fileno()
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-    os.mkdir = posix.mkdir  # the worker's notes each folder in a file that is closed now
+    os.mkdir = posix.mkdir  # the worker's own one notes each folder in a file that is closed now

@@ -1,6 +1,6 @@
-"""What stores pass to each other where each makes a range of every version: shares, and the whole that they make up.
+"""What stores send each other where each makes a range of every version: one range's state, or that of all ranges.
 
-Both are packed as bytes, as `training.packing` packs them.
+`training.packing` packs both as bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.training.packing import Tree, packed, unpacked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShare:
-    """What a store's optimizer has for the range that the store makes."""
+    """What a store's optimizer has for the store's range."""
 
     state: PartState
     groups: list[dict[str, Tree]]
@@ -22,8 +22,7 @@ class StateShare:
     attributes: dict[str, Tree]
     """As in `Whole`. There are none if nothing is in the range."""
     apart: list[tuple[int, int]]
-    """The first element of each part that steps its parameters apart: the parameter's number, and where it is in that.
-    A version's checksum depends on it."""
+    """`Chunk.first` of each chunk that steps its parameters apart. A version's checksum depends on this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +31,21 @@ class Whole:
 
     state: State
     groups: list[dict[str, Tree]]
-    """What the optimizer's parameter groups have besides parameters."""
+    """The optimizer's parameter groups, without parameters."""
     attributes: dict[str, Tree]
-    """What an optimizer of the user's own class has in addition to groups and state."""
+    """What a user's own optimizer has besides groups and state."""
     told: list[dict[str, Any]]
-    """The hyperparameters that the script had when a worker last told of them."""
+    """The script's hyperparameters, as a worker last sent them."""
 
 
 def pack_share(share: StateShare) -> bytes:
-    """Pack it. Raises ConfigError for what can't be packed."""
+    """Pack the share. Raises ConfigError if that fails."""
     state = [(span.number, span.in_parameter, span.count, values) for span, values in share.state]
     return packed({"state": state, "groups": share.groups, "attributes": share.attributes, "apart": share.apart}, STATE)
 
 
 def unpack_share(data: bytes) -> StateShare:
-    """Unpack what `pack_share` has packed."""
+    """Unpack the result of `pack_share`."""
     tree = unpacked(data)
     state = [(ChunkSpan(number, first, 0, count), values) for number, first, count, values in tree["state"]]
     apart = [(number, first) for number, first in tree["apart"]]
@@ -54,10 +53,10 @@ def unpack_share(data: bytes) -> StateShare:
 
 
 def pack_whole(whole: Whole) -> bytes:
-    """Pack it. Raises ConfigError for what can't be packed."""
+    """Pack the state. Raises ConfigError if that fails."""
     return packed({field.name: getattr(whole, field.name) for field in fields(whole)}, STATE)
 
 
 def unpack_whole(data: bytes) -> Whole:
-    """Unpack what `pack_whole` has packed."""
+    """Unpack the result of `pack_whole`."""
     return Whole(**unpacked(data))

@@ -1,6 +1,6 @@
-"""The files of a snapshot that have tensors: what is in each, how it is written and read.
+"""The files of a snapshot that have tensors: their contents, and how they are written and read.
 
-`store.safetensors`      what the store has: the version's parameters, the fixed part, buffers, the optimizer's state
+`store.safetensors`      the store's state: the version's parameters, the fixed part, buffers, the optimizer's state
 `replica-W.safetensors`  a worker's replica, where workers own replicas
 `worker-W.safetensors`   what a worker's script keeps
 """
@@ -25,10 +25,10 @@ from paceline.training.packing import Tree, load, packed, save, unpacked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfStore:
-    """What the store has of a version."""
+    """The store's state at a version."""
 
     parameters: dict[str, Tensor]
-    """Those of the version. None where workers own replicas."""
+    """The version's parameters. Empty where workers own replicas."""
     fixed: dict[str, Tensor]
     """See `training.layout`."""
     buffers: dict[int, dict[str, Tensor]]
@@ -36,11 +36,11 @@ class OfStore:
     state: State
     """The optimizer's."""
     groups: list[dict[str, Tree]]
-    """What the optimizer's parameter groups have besides parameters."""
+    """As in `shares.Whole`."""
     attributes: dict[str, Tree]
-    """What an optimizer of the user's own class has in addition to groups and state."""
+    """As in `shares.Whole`."""
     told: list[dict[str, Any]]
-    """The hyperparameters that the script had when a worker last told of them."""
+    """As in `shares.Whole`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,13 @@ class OfWorker:
     kept: dict[str, Tree] = field(default_factory=dict)
     """Each kept object's `state_dict()`, by its name."""
     groups: list[dict[str, Tree]] = field(default_factory=list)
-    """As in `OfStore`, as the script has them."""
+    """The script's parameter groups, without parameters."""
     state: State | None = None
     """The optimizer's, where the worker steps it."""
     attributes: dict[str, Tree] = field(default_factory=dict)
-    """As in `OfStore`, where the worker steps the optimizer."""
+    """As in `shares.Whole`, where the worker steps the optimizer."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    """The model's, for a worker that joins. Those of a snapshot are elsewhere."""
+    """The model's, for a worker that joins. A snapshot has buffers in its other files."""
 
 
 class StateSnapshot:
@@ -111,23 +111,23 @@ Kind = TypeVar("Kind", OfStore, OfReplica, OfWorker)
 
 
 def pack(part: OfWorker) -> bytes:
-    """Pack it. Raises ConfigError for what can't be packed."""
+    """Pack a worker's part. Raises ConfigError if that fails."""
     return packed(_tree(part), "the worker")
 
 
 def unpack(data: bytes) -> OfWorker:
-    """Unpack what `pack` has packed."""
+    """Unpack the result of `pack`."""
     return OfWorker(**unpacked(data))
 
 
 def write(file: Path, part: OfStore | OfReplica) -> str:
-    """Write it. On return it is on disk. Return the file's SHA-256. Raises ConfigError for what can't be packed."""
+    """Write the file, and wait until it is on disk. Return its SHA-256. Raises ConfigError if packing fails."""
     save(_tree(part), "the snapshot", file)
     return _finished(file)
 
 
 def write_packed(file: Path, descriptor: int) -> str:
-    """Write what a worker has packed, which is behind the descriptor. See `write`."""
+    """Write what a worker has packed into the descriptor's file. See `write`."""
     with open(descriptor, "rb", closefd=False) as packing, open(file, "wb") as out:
         packing.seek(0)
         shutil.copyfileobj(packing, out, 1 << 20)
@@ -135,12 +135,12 @@ def write_packed(file: Path, descriptor: int) -> str:
 
 
 def read(kind: type[Kind], file: Path) -> Kind:
-    """Read what `write` has written."""
+    """Read a file that `write` has written."""
     return kind(**load(file))
 
 
 def put(values: dict[str, Tensor], places: dict[str, Tensor]) -> None:
-    """Copy the values into the places of the same names. Raises ConfigError if names or forms differ."""
+    """Copy the values into the tensors of the same names. Raises ConfigError if names or shapes differ."""
     for name, place in places.items():
         value = values.get(name)
         if value is None or (value.dtype, value.shape) != (place.dtype, place.shape):

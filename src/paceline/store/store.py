@@ -1,7 +1,7 @@
 """The parameter store: versions in slots, and the user's own optimizer that makes each version from the one before.
 
-The store runs in a process of its own, forked from a worker that had called `prepare`. So it has the user's
-optimizer, of whatever class, without a byte of it being sent.
+The store runs in a process of its own, forked from a worker that had called `prepare`. So it has the user's optimizer,
+of any class, without receiving it.
 """
 
 from __future__ import annotations
@@ -60,38 +60,38 @@ Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
 
 OwnValues = dict[str, dict[str, Tensor]]
-"""What only workers move. `moved`: parameters that the optimizer lacks, by the name in `prepare`. `added`: tensors that
-came later, by name."""
+"""Values that only workers change. `moved`: parameters that the optimizer lacks, by their names in `prepare`. `added`:
+tensors that came later, by name."""
 
 NO_VALUES: OwnValues = {"moved": {}, "added": {}}
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
 STRUCTURE = "structure"
-"""In the same place, if the script has changed the structure: its number, and by name the name in `prepare`."""
+"""In the same metadata, if the script has changed the structure: its number, and the name in `prepare` by name."""
 Norms = list[tuple[int, float]]
-"""The Euclidean norm of each parameter's mean gradient, by the parameter's number; without those that have none."""
-WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing over a part of a commit costs more than it saves
+"""(parameter's number, Euclidean norm of its mean gradient), for the parameters that have a gradient."""
+WORTH_A_THREAD = 1024 * 1024  # elements: with fewer, handing work to a thread costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """A version that was made."""
+    """The result of making a version."""
 
     not_finite: NotFinite | None
     """The first NaN or infinity that was found."""
     checksum: int
-    """The sum of its parameters' bits, as whole numbers modulo 2**64."""
+    """The sum of its parameters' bits, as integers modulo 2**64."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedVersion:
-    """A version as it is written."""
+    """A version as it is written to a file."""
 
     saved: dict[str, Tensor]
-    """All that is written, by name. Tensors may share memory."""
+    """All tensors to write, by name. They may share memory."""
     order: list[str]
-    """The parameters, in the order of the hash."""
+    """The parameters' names, in the order of the hash."""
     structure: Structure
 
     @classmethod
@@ -106,7 +106,7 @@ class NamedVersion:
         return cls(saved, [names[entry] for entry in layout.names if entry in names], structure)
 
     def record(self, file: Path) -> str:
-        """Write it as safetensors: whole or not at all, even if the machine fails. On return it is on disk.
+        """Write it as safetensors, and wait until it is on disk. If the machine fails, the file is whole or not there.
 
         Return the SHA-256 of the parameters.
         """
@@ -129,9 +129,9 @@ class NamedVersion:
 class Store:
     """The parameters of one model, version by version.
 
-    A commit writes into a slot that no process reads, and reads another. So readers are never disturbed, and
-    never see two versions mixed. It goes part by part, so that what a part reads and writes stays in the
-    cache from the previous version's copy to the sum of the gradients and the optimizer's step.
+    A commit reads one slot, and writes into another that no process reads. So readers are never disturbed, and never
+    see two versions mixed. It goes chunk by chunk, so that a chunk's data stays in the cache while the previous version
+    is copied, the gradients are summed, and the optimizer steps.
 
     Where several hosts share the work, each has a store that makes a range of every version's bytes.
     """
@@ -143,23 +143,22 @@ class Store:
         within: tuple[int, int] | None = None,
         clip: Clip | None = None,
     ) -> None:
-        """`within`: where the range begins and ends; None: it is the whole. See `chunks.parts_of`.
+        """`within`: the range's begin and end; None: it is the whole version. See `chunks.parts_of`.
 
-        `clip`: what mean gradients are clipped to before the optimizer has them.
+        `clip`: how mean gradients are clipped before the optimizer gets them.
         """
         self.places = places
         self._clip = clip
         self.layout = layout = places.layout
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
-        self._makes_all = self.within == (0, layout.flags_offset)
         self._optimizer = detached(optimizer)
-        """Of which parts' own are copies. It is the script's, or one that only subtracts, as it was before the fork."""
+        """The optimizer that chunks have copies of: the script's as of the fork, or one that only subtracts."""
         self.parts = parts_of(layout, self._optimizer, self.within)
         """In the order of their bytes."""
         self._cuts = cuts_of(layout, optimizer)
         self._bytes = {id(part): _bytes_of(part, self._cuts) for part in self.parts}
-        """By part: the first byte of a version that it makes, and the byte after its last one."""
+        """By chunk: the begin and the end of its bytes in a version."""
         self._sliced = type(optimizer) in ELEMENTWISE
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
         state = {numbers[parameter]: values for parameter, values in optimizer.state.items()}
@@ -174,7 +173,7 @@ class Store:
         self._told = scalars_of(optimizer)
         """The hyperparameters that the script had when a worker last told of them."""
         self._to_pass_on: Whole | None = None
-        """What the stores of all ranges begin with, if this one makes a part of a version: until the first commit."""
+        """What the stores of all ranges begin with, until the first commit. None if this store makes whole versions."""
         if not self._makes_all:
             self._to_pass_on = Whole(
                 state={number: {key: own(value) for key, value in values.items()} for number, values in state.items()},
@@ -185,19 +184,19 @@ class Store:
         self.adopted = False
         """Whether the fixed part is the adopted one."""
         self._structures: dict[int, tuple[Structure, dict[str, Tensor]]] = {0: (Structure.of(layout), {})}
-        """By number: with what the model has had since `prepare`, as the worker had it that was the first."""
+        """By number: the structure, and the first values of tensors that were added since `prepare`."""
         self._values: dict[tuple[int, int], OwnValues] = {}
-        """By worker and number: what only workers move, as it has told."""
+        """By worker and number: the values that the worker has sent."""
         self._keepings: list[StateSnapshot] = []
-        """States of the optimizer that are being copied, as of an earlier version."""
+        """Optimizer states of earlier versions that are being copied."""
         self._averages: AreaAverages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
         self._lanes: dict[int, list[CommitLane]] = {}
-        """By number of threads: the parts that each of them makes."""
+        """By number of threads: the lane of each thread."""
         self._scratch: list[memoryview] = []
         """By lane."""
         self._in_slots: dict[int, list[Tensor]] = {}
-        """By slot, if norms are clipped: where the mean of each parameter's gradient is made."""
+        """By slot, if norms are clipped: where each parameter's mean gradient is made."""
         self._helpers: ThreadPoolExecutor | None = None
         self._most_helpers = 0
 
@@ -211,9 +210,9 @@ class Store:
         within: tuple[int, int] | None = None,
         clip: Clip | None = None,
     ) -> Store:
-        """A store for this model, whose present values, all of them, become the version in slot 0.
+        """Return a store for this model, whose present values become the version in slot 0.
 
-        If `steps` is false it subtracts what is pushed, as the workers' optimizers have made that, and clips nothing.
+        If `steps` is false, the store subtracts what the workers' optimizers have made, and clips nothing.
         """
         store = cls(places, optimizer if steps else subtracting(optimizer), within, clip if steps else None)
         store._script = model, optimizer
@@ -223,7 +222,7 @@ class Store:
         for entry, view in zip(store.layout.moving, places.slot(0), strict=True):
             view.copy_(present[entry.name].detach())
         held = {**present, **dict(model.named_buffers())}
-        if not places.slots:  # replicas: the first of them has buffers, too
+        if not places.slots:  # the first replica has buffers, too
             for name, view in store.pushes[0].buffers.items():
                 view.copy_(held[name].detach())
         for name, view in places.fixed().items():
@@ -231,27 +230,27 @@ class Store:
         return store
 
     def beginning(self) -> str:
-        """The checksum of what training begins with, until the first commit."""
+        """Return the checksum of what training begins with, before the first commit."""
         return checksum([*self.places.slot(0), *self.places.fixed().values()])
 
     def let_go_of_script(self) -> None:
-        """Free what the script's own parameters and optimizer take. Call this in the store's own process."""
+        """Free the memory of the script's parameters and optimizer, in the store's own process."""
         assert self._script is not None
         model, optimizer = self._script
         for tensor in (*model.parameters(), *_parameters(optimizer)):
-            if tensor.is_cpu:  # another device's memory is the worker's, and can't be freed in a forked process
+            if tensor.is_cpu:  # a forked process can't free another device's memory
                 tensor.data = torch.empty(0, dtype=tensor.dtype)
                 optimizer.state.pop(tensor, None)
 
     def prepare_slot(self, slot: int) -> None:
-        """Get the slot's memory before the first commit into it: all of it, as the other ranges come there as well."""
+        """Get the slot's memory before the first commit into it, for all ranges."""
         self._populate(slot, self.layout.slot_bytes)
 
     def set_scalars(self, scalars: Scalars) -> None:
         """Use these hyperparameters from now on.
 
-        Only what the script has changed is set. The optimizer's own step may change its groups, too (a count of steps,
-        say), and the workers' objects do not have those changes. What only a GPU can do is never set.
+        Only values that the script has changed are set. An optimizer's step may change its groups, too, such as a count
+        of steps, and workers don't have those changes. What only a GPU can do is never set.
         """
         told, self._told = self._told, scalars
         changed = [
@@ -266,7 +265,7 @@ class Store:
             set_scalars(part.optimizer, [changed[group] for group in part.groups])
 
     def edit(self, edits: list[StateEdit]) -> None:
-        """Edit the optimizer's state, before the next version is made."""
+        """Edit the optimizer's state before the next version is made."""
         by_number: dict[int, list[tuple[str | None, Any]]] = {}
         for number, key, value in by_parameter(edits, len(self.names)):
             by_number.setdefault(number, []).append((key, value))
@@ -289,11 +288,11 @@ class Store:
     ) -> CommitResult:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
-        Gradients are summed in the order given. A weight of 1 multiplies nothing. With several threads the bits
-        are the same. If `look`, gradients and parameters are searched for a NaN or an infinity. `made(begin, end)` is
-        called as bytes of the version are made, by any of the threads, unless all are made here and they are few.
-        `summed`: workers' areas, of which there is a sum among the contributions. Their buffers count, too.
-        `norms`: of all parameters, where other stores make a part of the version. See `norms`.
+        Gradients are summed in this order. The bits don't depend on the number of threads. If `look`, gradients and
+        parameters are searched for a NaN or an infinity. `made(begin, end)` is called from any thread as bytes of the
+        version are made, unless the version is small and all of it is made here. `summed`: workers' areas with a sum
+        among the contributions. Their buffers count, too. `norms`: of all parameters, where other stores make ranges of
+        the version. See `norms`.
         """
         self._to_pass_on = None
         pushed, limit, not_finite = self._pushed(contributions), None, None
@@ -304,7 +303,7 @@ class Store:
                 pushed = [self._mean(target, pushed)]
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
-        if self._makes_all and self.within[1] <= TELLS:  # its end is all that is to be told, and it is whole then
+        if self._makes_all and self.within[1] <= TELLS:  # one call would come when the version is whole
             made = None
         run = partial(self._commit, start, stop, pushed, whole, look and not_finite is None, made, limit)
         first, *others = self._lanes_for(threads)
@@ -317,9 +316,9 @@ class Store:
         return CommitResult(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
 
     def norms(self, target: int, contributions: list[tuple[int, float]], *, threads: int = 1) -> Norms:
-        """Return the norms for the version that is made next in the slot `target`, of the parameters in this range.
+        """Return the norms of this range's mean gradients, for the version that is made next in the slot `target`.
 
-        Until it is made, that slot has the mean gradients.
+        Until the version is made, the slot has the mean gradients.
         """
         found = self._norms(target, self._pushed(contributions), threads)
         return [(number, norm.item()) for number, norm in found.items()]
@@ -327,39 +326,37 @@ class Store:
     def sum_up(
         self, target: int, terms: Sequence[tuple[int, float]], *, look: bool, made: Callable[[int, int], object]
     ) -> NotFinite | None:
-        """Put the sum of these (push area, weight) into the push area `target`, all of it. See `AreaAverages.sum_up`.
+        """Put the whole sum of these (push area, weight) into the push area `target`. See `AreaAverages.sum_up`.
 
-        `made(begin, end)` is called as bytes of it are there. Return the first NaN or infinity, if they are looked for.
+        `made(begin, end)` is called as bytes are summed. If `look`, return the first NaN or infinity.
         """
         push = self.pushes[target]
         self.places.region.populate(push.start, push.stop)
         return self._in_groups().sum_up(terms, target, self.names, look=look, made=made)
 
     def load(self, state: State) -> None:
-        """Replace the optimizer's state by this one, of whole parameters."""
+        """Replace the optimizer's state by this state of whole parameters."""
         for part in self.parts:
             part.load(state, self.layout)
 
     def pass_on(self) -> Whole:
-        """Return what the stores of the other ranges are to begin with, once and before the first commit."""
+        """Return what the stores of the other ranges begin with, once and before the first commit."""
         whole, self._to_pass_on = self._to_pass_on, None
         assert whole is not None
         return whole
 
     def begin_with(self, whole: Whole) -> None:
-        """Give the optimizer what is in it for this store's range."""
+        """Begin with this state, as far as it is in this store's range."""
         self.load(whole.state)
         for part in self.parts:
-            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
-                group.update({key: own(value) for key, value in whole.groups[number].items()})
-            part.optimizer.__dict__.update(whole.attributes)
+            _take(part, whole)
         self._told, self._to_pass_on = whole.told, None
 
     def take_over(self, within: tuple[int, int], share: StateShare) -> None:
-        """Make that range as well, which lies beside this store's, from the next version on.
+        """Make another store's range as well, which lies beside this store's, from the next version on.
 
-        Another store has made it so far. `share` is what its optimizer had as of the newest version. Where this store
-        makes a part of nothing so far, it makes that range alone.
+        `share`: what the other store's optimizer had as of the newest version. This store may have made no range so
+        far.
         """
         added = parts_of(self.layout, self._optimizer, within)
         state = state_of([share.state], self.layout, sliced=self._sliced)
@@ -367,20 +364,17 @@ class Store:
             if part.first in share.apart and not part.is_split:
                 part.split()
             part.load(state, self.layout)
-            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
-                group.update({key: own(value) for key, value in share.groups[number].items()})
-            part.optimizer.__dict__.update(share.attributes)
+            _take(part, share)
             self._bytes[id(part)] = _bytes_of(part, self._cuts)
         self.parts = sorted([*self.parts, *added], key=lambda part: self._bytes[id(part)])
         self._lanes.clear()
         begin, end = self.within
         self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
-        self._makes_all = self.within == (0, self.layout.flags_offset)
 
     def begin_keeping(self) -> StateSnapshot:
-        """Keep what the newest version has, besides its parameters. Commits may go on meanwhile.
+        """Begin to copy the newest version's state, besides its parameters. Commits may go on meanwhile.
 
-        Pass it to `share`, `whole` or `keep`, once.
+        Pass the result to `share`, `whole` or `keep`, once.
         """
         parts = self.parts
         groups: list[dict[str, Any]] = [{} for _ in self._told]
@@ -395,7 +389,7 @@ class Store:
         return keeping
 
     def share(self, keeping: StateSnapshot) -> StateShare:
-        """What was kept of this store's range."""
+        """Return the copied state of this store's range."""
         try:
             state = [one for state in keeping.states() for one in state]
         finally:
@@ -403,9 +397,9 @@ class Store:
         return StateShare(state=state, groups=keeping.groups, attributes=keeping.attributes, apart=keeping.apart)
 
     def whole(self, keeping: StateSnapshot, shares: Iterable[StateShare] = ()) -> Whole:
-        """What was kept here, and the shares of all other ranges, of the same version.
+        """Join the copied state and the shares of all other ranges, of the same version.
 
-        `shares` may raise an error as it is iterated. What was kept is let go of even then.
+        Iterating `shares` may raise an error. The copy is released even then.
         """
         try:
             others = list(shares)
@@ -422,9 +416,10 @@ class Store:
         )
 
     def keep(self, keeping: StateSnapshot, slot: int | None, file: Path, shares: Iterable[StateShare] = ()) -> str:
-        """Write a version and what was kept of it to the file, while commits go on. Return the file's SHA-256.
+        """Write a version and its copied state to the file, while commits go on. Return the file's SHA-256.
 
-        The caller keeps its slot from being written. There is none where workers own replicas. `shares`: see `whole`.
+        The caller keeps the version's slot from being overwritten. There is none where workers own replicas. `shares`:
+        see `whole`.
         """
         whole = self.whole(keeping, shares)
         parameters = {} if slot is None else dict(zip(self.names, self.places.slot(slot), strict=True))
@@ -440,7 +435,7 @@ class Store:
         return write(file, part)
 
     def _newest_values(self) -> dict[str, Tensor]:
-        """What the lowest worker moves, of those that move something."""
+        """Return the newest `moved` values of the lowest worker that has sent any."""
         lowest = min((worker for worker, _ in self._values), default=None)
         told = max((one for one in self._values if one[0] == lowest), default=None)
         return {} if told is None else self._values[told]["moved"]
@@ -453,10 +448,10 @@ class Store:
 
     @torch.no_grad()
     def restore(self, file: Path, slot: int | None, areas: dict[int, int], policy: Policy) -> str:
-        """Go on from a version that `keep` wrote: put it into that slot, and buffers into each worker's push area.
+        """Read a version that `keep` wrote into that slot, and buffers into each worker's push area.
 
         A worker that the file lacks gets the buffers that a recorded version would have. Where workers own replicas
-        there is no slot, and `restore_replicas` brings the buffers. Return the checksum of what training begins with.
+        there is no slot, and `restore_replicas` brings the buffers. Return the checksum of what training goes on with.
         Raises ConfigError if the file is of another model or optimizer.
         """
         there = read(OfStore, file)
@@ -481,7 +476,7 @@ class Store:
 
     @torch.no_grad()
     def restore_replicas(self, files: dict[int, Path], areas: dict[int, int]) -> None:
-        """Put each worker's replica, which `keep_replica` wrote, into its area. A worker without one gets their mean.
+        """Read each worker's replica, which `keep_replica` wrote, into its area. A worker without one gets their mean.
 
         Raises ConfigError if a file is of another model.
         """
@@ -496,22 +491,22 @@ class Store:
             put(buffers, push.buffers)
 
     def restructure(self, edit: Tree) -> None:
-        """Versions from now on have this structure."""
+        """Use this structure for versions from now on."""
         structure = Structure(edit["number"], edit["names"], edit["forms"])
         self._structures[structure.number] = structure, edit["added"]
 
     def take_values(self, told: tuple[int, int], values: OwnValues) -> None:
-        """That worker has told these values of what only workers move, the how manieth time."""
-        worker, number = told  # a process that returns begins anew, and an order refers to one of the last three
+        """Take these values, which a worker has sent. `told`: (worker, number of the message)."""
+        worker, number = told  # a new process numbers from 1 again, and orders refer to one of the last three
         self._values = {
             one: theirs for one, theirs in self._values.items() if one[0] != worker or number - 3 < one[1] < number
         }
         self._values[told] = values
 
     def version(self, slot: int, workers: Iterable[int], policy: Policy, known: WorkersTold = UNTOLD) -> NamedVersion:
-        """The version in that slot, with the buffers of these workers.
+        """Return the version in that slot, with the buffers of these workers.
 
-        Parameters are views: the caller keeps the slot from being written meanwhile.
+        Parameters are views: the caller keeps the slot from being overwritten meanwhile.
         """
         moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
@@ -521,9 +516,9 @@ class Store:
     def mean(
         self, replicas: list[int], target: int, policy: Policy, known: WorkersTold = UNTOLD
     ) -> tuple[NamedVersion, float]:
-        """Make the mean of the replicas in these areas in the area `target`. Return it as `version` returns a version.
+        """Make the mean of the replicas in these areas in the area `target`. Return it as a version.
 
-        Return also the replicas' distance from it: root mean square over the replicas, Euclidean over the parameters.
+        Also return the replicas' distance from it: root mean square over replicas, Euclidean over parameters.
         """
         distance = self._in_groups().mean(replicas, target)
         parameters = dict(zip(self.names, self.pushes[target].gradients, strict=True))
@@ -531,7 +526,7 @@ class Store:
         return self._version({**parameters, **buffers}, known), distance
 
     def _version(self, tensors: dict[str, Tensor], known: WorkersTold) -> NamedVersion:
-        """Put these tensors under the names that they have by then, with the fixed part and what was added."""
+        """Name these tensors, the fixed part, and tensors that were added, as in that version's structure."""
         structure, added = self._structures[known.edit]
         values = self._values[known.own] if known.own else NO_VALUES
         tensors = {**self.places.fixed(self.adopted), **values["moved"], **tensors}
@@ -585,11 +580,10 @@ class Store:
 
     @torch.no_grad()
     def _norms(self, target: int, pushed: Sequence[GradientReader], threads: int) -> dict[int, Tensor]:
-        """Return each mean gradient's norm, by the parameter's number. Means of several are made in that slot."""
-        begin, end = self.within
-        numbers = [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
-        most = math.ceil((end - begin) / (WORTH_A_THREAD * 4))
-        shares = dealt(numbers, [self.layout.moving[number].count for number in numbers], max(1, min(threads, most)))
+        """Return each mean gradient's norm, by the parameter's number. Means of several gradients go into that slot."""
+        numbers = self._numbers()
+        sizes = [self.layout.moving[number].count for number in numbers]
+        shares = dealt(numbers, sizes, self._worthwhile(threads))
         means = self._in_slots.setdefault(target, self.places.slot(target))
         alone = self._is_mean(pushed)
 
@@ -614,21 +608,19 @@ class Store:
 
     @staticmethod
     def _is_mean(pushed: Sequence[GradientReader]) -> bool:
-        """Whether one contribution is all, as it is: then its gradients are clipped where they were pushed."""
+        """Return whether there is one contribution of weight 1, whose gradients are clipped where they were pushed."""
         return len(pushed) == 1 and pushed[0].weight == 1.0
 
     def _mean(self, target: int, pushed: Sequence[GradientReader]) -> GradientReader:
-        """Return the mean of these, which `_norms` has made."""
+        """Return the mean gradients, which `_norms` has made."""
         if self._is_mean(pushed):
             return pushed[0]
         present = [int(any(one)) for one in zip(*(one.present for one in pushed), strict=True)]
         return GradientReader(None, 1.0, self.places.slot_start(target), present)
 
     def _not_finite(self, pushed: Sequence[GradientReader]) -> NotFinite | None:
-        """Return the first NaN or infinity in a gradient. Clipped by its norm, it is in all parameters."""
-        begin, end = self.within
-        numbers = [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
-        for number in numbers:
+        """Return the first NaN or infinity in a gradient. Clipping by norm would spread it to all parameters."""
+        for number in self._numbers():
             for one in pushed:
                 if one.present[number] and not self._gradient(one, number).isfinite().all():
                     return NotFinite(self.names[number], one.worker)
@@ -636,6 +628,21 @@ class Store:
 
     def _gradient(self, pushed: GradientReader, number: int) -> Tensor:
         return self._areas[pushed.start].gradients[number]
+
+    @property
+    def _makes_all(self) -> bool:
+        """Whether this store makes whole versions."""
+        return self.within == (0, self.layout.flags_offset)
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the parameters that begin in this store's range."""
+        begin, end = self.within
+        return [number for number, entry in enumerate(self.layout.moving) if begin <= entry.offset < end]
+
+    def _worthwhile(self, threads: int) -> int:
+        """Return how many of these threads save time for this store's range."""
+        begin, end = self.within
+        return max(1, min(threads, math.ceil((end - begin) / (WORTH_A_THREAD * 4))))
 
     def _populate(self, slot: int, end: int) -> None:
         start = self.places.slot_start(slot)
@@ -647,9 +654,8 @@ class Store:
         return self._averages
 
     def _lanes_for(self, threads: int) -> list[CommitLane]:
-        """The lanes of a commit: one for each thread, of which a small commit uses fewer."""
-        most = math.ceil((self.within[1] - self.within[0]) / (WORTH_A_THREAD * 4))
-        threads = max(1, min(threads, most))
+        """Return the lanes of a commit, one for each thread. A small commit uses fewer."""
+        threads = self._worthwhile(threads)
         if threads not in self._lanes:
             shares = dealt(self.parts, [part.size for part in self.parts], threads)
             while len(self._scratch) < len(shares):
@@ -660,7 +666,7 @@ class Store:
         return self._lanes[threads]
 
     def _helpers_for(self, lanes: int) -> ThreadPoolExecutor:
-        """The threads that make lanes beside the caller's, made when first needed: no thread survives a fork."""
+        """Return threads for the lanes beside the caller's. They start when first needed, as none survives a fork."""
         if self._helpers is None or lanes > self._most_helpers:
             if self._helpers is not None:
                 self._helpers.shutdown()
@@ -674,6 +680,13 @@ def _bytes_of(part: Chunk, cuts: Sequence[int]) -> tuple[int, int]:
     return cuts[place], cuts[place + 1]
 
 
+def _take(part: Chunk, state: Whole | StateShare) -> None:
+    """Give the chunk's optimizer these groups and attributes."""
+    for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+        group.update({key: own(value) for key, value in state.groups[number].items()})
+    part.optimizer.__dict__.update(state.attributes)
+
+
 def subtracting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return an optimizer over the same parameters and groups whose step only subtracts the gradient."""
     return torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], lr=1.0)
@@ -684,7 +697,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
-    """The hyperparameters of each group that may change during training and can be sent as plain values."""
+    """Return the hyperparameters of each group that can be sent as plain values."""
     return [
         {key: plain for key, value in group.items() if key != "params" and (plain := _plain(value)) is not _NOT_PLAIN}
         for group in optimizer.param_groups
@@ -692,17 +705,17 @@ def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
 
 
 def is_sent(value: Any) -> bool:
-    """Whether a hyperparameter is among those of `scalars_of`."""
+    """Return whether a hyperparameter is among those of `scalars_of`."""
     return _plain(value) is not _NOT_PLAIN
 
 
 def packable(group: dict[str, Any]) -> dict[str, Any]:
-    """Copy what a parameter group has besides its parameters, as far as a snapshot can keep it."""
+    """Copy a parameter group without its parameters, as far as a snapshot can keep it."""
     return {key: own(value) for key, value in group.items() if key != "params" and packs(value)}
 
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Copy what an optimizer of the user's own class has in addition to torch's, as far as a snapshot can keep it."""
+    """Copy the attributes that a user's own optimizer adds to torch's, as far as a snapshot can keep them."""
     if user_class(optimizer).__module__.startswith("torch."):
         return {}
     ours = (*vars(torch.optim.SGD([torch.zeros(1)])), *OURS, "step", "_opt_called")
@@ -710,7 +723,7 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def unfit_rate(scalars: Scalars) -> str:
-    """What is wrong with a group's learning rate; empty if nothing is."""
+    """Say what is wrong with a group's learning rate. Empty: nothing."""
     for number, group in enumerate(scalars):
         rate = group.get("lr", 0.0)
         if not isinstance(rate, int | float):
