@@ -32,10 +32,10 @@ def parameter(
     most: float | None = None,
     above: bool = False,
 ) -> T:
-    """A field of a protocol's `Config`.
+    """Return a field of a protocol's `Config`.
 
-    `what` says what the parameter means, and in which unit. `unit` is the word after a refused value. A number is
-    `least` or more (with `above`, more than `least`) and `most` or less.
+    `what`: the parameter's meaning and unit. `unit`: the word after a refused value. A number is at least `least`, or
+    above it with `above`, and at most `most`.
     """
     about = {"what": what, "unit": unit, "least": least, "most": most, "above": above}
     return field(default=default, metadata=about)
@@ -43,7 +43,7 @@ def parameter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What a `Config` declares of one parameter. See `parameter` for the words and the range."""
+    """A parameter that a `Config` declares. See `parameter`."""
 
     name: str
     default: Any
@@ -60,7 +60,7 @@ class Parameter:
 
     @property
     def rule(self) -> str:
-        """What a value must be: `a whole number, 0 or more`."""
+        """What a value must be, such as `a whole number, 0 or more`."""
         if self.kind is str:
             return self._must_be(f"one of {', '.join(self.allowed)}" if self.allowed else "a protocol")
         nouns = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -74,13 +74,13 @@ class Parameter:
         elif self.kind is bool and text in ("true", "false"):
             value = text == "true"
         elif self.kind in (int, float):
-            with contextlib.suppress(ValueError):  # what is no number stays text, and `check` refuses it
+            with contextlib.suppress(ValueError):  # `check` refuses text that is not a number
                 value = self.kind(text)
         self.check(protocol, value)
         return value
 
     def check(self, protocol: str, value: Any) -> None:
-        """Raise ConfigError for a value that is of another kind, not finite, or out of range."""
+        """Raise ConfigError for a value of another kind, not finite, or out of range."""
         if self.optional and value is None:
             return
         if not self._is_of_kind(value):
@@ -117,7 +117,7 @@ class Parameter:
 
 
 def declared(config: type[Any]) -> dict[str, Parameter]:
-    """Return what the class `config` declares, by name, in its order."""
+    """Return the parameters of the class `config` by name, in their order."""
     hints = get_type_hints(config)
     return {entry.name: _parameter(entry, hints[entry.name]) for entry in fields(config)}
 
@@ -152,39 +152,39 @@ class Choice:
     spec: Spec
     config: Any
     parts: tuple[Choice, ...] = ()
-    """The protocols that it is composed of, as `Spec.parts` names them."""
+    """The protocols that it consists of, as `Spec.parts` names them."""
 
     def machine(self) -> Machine:
-        """A fresh machine."""
+        """Return a fresh machine."""
         return self.spec.machine(self.config, *(part._as_part() for part in self.parts))
 
     def parameters(self) -> dict[str, Any]:
-        """Every parameter's value, by name."""
+        """Return all parameters' values, by name."""
         return asdict(self.config)
 
     def to_plain(self) -> dict[str, Any]:
-        """As a run's `config.toml` has it: TOML has no null, and parts are written with all of their parameters."""
+        """Return it for a run's `config.toml`: None as `none`, and parts with all of their parameters."""
         config = {name: "none" if value is None else value for name, value in self.parameters().items()}
         parts = dict(zip(self.spec.parts, map(str, self.parts), strict=True))
         return {"name": self.spec.name, "config": config | parts}
 
     @property
     def rounds(self) -> bool:
-        """Whether workers go in rounds, at first."""
+        """Whether workers go in rounds at first."""
         return self.parts[0].rounds if self.parts else self.spec.rounds
 
     @property
     def unapplied(self) -> int:
-        """How many updates of one worker may be unapplied at once, whichever part is active: see `Spec.unapplied`."""
+        """The most unapplied updates of one worker, whichever part is active. See `Spec.unapplied`."""
         return max([self.spec.unapplied(self.config), *(part.unapplied for part in self.parts)])
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Code of a `why` to its sentence: those of the protocol, and those of its parts."""
+        """The sentence of each code of a `why`, of the protocol and its parts."""
         return {code: text for one in (*self.parts, self) for code, text in one.spec.reasons.items()}
 
     def sentence(self, why: Why) -> str:
-        """Write `why` out as a sentence, whichever part said it."""
+        """Write `why` out as a sentence of the protocol or one of its parts."""
         for one in (self, *self.parts):
             if why[0] in one.spec.reasons:
                 return one.spec.sentence(why)
@@ -233,8 +233,8 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
     """Raise ConfigError, in one line, if the protocol can't train with one worker on each of these hosts.
 
-    Runs and simulations ask here, so both refuse the same parts in the same words. Machines can be composed of
-    any protocols of one family, but an optimizer's state can't be moved between the store and the workers.
+    Runs and simulations both ask this. A machine can consist of any protocols of one family, but an optimizer's state
+    can't be moved between the store and the workers.
     """
     for key, part in zip(choice.spec.parts, choice.parts, strict=True):
         if part.spec.optimizer != choice.spec.optimizer:
@@ -248,12 +248,12 @@ def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
 
 
 def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
-    """Split `text` into settings. A part's own settings (`first=dssp:lower=2,upper=8`) stay with it.
+    """Split `text` into settings. A part's own settings, as in `first=dssp:lower=2,upper=8`, stay together.
 
-    A setting that both the whole and the part have is the whole's.
+    A key that both the whole and the part have belongs to the whole.
     """
     own = declared(spec.config)
-    inner: Mapping[str, Parameter] = {}  # the parameters of the part in the last setting, if it gives any of them
+    inner: Mapping[str, Parameter] = {}  # the parameters of the part in the last setting, if that sets any
     settings: list[str] = []
     for setting in text.split(","):
         key, _, value = setting.partition("=")
@@ -267,7 +267,7 @@ def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
 
 
 def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice:
-    """Return the protocol that this parameter of `whole` names: of the same family, and without parts itself."""
+    """Return the protocol that this parameter of `whole` names. It has the same family, and no parts itself."""
     name = text.partition(":")[0]
     if name == whole.name:
         raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
@@ -290,7 +290,7 @@ def named(name: str, known: Mapping[str, Spec]) -> Spec:
 
 
 def _apart(text: str, known: Iterable[str]) -> str:
-    """A hint for a name with commas in it: several protocols were meant, or parameters."""
+    """Return a hint for a name with commas, which was meant as several protocols, or as parameters."""
     name, comma, rest = text.partition(",")
     if not comma:
         return ""
@@ -302,27 +302,27 @@ def _apart(text: str, known: Iterable[str]) -> str:
 
 
 def _without_key(text: str, known: Mapping[str, Spec]) -> str:
-    """A hint for `ssp=3`: a protocol with a value, and no parameter named."""
+    """Return a hint for `ssp=3`, a value without its parameter's name."""
     name, equals, value = text.partition("=")
     keys = list(declared(known[name].config)) if equals and name in known else []
     return f' (did you mean "{name}:{keys[0] if len(keys) == 1 else "KEY"}={value}"?)' if keys else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean "…"?)` if something known is near, else nothing."""
+    """Return ` (did you mean "…"?)` if a known name is near, or an empty text."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f' (did you mean "{close[0]}"?)' if close else ""
 
 
 def brief(spec: Spec, parameters: Mapping[str, Any]) -> str:
-    """The protocol as it is typed, with those parameters that differ from their defaults."""
+    """Return the protocol as it is typed, with the parameters that differ from their defaults."""
     usual = declared(spec.config)
     settings = ",".join(f"{key}={written(value)}" for key, value in parameters.items() if value != usual[key].default)
     return f"{spec.name}:{settings}" if settings else spec.name
 
 
 def written(value: Any) -> str:
-    """A parameter's value as it is typed: `true`, `none`, `0.00001` (not `1e-05`)."""
+    """Return a parameter's value as it is typed: `true`, `none`, `0.00001` (not `1e-05`)."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and math.isfinite(value):

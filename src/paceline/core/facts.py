@@ -1,10 +1,9 @@
-"""Facts: what has happened, one frozen class for each. A machine learns of the world by facts alone.
+"""Facts: what has happened, one frozen class for each. A machine knows the world only by facts.
 
-`at` is in seconds since the run's start, on the coordinator's monotonic clock or the simulator's.
-A step number belongs to one worker and is never used twice. A version counts the updates applied
-to the parameters in the store. The initial parameters are the version that `TrainingBegan` names.
-Where every worker has a replica of its own, a version counts that replica's changes: its own steps, and
-the averages of groups that it was in.
+`at` is in seconds since the run's start, by the coordinator's monotonic clock or the simulator's. A step number belongs
+to one worker and is never used twice. A version counts the updates applied to the parameters in the store. The initial
+parameters are the version that `TrainingBegan` names. Where every worker owns a replica, a version counts the changes
+of that replica: its own steps, and the averages of its groups.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class TrainingBegan:
     version: int
     at: float
     work: int | None = None
-    """How much the whole run has to do: samples, or steps where samples are not counted; None if that is unknown."""
+    """The whole run's samples, or steps where samples are not counted; None if that is unknown."""
     seed: int = 0
-    """Seeds a machine that draws lots."""
+    """Seeds a machine that draws at random."""
     done: int = 0
     """How much of `work` earlier segments have done."""
     memory: Any = None
-    """What the machine of the segment before has said of itself by `Spec.memory`, as plain data; else None."""
+    """What the machine of the segment before has kept by `Spec.memory`, as plain data; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +61,17 @@ class GradientReady:
     step: int
     version: int
     samples: int | None
-    """How many samples are in it that were in no step before, or that come again as the script repeats batches.
+    """Samples in it that were in no step before, or that come again as the script repeats batches.
 
     None when the script draws its own batches.
     """
     at: float
     weight: float | None = None
-    """What it weighs in a mean, if it is not `samples`: a second step of a batch weighs as much as the first one."""
+    """Its weight in a mean, if that is not `samples`: a second step of a batch weighs as much as the first one."""
 
     @property
     def weighs(self) -> float | None:
-        """What it weighs in a mean; None if that is unknown."""
+        """Its weight in a mean; None if that is unknown."""
         return self.weight if self.weight is not None else self.samples or None
 
 
@@ -95,12 +94,12 @@ class UpdateArrived:
     step: int
     at: float
     sum: int | None = None
-    """The number of the sum that it is in, with others of its host that arrive with it; None: it came by itself."""
+    """The number of the sum in which it arrived, with other updates of its host; None: it came by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersTaken:
-    """A pull has finished: the worker holds this version, whole."""
+    """A pull has finished: the worker has this whole version."""
 
     worker: int
     version: int
@@ -129,9 +128,9 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCopied:
-    """A joiner, or a worker that has resumed, has its replica: the source's, as it was when the copy was ordered.
+    """A joiner, or a worker that has resumed, has a copy of the source's replica, as it was when that was ordered.
 
-    The source may have left meanwhile in an orderly way. If it has died, this fact never comes.
+    The source may have left in good order meanwhile. If it has died, this fact never comes.
     """
 
     source: int
@@ -141,10 +140,10 @@ class ReplicaCopied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResumed:
-    """A worker that has declined a step goes on: it is to be released anew.
+    """A worker that has declined a step goes on, and has to be released again.
 
-    The parameters of the step that it declined had come. A push of an earlier step may still be on its way, and so
-    may a version that was sent ahead.
+    The parameters of the step that it declined had come. A push of an earlier step, or a version that was sent ahead,
+    may still be on its way.
     """
 
     worker: int

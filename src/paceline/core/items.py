@@ -1,7 +1,7 @@
-"""Items: the names of what a run moves. An item never changes once it is made. See `Former` for the one exception.
+"""Items: the names of what a run moves. An item never changes once it is made. `Former` is the one exception.
 
-They are tuples, which hash and compare in C: a step of a worker looks up twenty of them. The last field tells one kind
-from another, as two tuples of the same values are equal, whatever their classes.
+They are tuples, which hash and compare in C, as each step of a worker looks up twenty of them. The last field tells the
+kinds apart, as two tuples of the same values are equal, whatever their classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Version(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What one step of a worker came to: its gradient, or what its own optimizer would subtract."""
+    """The result of a worker's step: its gradient, or what its own optimizer would subtract."""
 
     worker: int
     step: int
@@ -25,7 +25,7 @@ class Update(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """The worker's buffers as of one of its steps: they lie behind that step's update."""
+    """The worker's buffers as of one of its steps, which lie behind that step's update."""
 
     worker: int
     step: int
@@ -33,14 +33,14 @@ class Buffers(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What several updates of one host add up to. The number is unique in a segment."""
+    """The sum of several updates of one host. The number is unique in a segment."""
 
     number: int
     kind: str = "sum"
 
 
 class Replica(NamedTuple):
-    """A worker's replica after so many changes, which are steps and averages."""
+    """A worker's replica after so many steps and averages."""
 
     worker: int
     change: int
@@ -48,14 +48,14 @@ class Replica(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """What a group averages to."""
+    """The mean of a group."""
 
     group: int
     kind: str = "mean"
 
 
 class Partial(NamedTuple):
-    """What one host's members give to the average of a group: the sum of theirs, or what its only member has."""
+    """One host's part of a group's average: the sum of its members' terms, or its only member's."""
 
     group: int
     host: str
@@ -63,28 +63,28 @@ class Partial(NamedTuple):
 
 
 class There(NamedTuple):
-    """What lies in that place of the head's region, as another host has it."""
+    """Another host's copy of that place in the head's region."""
 
     place: int
     kind: str = "there"
 
 
 class Beginning(NamedTuple):
-    """What a worker's script has changed the first version to, before its first step."""
+    """The first version, as a worker's script has changed it before its first step."""
 
     worker: int
     kind: str = "beginning"
 
 
 class Former(NamedTuple):
-    """An item as it was before its name was given to something else: the first version, if a script changes that."""
+    """An item before something else got its name: the first version, if a script changes that."""
 
     item: Item
     kind: str = "former"
 
 
 class Blob(NamedTuple):
-    """Something else that another host fetches by a name, such as what never changes."""
+    """Other data that another host fetches by name, such as what never changes."""
 
     name: str
     kind: str = "blob"

@@ -1,7 +1,7 @@
-"""Orders: what is to be done, one frozen class for each. A machine acts on the world by orders alone.
+"""Orders: what to do, one frozen class for each. A machine acts on the world only by orders.
 
-Every order carries `why`: a code and its arguments. `Spec.sentence` writes them out when a reader asks (a tuple costs
-a tenth of a formatted string on the decision path). Orders that differ only in `why` are equal.
+Every order carries `why`: a code and its arguments. `Spec.sentence` writes them out when needed, as a tuple costs a
+tenth of a formatted string on the decision path. Orders that differ only in `why` are equal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Release:
 
     - `pull`: by a fresh pull from the store, which begins now.
     - `held`: the worker has held it since an earlier pull.
-    - `eager`: it was pulled for this step ahead of time. The worker adds all that it has pushed and that is not in it.
+    - `eager`: it was pulled for this step ahead of time. The worker adds all its own updates that the version lacks.
     - `own`: it is the worker's own replica as it is now, which may change while the worker computes on a copy.
     """
     progress: int = field(default=0, compare=False)
-    """How many batches the run has used as this is carried out. The coordinator fills it in; schedules follow it."""
+    """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -55,7 +55,7 @@ class StartPush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPull:
-    """Transfer that version to the worker, without starting a step. Its end is `ParametersTaken`."""
+    """Transfer that version to the worker, without starting a step. `ParametersTaken` follows."""
 
     worker: int
     version: int
@@ -75,7 +75,7 @@ class ApplyUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropUpdate:
-    """Never apply this step's update. Where workers own replicas: it was in a lost replica, and in no other one."""
+    """Never apply this step's update. Where workers own replicas, it was only in a lost replica."""
 
     worker: int
     step: int
@@ -86,7 +86,7 @@ class DropUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOut:
-    """This worker takes no part until the next `SwitchProtocol`. Data set aside for it is free for the others."""
+    """Leave this worker out until the next `SwitchProtocol`. Data set aside for it is free for the others."""
 
     worker: int
     why: Why = field(default=UNSAID, compare=False)
@@ -94,19 +94,19 @@ class LeaveOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustTraining:
-    """Scale the hyperparameters of the versions ordered from now on, where this worker's hyperparameters hold."""
+    """Scale this worker's hyperparameters in the versions ordered from now on."""
 
     worker: int
     learning_rate_scale: float
-    """The factor of the script's rates, whatever it was before."""
+    """The factor of the script's rates. It replaces any earlier factor."""
     momentum_scale: float = 1.0
-    """The factor of the script's `momentum`, where its optimizer has one. Momentum buffers stay as they are."""
+    """The factor of the script's `momentum`, if its optimizer has one. Momentum buffers stay as they are."""
     why: Why = field(default=UNSAID, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchProtocol:
-    """From here on that protocol decides. Parameters, the optimizer's state and the processes stay as they are."""
+    """Let that protocol decide from now on. Parameters, the optimizer's state and the processes stay as they are."""
 
     to: str
     """Its name."""
@@ -115,7 +115,7 @@ class SwitchProtocol:
     members: tuple[tuple[int, str, int], ...]
     """The workers that take part, as in `TrainingBegan`."""
     since: float
-    """`at` of the fact from which on the previous protocol began no further step."""
+    """`at` of the fact after which the previous protocol began no step."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -134,10 +134,10 @@ class StepReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """Let these members average: into scratch, so that all have the mean or none has.
+    """Let these members average, into scratch memory, so that either all get the mean or none.
 
-    Its end is `ReduceFinished` or `ReduceFailed`. Until then no other order touches the members' replicas. A member
-    may compute meanwhile.
+    `ReduceFinished` or `ReduceFailed` follows. Until then no other order touches the members' replicas. A member may
+    compute meanwhile.
     """
 
     group: int
@@ -153,12 +153,11 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReplica:
-    """Give this worker the source's replica and its optimizer's state, as they are now. Its end is `ReplicaCopied`.
+    """Give this worker the source's replica and its optimizer's state, as they are now. `ReplicaCopied` follows.
 
-    The worker has joined, or it has resumed and keeps its own replica until then. The source does not wait: changes of
-    its replica after this order are not copied. The source is in no group that is at work. If it leaves in an orderly
-    way, the copy goes on. If it dies, the copy is void. Then another one is ordered, or the worker goes on from its own
-    replica.
+    The worker has joined, or it has resumed and keeps its own replica until then. The source does not wait, and later
+    changes of its replica are not copied. It is in no group at work. If it leaves in good order, the copy goes on. If
+    it dies, the copy is void. Then another copy is ordered, or the worker goes on from its own replica.
     """
 
     source: int

@@ -14,7 +14,7 @@ LONGEST = 41
 
 
 class How(TypedDict):
-    """Why the head alone has the store, unless the flag says otherwise. See `hosts_with_shards`."""
+    """Reasons for the head alone to have the store, unless the flag says otherwise. See `hosts_with_shards`."""
 
     restart: bool
     later: bool
@@ -25,13 +25,13 @@ def hosts_with_shards(
 ) -> list[str]:
     """Return the hosts that have shards, in the order of `hosts`; none if the protocol has no store.
 
-    Raises ConfigError, in one line, if the run can't have shards where `said` has them.
+    Raises ConfigError, in one line, if the run can't have shards on the hosts in `said`.
 
     Args:
-        said: What `--shards-on` says. None: all hosts have shards, or the head alone if one of the last two is true.
+        said: The value of `--shards-on`. None: all hosts, or the head alone if one of the last two arguments is true.
         hosts: The names of all hosts, the head's first.
         choice: The protocol.
-        restart: Whether hosts that are lost may come back. Those with shards end the run, which goes on by itself.
+        restart: Whether lost hosts may come back. Losing one with a shard ends the run, which then resumes by itself.
         later: Whether hosts may come while others train.
     """
     check_shards_on(said, len(hosts), choice, later=later)
@@ -52,7 +52,7 @@ def hosts_with_shards(
 
 
 def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, later: bool) -> str:
-    """Return why that host would have nothing to do if it had no workers, in one sentence; empty if it has a shard.
+    """Say in one sentence why that host, without workers, would have nothing to do. Empty: it has a shard.
 
     For the others see `hosts_with_shards`.
     """
@@ -68,14 +68,14 @@ def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, late
 
 
 def usual(said: str | None, *, restart: bool, later: bool) -> str:
-    """Return what `--shards-on` says, or is taken to say. See `hosts_with_shards`."""
+    """Return the value of `--shards-on`, or its default. See `hosts_with_shards`."""
     return said if said is not None else HEAD if restart or later else ALL
 
 
 def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool) -> None:
-    """Raise ConfigError for what is wrong whatever the hosts are called. See `hosts_with_shards`.
+    """Raise ConfigError for what is wrong whatever the hosts' names are. See `hosts_with_shards`.
 
-    `hosts`: how many there may be.
+    `hosts`: the most hosts.
     """
     if said is None:
         return

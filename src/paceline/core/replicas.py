@@ -1,4 +1,4 @@
-"""Which workers take part where each owns a replica: their steps, the versions of replicas, the groups that average.
+"""The workers that own replicas: their steps, their replicas' versions, and the groups that average.
 
 All decentralized machines share this, as machines with a parameter server share `core.roster`.
 """
@@ -51,8 +51,8 @@ class ReplicaProgress:
     computed_on: int = -1
     """The replica's version that this step computes on."""
     phase: Phase = "parked"
-    """`parked`: the worker has joined and waits for a replica to copy, or has resumed and is not released yet;
-    `copying`: that copy is on its way; `ready`: the gradient is there and not applied; `applied`: the gradient is in
+    """`parked`: the worker has joined and waits for a replica to copy, or has resumed and is not released yet.
+    `copying`: that copy is on its way. `ready`: the gradient is there and not applied. `applied`: the gradient is in
     the replica."""
     group: int | None = None
     """The group that averages its replica, or its gradient, now."""
@@ -62,24 +62,23 @@ class ReplicaProgress:
 
 @dataclass(slots=True)
 class Replicas:
-    """Tells a legal fact from an illegal one, and keeps every worker's step and replica, and the groups at work.
+    """Checks facts, and keeps every worker's step and replica, and the groups at work.
 
     A step goes computing → ready → applied, then the worker is released for the next one. Its replica may be
     averaged in any phase, by one group at a time, and is not stepped meanwhile. A worker without data declines
     a step. It computes no more, unless it resumes: it is parked then. Its replica may still be averaged. It may leave
     at any time.
 
-    A joiner first gets a copy of another worker's replica, and takes part from the copy's end on. The source is the
-    worker whose replica has changed most often, of those that have data left, or of all if none has. It is in no group
-    at work. While all are in one, the joiner waits. If the source dies, the joiner gets another worker's replica. If
-    there is no replica to copy and none will come, a joiner begins alone: with the newest mean that was recorded, as
-    version 0.
+    A joiner first gets a copy of another worker's replica, and then takes part. The source is the worker whose replica
+    has changed most often, of those that have data left, or of all if none has. It must be in no group at work. While
+    all are in one, the joiner waits. If the source dies, the joiner gets another worker's replica. If there is no
+    replica to copy and none will come, a joiner begins alone, with the newest recorded mean as version 0.
 
-    A worker that has resumed has its own replica. Where that must not be behind the others, it waits for a copy as a
-    joiner does. Until the copy is there it keeps what it has.
+    A worker that has resumed has its own replica. If that must not be behind the others, it waits for a copy as a
+    joiner does. Until then it keeps its own.
 
-    In a resumed run every replica is as the snapshot has it, as version 0. The snapshot holds a copy of each, so no
-    step of an earlier segment is in one replica alone.
+    In a resumed run every replica begins as version 0, from the snapshot's copy. So no step of an earlier segment is in
+    one replica alone.
     """
 
     seats: dict[int, ReplicaProgress] = field(default_factory=dict)
@@ -88,12 +87,12 @@ class Replicas:
     groups: dict[int, Reduce] = field(default_factory=dict)
     """The groups at work."""
     broken: dict[int, None] = field(default_factory=dict)
-    """Groups at work of which a member has died. What it had may be in no replica, so these groups can only fail."""
+    """Groups at work with a member that has died. Its values may be lost, so these groups can only fail."""
     made: int = 0
     """Groups ordered so far: the next one's number."""
     began: bool = False
     waiting: dict[int, None] = field(default_factory=dict)
-    """Workers that have been given no replica to copy, in the order in which they came."""
+    """Workers that wait for a replica to copy, in the order in which they came."""
     copies: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """By the worker that gets a copy: its source; the last step that only the source's replica had at that time, or -1;
     and the version of the worker's own replica until then."""
@@ -101,14 +100,14 @@ class Replicas:
     """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
 
     def memory(self) -> dict[str, Any]:
-        """Return what every machine of replicas keeps for `Spec.memory`: group numbers are unique in the run."""
+        """Return what all such machines keep for `Spec.memory`, as group numbers are unique in the run."""
         return {"groups": self.made}
 
     def observe(self, fact: Fact) -> ReplicaProgress | None:
-        """Check `fact`, note it, and return the seat that it is about, if it is about one.
+        """Check `fact`, note it, and return its worker's seat, if it has one.
 
-        For a worker that left, it is the seat as it was. A group that the worker is in goes on until its end is told,
-        and has failed if the worker died. Raises ProtocolViolation with nothing changed.
+        For a worker that left, this is its last seat. Its group goes on until the fact of its end, and has failed if
+        the worker died. Raises ProtocolViolation without changing anything.
         """
         if isinstance(fact, TrainingBegan):
             self._begin(fact)
@@ -129,7 +128,7 @@ class Replicas:
                 raise ProtocolViolation(fact, "it does not happen where every worker owns a replica")
 
     def release(self, worker: int, why: Why) -> Release:
-        """Note and return the order that starts the worker's next step on its replica as it is."""
+        """Note and return the order that starts the worker's next step on its present replica."""
         seat = self.seats[worker]
         seat.step += 1
         seat.computed_on, seat.phase = seat.version, "computing"
@@ -165,11 +164,11 @@ class Replicas:
         return order
 
     def catch_up(self, worker: int) -> None:
-        """The worker has resumed: let it wait until its replica is not behind any other one."""
+        """The worker has resumed, and waits until no other replica is ahead of its own."""
         self.waiting[worker] = None
 
     def caught_up(self) -> list[int]:
-        """Return the waiting workers whose replicas no other one is ahead of. They wait no longer.
+        """Return the waiting workers whose replicas no other one is ahead of. They stop waiting.
 
         O(n), while a worker waits.
         """
@@ -200,7 +199,7 @@ class Replicas:
         return tuple(orders)
 
     def begin_alone(self) -> int | None:
-        """Return the first waiting joiner, if all workers wait. It waits no longer, and its replica is version 0."""
+        """Return the first waiting joiner, if all workers wait. It stops waiting, and its replica is version 0."""
         if not self.waiting or len(self.waiting) < len(self.seats):
             return None
         worker = next(iter(self.waiting))
@@ -217,14 +216,14 @@ class Replicas:
         return [worker for worker in members if worker in self.seats and self.seats[worker].group == group]
 
     def hold(self, worker: int) -> tuple[Hold, ...]:
-        """Return the order to this joiner to wait, if there was no replica for it yet."""
+        """Return the order for this joiner to wait, if there is no replica for it yet."""
         return (Hold(worker=worker, why=("no-replica-yet", worker)),) if worker in self.waiting else ()
 
     @staticmethod
     def lost_with(fact: WorkerLeft, seat: ReplicaProgress) -> tuple[DropUpdate, ...]:
-        """Return the orders to drop the departed worker's unapplied gradient, and if it died, its unshared steps.
+        """Return the orders to drop the departed worker's unapplied gradient, and its unshared steps if it died.
 
-        A worker that ended in an orderly way keeps its place in the final mean, with all that its replica has.
+        The replica of a worker that left in good order stays in the final mean.
         """
         why: Why = ("never-shared", fact.worker, fact.reason)
         steps = list(seat.alone) if fact.reason == "died" else []
@@ -297,7 +296,7 @@ class Replicas:
         return seat
 
     def _void(self, source: int) -> None:
-        """No copy of this source's replica comes to its end any more."""
+        """Void the copies of this source's replica."""
         for worker in [worker for worker, (copied, _, _) in self.copies.items() if copied == source]:
             _, _, self.seats[worker].version = self.copies.pop(worker)
             self.seats[worker].phase = "parked"

@@ -1,4 +1,4 @@
-"""Which workers take part, and how far each one's step has come: what all parameter-server machines share."""
+"""The workers that take part, and the state of their steps. All parameter-server machines share this."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for
 
 
 def mean_of(weights: Mapping[tuple[int, int], float | None]) -> tuple[tuple[int, int, float], ...]:
-    """Return the contributions that are the mean of these gradients, by (worker, step) with what each one weighs.
+    """Return the contributions to the mean of these gradients, ascending. `weights`: by (worker, step).
 
-    They ascend. If it is unknown what one of them weighs, or if none weighs anything, all weigh the same.
+    If some weight is unknown, or all are 0, all gradients weigh the same.
     """
     known = None not in weights.values() and any(weights.values())
     parts = [(worker, step, (weight or 0) if known else 1) for (worker, step), weight in sorted(weights.items())]
@@ -72,13 +72,13 @@ class WorkerProgress:
     """The version that this step computes on."""
     phase: Phase = "parked"
     weight: float | None = None
-    """What this step's update weighs in a mean, once that is known."""
+    """The weight of this step's update in a mean, once known."""
     pulling: int | None = None
     """The version that is being transferred to the worker."""
     ahead: bool = False
-    """Whether that was ordered by `StartPull`, ahead of the step that it is for."""
+    """Whether `StartPull` ordered that, ahead of its step."""
     pushing: int | None = None
-    """An earlier step, whose push still goes on while the worker computes this one."""
+    """An earlier step whose push goes on while the worker computes this one."""
 
     @property
     def in_transit(self) -> bool:
@@ -88,11 +88,11 @@ class WorkerProgress:
 
 @dataclass(slots=True)
 class Roster:
-    """Tells a legal fact from an illegal one, and keeps every worker's step and phase.
+    """Checks facts, and keeps every worker's step and phase.
 
-    A step goes computing → ready → pushing → arrived. Then the worker is released for the next one. Where a push
-    may go on beside the next step's computation, that release may come while it is pushing. A worker without data
-    declines instead. It computes no more, unless it resumes: it is parked then. It may leave in any phase.
+    A step goes computing → ready → pushing → arrived. Then the worker is released for the next one. Where a push may go
+    on beside the next step's computation, that release may come while the worker is pushing. A worker without data
+    declines instead. It is parked if it resumes. It may leave in any phase.
     """
 
     seats: dict[int, WorkerProgress] = field(default_factory=dict)
@@ -101,9 +101,9 @@ class Roster:
     began: bool = False
 
     def observe(self, fact: Fact) -> WorkerProgress | None:
-        """Check `fact`, note it, and return the seat that it is about (for `TrainingBegan`, None).
+        """Check `fact`, note it, and return its worker's seat (for `TrainingBegan`, None).
 
-        For a worker that left, it is the seat as it was. Raises ProtocolViolation with nothing changed.
+        For a worker that left, this is its last seat. Raises ProtocolViolation without changing anything.
         """
         if isinstance(fact, TrainingBegan):
             self._begin(fact)
@@ -173,7 +173,7 @@ class Roster:
 
     @staticmethod
     def half_pushed(fact: WorkerLeft, seat: WorkerProgress) -> tuple[DropUpdate, ...]:
-        """Return the orders to drop what the departed worker had announced but not delivered."""
+        """Return the orders to drop the departed worker's updates that had not arrived."""
         why: Why = ("half-pushed", fact.worker, fact.reason)
         steps = [] if seat.pushing is None else [seat.pushing]
         steps += [seat.step] if seat.phase in ("ready", "pushing") else []

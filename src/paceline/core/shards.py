@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 PIECE = 1 << 20
-"""The least bytes of a version that are asked for at once. A commit's part of float32 has 2 MiB, so each is asked for
-by itself: 18 ms of a link of 1 Gbit/s. A link is idle while the first piece is made, and a version waits for the last
-piece of each update."""
+"""The fewest bytes of a version that are asked for at once. A chunk of float32 has 2 MiB, so each is asked for by
+itself: 18 ms over 1 Gbit/s. The link is idle while the first piece is made, and a version waits for the last piece of
+each update."""
 MOST_PIECES = 256
-"""In which a range is asked for, however large it is: each one is a message or two, and a look at all that is asked."""
+"""The most pieces of a range, however large it is. Each costs one or two messages, and a look at all requests."""
 
 
 class Shard(NamedTuple):
@@ -23,10 +23,10 @@ class Shard(NamedTuple):
 
 
 def cut(cuts: Sequence[int], hosts: Sequence[str]) -> list[Shard]:
-    """Cut a version into ranges of about the same size, one for each of these hosts, in their order.
+    """Cut a version into ranges of about the same size, one for each host in this order.
 
-    A version is cut only at `cuts`, which begin with 0 and end with its size. Where there are fewer pieces than hosts,
-    or one piece is larger than a host's share, hosts at the end of the list get none.
+    A version is cut only at `cuts`, which begin with 0 and end with its size. If there are fewer pieces than hosts, or
+    a piece is larger than a host's share, the last hosts get none.
     """
     pieces, size = list(pairwise(cuts)), max(1, cuts[-1])
     # A piece goes to the share that its middle lies in, so each share ends within half a piece of where it should.
@@ -37,7 +37,7 @@ def cut(cuts: Sequence[int], hosts: Sequence[str]) -> list[Shard]:
 
 
 def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int, int]]:
-    """Cut shards into what is asked for at once, as that is sent once it is made: (host, begin, end) of each."""
+    """Cut shards into pieces that are asked for, and sent, by themselves: (host, begin, end) of each."""
     found = []
     for host, begin, end in shards:
         first, least = begin, max(PIECE, (end - begin) // MOST_PIECES)
@@ -49,16 +49,16 @@ def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int,
 
 
 def with_rest(ranges: Sequence[tuple[int, int]], rest: tuple[int, int]) -> list[tuple[int, int]]:
-    """Add the rest to ranges of bytes that are asked for. All is asked for at once if it is no more than a piece."""
+    """Add the rest to ranges of bytes that are asked for. If all is at most one piece, return it as one range."""
     if len(ranges) == 1 and ranges[0][1] == rest[0] and rest[1] - ranges[0][0] <= PIECE:
         return [(ranges[0][0], rest[1])]
     return [*ranges, rest]
 
 
 def heir(shards: Sequence[Shard], host: str, head: str, leaving: Container[str] = ()) -> str:
-    """Return the host that takes over the range of this one: the one with the smaller range beside it.
+    """Return the host that takes over this host's range: the one beside it with the smaller range.
 
-    One of those that are `leaving` takes over only if no other can. Where no other host makes a range, the head does.
+    A host that is `leaving` takes over only if no other can. If no other host makes a range, the head does.
     """
     ordered = sorted(shards, key=lambda one: one.begin)
     place = next(place for place, one in enumerate(ordered) if one.host == host)
@@ -67,7 +67,7 @@ def heir(shards: Sequence[Shard], host: str, head: str, leaving: Container[str] 
 
 
 def taken_over(shards: Sequence[Shard], host: str, by: str) -> list[Shard]:
-    """Return the shards once `by`, which makes the range beside it or none, makes the range of that host as well."""
+    """Return the shards after `by` has taken over the host's range, which lies beside its own if it has one."""
     both = [one for one in shards if one.host in (host, by)]
     wider = Shard(by, min(one.begin for one in both), max(one.end for one in both))
     return sorted([*(one for one in shards if one not in both), wider], key=lambda one: one.begin)

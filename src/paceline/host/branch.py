@@ -397,7 +397,7 @@ class Branch:
                 self._spec.holder,
                 self._spec.pushes,
                 place=shown,
-                resumed=messages.worker.Resumed(epoch=epoch, buffers=None, kept=False),
+                resumed=messages.worker.ResumePoint(epoch=epoch, buffers=None, kept=False),
                 joins=True,
                 at=at,
                 tells=self._tells,
@@ -600,7 +600,7 @@ class Branch:
                 if goes_on.place is not None:
                     assert self._replicas is not None
                     begin.place = area = self._plan.area(self._replicas.local(goes_on.place))
-                begin.resumed = messages.worker.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
+                begin.resumed = messages.worker.ResumePoint(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
             self._send_begin(worker, begin, () if kept is None else (kept,))
 
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:

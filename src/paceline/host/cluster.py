@@ -384,7 +384,7 @@ class Cluster:
             self.spec.holder,
             self.spec.pushes,
             place=place,
-            resumed=messages.worker.Resumed(epoch=epoch, buffers=None, kept=False),
+            resumed=messages.worker.ResumePoint(epoch=epoch, buffers=None, kept=False),
             joins=True,
             at=at,
             tells=self._tells,

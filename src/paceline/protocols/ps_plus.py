@@ -107,7 +107,7 @@ class Config:
                 value = 1 / sqrt(max(1.0, staleness))
             case "progress":
                 value = min(1.0, progress)
-            case _:  # the roster has refused it
+            case _:
                 assert_never(self.modulation)
         return max(FLOOR, value)
 

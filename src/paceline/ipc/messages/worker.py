@@ -449,7 +449,7 @@ class ForkStore(Message):
     """The end of that range."""
 
 
-class Resumed(msgspec.Struct, array_like=True):
+class ResumePoint(msgspec.Struct, array_like=True):
     """Where a worker goes on, in a run that is resumed from a snapshot. See `training.link.ResumedWorker`."""
 
     epoch: int
@@ -476,7 +476,7 @@ class Begin(Message):
     """What goes into this worker's push areas."""
     place: int = 0
     """Where its first parameters are: a slot, or an area if it owns a replica."""
-    resumed: Resumed | None = None
+    resumed: ResumePoint | None = None
     """What it goes on with, in a run that is resumed, or that the worker joins."""
     joins: bool = False
     """Whether training has begun without this worker, which takes part from its first step on."""
