@@ -123,7 +123,7 @@ def test_of_what_the_head_does_with_a_host_s_message(folder: Path) -> None:
 
     several, why = Several(), list[str]()
     several.directory.amiss = lambda host, said: why.append(said)
-    several.hosts._report = boom
+    several.hosts.reports._report = boom
     several.say(WorkerEnded(2, 0))
     named(why[0])
 
