@@ -387,7 +387,7 @@ class Branch:
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float, place: int | None = None) -> None:
-        """See `contract.Host`. `place`: of the replica that the worker shows, which is here."""
+        """See `Cluster`. `place`: of the replica that the worker shows, which is here."""
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
@@ -416,7 +416,7 @@ class Branch:
         self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
 
     def adopt(self, worker: int) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         place = self.shelf.put(Beginning(worker), written_by(worker), self._plan.shared)
         assert place is not None  # only the first version is here
         self._workers.send(worker, messages.worker.AdoptInto(place))
@@ -456,7 +456,7 @@ class Branch:
         self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
     def left(self, worker: int, died: bool) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self._prepared.discard(worker)
@@ -465,7 +465,7 @@ class Branch:
         self.releases.left(worker)
 
     def gone(self, worker: int) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         self._seats[worker].here = False
         self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
@@ -473,7 +473,7 @@ class Branch:
         self.shelf.release(written_by(worker))
 
     def wake(self) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         self._store.wake()
 
     def close(self) -> None:

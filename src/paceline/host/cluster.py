@@ -116,7 +116,7 @@ class Cluster:
         self.shelf = Shelf(on_freed=self._freed, on_emptied=lambda place: self.replicas.emptied(place))
         self.memory = HostMemory(plan)
         self.shards: Sequence[Shard] = ()
-        """See `contract.Host`."""
+        """Who makes which range of each version, from `prepare` on. Empty: the head makes all of it, or nobody does."""
         self.name = name
         self.shards_on = shards_on
         """The hosts that are to make versions, if not this one alone."""

@@ -372,7 +372,7 @@ class AdmitWorker(Message):
     worker: int
     epoch: int
     at: float
-    """See `contract.Host`."""
+    """See `Cluster`."""
     place: int | None = None
     """Of what the worker shows, if each owns a replica. See `Lend`."""
 

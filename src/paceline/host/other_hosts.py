@@ -98,7 +98,7 @@ class OtherHosts:
             other.tell(host_messages.BeginScripts())
 
     def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         alone = [other for other in self._others.values() if not other.workers]
         for other in alone:
             if not other.stands_in:
@@ -108,7 +108,7 @@ class OtherHosts:
         return there if len(there) == len(alone) else None
 
     def why_not(self, workers: Sequence[int]) -> str:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         for host in (one.host for one in self.elsewhere):
             other = self._others.get(host)
             if other is None or (other.workers and not any(worker in other.workers for worker in workers)):

@@ -108,7 +108,7 @@ class JoinHandover:
         return self._area(replica)
 
     def join(self, worker: int, others: Sequence[int]) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         if not self._steps.workers:  # else its replica comes by an order, and the rest with it
             self._joinings[worker] = next(self._numbers)
             asked = self._asked[worker] = dict.fromkeys(one for one in others if self._hands_over(one))
@@ -154,7 +154,7 @@ class JoinHandover:
             os.close(descriptor)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         self._void(worker)
         if version is None:
             assert self._steps.begun_as is not None  # it is kept until something is recorded

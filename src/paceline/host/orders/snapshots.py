@@ -58,7 +58,7 @@ class HostSnapshots:
     # --- keeping ------------------------------------------------------------------------------------
 
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> list[str]:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         self._number, self._folder = snapshot, Path(folder)
         owners = self._steps.workers
         files = [STORE]
@@ -109,7 +109,7 @@ class HostSnapshots:
         return True
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         assert self._folder is not None
         self._send(messages.store.Seal(str(self._folder), state, list(old)))
 
@@ -125,7 +125,7 @@ class HostSnapshots:
         return True
 
     def drop(self) -> None:
-        """See `contract.Host`."""
+        """See `Cluster`."""
         assert self._folder is not None
         self._send(messages.store.DropDraft(str(self._folder)))
         self._folder = None
