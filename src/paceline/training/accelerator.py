@@ -1,7 +1,7 @@
-"""A device that computes beside the processor, such as a GPU: its streams, marks in their work, and page-locked memory.
+"""An accelerator, such as a GPU: its streams, marks in their work, and page-locked memory.
 
-What is asked of a stream is done later, in order. Nothing orders two streams but marks: a stream, the script's
-computing, or this thread waits until another stream has come to its mark.
+A stream does its work later, in order. Only marks order two streams: a stream, the script's computation or this thread
+waits until another stream has reached a mark.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Mark(Protocol):
     """A point in a stream's work."""
 
     def wait(self) -> None:
-        """Wait in this thread until the stream has come here."""
+        """Wait in this thread until the stream has reached this mark."""
 
     def hold_up(self) -> None:
-        """What the script computes from now on, as this thread has it computed, begins after this."""
+        """Have what this thread computes from now on begin after this mark."""
 
     def since(self, earlier: Mark) -> float:
         """Return the seconds between two marks that the stream has passed."""
@@ -36,13 +36,13 @@ class DeviceStream(Protocol):
     """Copies between the device and memory, one after another."""
 
     def after(self, mark: Mark) -> None:
-        """Do what is asked from now on once another stream has come to that mark."""
+        """Begin later copies once another stream has reached that mark."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy a tensor to another. Both stay, and are not written, until the stream has come to a mark behind this."""
+        """Copy a tensor. Neither may be freed or written until the stream has reached a later mark."""
 
     def mark(self) -> Mark:
-        """Mark what was asked so far."""
+        """Mark the end of the copies so far."""
 
 
 class Accelerator(Protocol):
@@ -52,23 +52,23 @@ class Accelerator(Protocol):
     from_device: DeviceStream
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether the tensor is on it."""
+        """Return whether the tensor is on this device."""
 
     def computed(self) -> Mark:
-        """Mark what the script has had computed so far, in this thread's stream."""
+        """Mark the end of what this thread's stream computes so far."""
 
     def captures(self) -> bool:
-        """Whether what this thread computes is only noted, in a graph that is done later: no copy may wait for it."""
+        """Return whether this thread only records its work, in a graph that runs later. No copy may wait for it."""
 
     def lock(self, region: Region, start: int, stop: int) -> str | None:
-        """Page-lock these bytes, which begin a page, so that copies go at the bus's speed and hold up nobody.
+        """Page-lock these bytes, which begin a page, so that copies run at the bus's speed and beside other work.
 
-        Return why that can't be. Copies are right without it, and slower.
+        Return why that fails, or None. Without it copies are correct, and slower.
         """
 
 
 def accelerator_of(tensors: Sequence[Tensor]) -> Accelerator | None:
-    """Return what these parameters are on; None if all are in memory. Raises ConfigError as `device_of` does."""
+    """Return the accelerator that these parameters are on; None if all are in memory. See `device_of` for errors."""
     device = device_of(tensors)
     return None if device is None else OfTorch(device)
 
@@ -99,12 +99,12 @@ def name_of(device: torch.device) -> str:
 
 
 def is_deterministic() -> bool:
-    """Whether torch was told to compute the same bits each time, wherever it can't."""
+    """Return whether torch is set to raise an error where it can't compute the same bits each time."""
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 class OfTorch:
-    """The device as torch has it, whatever its maker: CUDA, say. See `Accelerator`."""
+    """A device of torch's, of any maker. See `Accelerator`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -131,7 +131,7 @@ class OfTorch:
         error = int(cudart.cudaHostRegister(region.address + start, stop - start, 0))
         if not error:
             return None
-        with suppress(RuntimeError):  # the failed call stays CUDA's last error, which torch raises from what comes next
+        with suppress(RuntimeError):  # torch would raise CUDA's last error, this one, in a later call
             torch.zeros(1, device=self._device)
         if error == LOCKED_ALREADY:
             return None
@@ -141,21 +141,18 @@ class OfTorch:
 class _Mark:
     def __init__(self, stream: torch.Stream) -> None:
         self._stream = stream
-        self._event = torch.Event(stream.device, enable_timing=True)  # torch ignores `blocking`: who waits keeps a core
-        self._event.record(stream)
+        self.event = torch.Event(stream.device, enable_timing=True)  # torch ignores `blocking`: who waits keeps a core
+        self.event.record(stream)
 
     def wait(self) -> None:
-        self._event.synchronize()
+        self.event.synchronize()
 
     def hold_up(self) -> None:
-        torch.accelerator.current_stream(self._stream.device).wait_event(self._event)
-
-    def held_up(self, stream: torch.Stream) -> None:
-        stream.wait_event(self._event)
+        torch.accelerator.current_stream(self._stream.device).wait_event(self.event)
 
     def since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Mark)
-        return max(0.0, float(earlier._event.elapsed_time(self._event)) / 1000.0)  # below 0 if a stream was ahead
+        return max(0.0, float(earlier.event.elapsed_time(self.event)) / 1000.0)  # below 0 if a stream was ahead
 
 
 class _Stream:
@@ -164,7 +161,7 @@ class _Stream:
 
     def after(self, mark: Mark) -> None:
         assert isinstance(mark, _Mark)
-        mark.held_up(self._stream)
+        self._stream.wait_event(mark.event)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         before = torch.accelerator.current_stream()

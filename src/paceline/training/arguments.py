@@ -16,26 +16,26 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The objects by what they are. Only schedulers are checked for what they are; see `sorted_out`."""
+    """The objects by kind. Only schedulers are sure to be of their kind; see `sorted_out`."""
 
     given: tuple[Any, ...]
     """All of them, in the script's order."""
     model: Any
     optimizer: Any
     loader: Any
-    """None: there is none."""
+    """None if there is none."""
     schedulers: tuple[Any, ...]
 
     def returned(self, model: Any, loader: Any = None) -> tuple[Any, ...]:
-        """The same objects in the script's order, with these in the place of its model and its loader."""
+        """Return the objects in the script's order, with `model` and `loader` in place of its own."""
         new = {id(self.model): model, id(self.loader): loader}
         return tuple(new.get(id(one), one) for one in self.given if one is not None)
 
 
 def sorted_out(given: Sequence[Any]) -> Arguments:
-    """Sort out which is what. What is of no known kind stands in the first place that is free.
+    """Sort the arguments by kind. One of an unknown kind takes the first free place.
 
-    Raises ConfigError if nothing is free.
+    Raises ConfigError if no place is free.
     """
     rest = [one for one in given if one is not None]
     schedulers = tuple(one for one in rest if isinstance(one, LRScheduler))
@@ -58,7 +58,7 @@ def sorted_out(given: Sequence[Any]) -> Arguments:
 
 
 def check_name(said: str, name: str) -> None:
-    """Raise ValueError, which begins as `said` says, for a name that is empty or has control characters."""
+    """Raise ValueError, which begins with `said`, for a name that is empty or has control characters."""
     if not name or not name.isprintable():
         raise ValueError(
             f"{said} {name!r}; a name must have a character or more, and no line breaks or control characters"

@@ -1,7 +1,6 @@
-"""A group's average, over memory that all of its members map.
+"""A group's average, over memory that all of its members map; averages of buffers.
 
-Each member works through the areas chunk by chunk, so that what is summed stays in a cache. A chunk belongs to one
-share. Shares can be made at the same time, by any member, and add up to the same bits.
+Each member works through the areas chunk by chunk, so that sums stay in a cache. A chunk belongs to one share.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _Share:
     apart: list[list[tuple[int, GradientRange]]]
     """By run: the same elements by parameter, as (its number, its slice)."""
     first: bool
-    """Whether this share has the buffers and the flags, too."""
+    """Whether this share also has the buffers and the flags."""
 
 
 class AreaAverages:
@@ -72,8 +71,8 @@ class AreaAverages:
     ) -> None:
         """Write share `part` of `parts` of the average of the areas `sources`, summed in that order, into `target`.
 
-        `of`: of how many members' areas it is the average, where sources are sums of several; 0: only the sum of these
-        is wanted. `within`: the first byte that is averaged here, and the one after the last, which begin chunks.
+        `of`: by how many members to divide, where sources are sums of several; 0: write the sum. `within`: the bytes to
+        average, from the first to the one after the last; both begin chunks.
 
         Without weights it is the mean of parameters and buffers, and all flags are set. With weights it is, for each
         parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. If no
@@ -237,10 +236,7 @@ class AreaAverages:
         return found[: target.numel()].as_strided(target.shape, target.stride())
 
     def _share(self, part: int, parts: int, within: tuple[int, int] | None = None) -> _Share:
-        """Deal chunks one after another, so that shares are about equal. A small model is all in the first share.
-
-        Flags and buffers go with the first byte of all.
-        """
+        """Deal chunks one after another, so that shares are about equal. A small model is all in the first share."""
         found = self._shares.get((part, parts, within))
         if found is None:
             begin, end = within or (0, self._places.layout.flags_offset)
@@ -257,7 +253,7 @@ class AreaAverages:
         return found
 
     def _in(self, area: int, entry: Entry) -> Tensor:
-        """That part of the area."""
+        """Return the entry's tensor in that area."""
         start = self._places.push_start(area) + entry.offset
         found = self._views.get((start, entry.count))
         if found is None:
@@ -280,7 +276,7 @@ def merged(copies: list[dict[str, Tensor]], policy: Policy) -> dict[str, Tensor]
 
 
 def added(copies: list[dict[str, Tensor]], of: int) -> dict[str, Tensor]:
-    """Return the sums of these buffers; or the mean over so many workers, if these are sums of theirs.
+    """Return the sums of these buffers, divided by `of` unless it is 0.
 
     Whole numbers become the largest one, and truth values the first.
     """

@@ -82,7 +82,7 @@ class Stands:
 
 
 def _one_at_a_time(method: Callable[Concatenate[Batches, P], R]) -> Callable[Concatenate[Batches, P], R]:
-    """A thread that fetches ahead waits meanwhile for the one that trains, and the other way round."""
+    """Hold the lock meanwhile: one thread may fetch ahead while another one trains."""
 
     @functools.wraps(method)
     def alone(self: Batches, /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -98,8 +98,7 @@ class Batches:
     def __init__(self, *, leased: bool, named: Named = lambda ids: ()) -> None:
         """`leased`: whether the script has a loader whose batches are leased.
 
-        `named(ids)` returns those of the objects with these ids that are in each variable of the functions which the
-        script is in.
+        `named(ids)` returns a collection for each variable of the running functions: which of these ids it holds.
         """
         self.open: deque[FetchedBatch] = deque()
         self.window: list[FetchedBatch] = []
@@ -129,14 +128,14 @@ class Batches:
         self._keeps = True
         """Whether it has kept them so far."""
         self._kept_by_id: dict[int, FetchedBatch] = {}
-        """By the id of a tensor, which of these has it. Empty until somebody asks."""
+        """By the id of a tensor: the kept batch that has it. Filled on demand."""
         self._stale: FetchedBatch | None = None
-        """The newest of these, while a variable has it since the loop itself, whatever the script works on."""
+        """The newest kept batch, while the loop's own variable still holds it."""
         self._ahead = False
         """Whether the script may fetch batches ahead of their use, so that it uses some after the loader's end."""
         self._left_out_first = False
-        """Whether the present loop's first batch was gone as its first gradient came, and the second one there. It was
-        left out, unless a copy of it was used, and the variable has the next one by then."""
+        """Whether the present loop's first batch was freed before the first gradient, with the second one fetched. The
+        script has left it out, unless it has used a copy."""
         self._begins = True
         """Whether no gradient has come since the loop began."""
         self._behind: int | None = None
@@ -270,7 +269,7 @@ class Batches:
 
     @_one_at_a_time
     def take_back(self, number: int) -> tuple[Batch, ...]:
-        """Forget the batches that were fetched last, so many of those that are open. Return them."""
+        """Forget the `number` open batches that were fetched last. Return the leased ones."""
         self._kept_by_id = {}
         taken = [self.open.pop() for _ in range(min(number, len(self.open)))]
         for one in taken:
@@ -280,7 +279,7 @@ class Batches:
 
     @_one_at_a_time
     def discard(self) -> None:
-        """Nothing that was fetched by now counts."""
+        """Skip all that was fetched so far."""
         for some in (self.erased, self.window, list(self.open), self._put_by()):
             self._skip(some)
         self.open.clear()
@@ -313,7 +312,7 @@ class Batches:
         return self._over and len(self._kept) > 1 and self._kept[0].alive and self._kept[-1].alive
 
     def _repeated(self) -> list[FetchedBatch]:
-        """The next batch of those that the script keeps since the loop that is over."""
+        """Return the kept batches that a gradient after the loop's end is of."""
         if self._has_kept_all():
             one = self._come_back_to()
             if one is None:
@@ -337,9 +336,9 @@ class Batches:
         return used
 
     def _come_back_to(self) -> FetchedBatch | None:
-        """Which of the kept batches the script uses next. None: still the one that the last step has used.
+        """Return the kept batch that the script uses now; None if it is still the last step's.
 
-        It is the one that a variable has for itself, as that of a loop has. If that says nothing, each has its turn.
+        A loop's variable holds a batch alone. If no variable does, the batches take turns.
         """
         present, following, alone = self._kept[-1], self._kept[0], self._alone()
         stepped = present in self.last
@@ -357,11 +356,11 @@ class Batches:
         return None if stepped and alone == [present] else alone[0]
 
     def _named(self, tensors: Sequence[Any]) -> set[int]:
-        """The ids of those of these tensors that are in variables."""
+        """Return the ids of these tensors that variables hold."""
         return set().union(*self._variables(set(map(id, tensors))))
 
     def _alone(self) -> list[FetchedBatch]:
-        """Those of the kept batches that a variable has for itself. A list of batches has several."""
+        """Return the kept batches that some variable holds alone. A list of batches holds several."""
         if not self._kept_by_id:
             self._kept_by_id = {id(tensor): one for one in self._kept for tensor in one.there()}
         alone: list[FetchedBatch] = []
@@ -371,15 +370,15 @@ class Batches:
         return alone
 
     def _put_by(self) -> list[FetchedBatch]:
-        """What the script keeps of the loop that is over, and has not used yet."""
+        """Return the unused batches that the script keeps from the loop that is over."""
         busy = (*self.open, *self.window, *self.erased)
         return [one for one in self._kept if not one.counted and one not in busy] if self._over else []
 
     def _in_use(self) -> list[FetchedBatch]:
-        """Take from `open` what the gradient is of. Skip what is older and gone.
+        """Take from `open` the batches that the gradient is of. Skip older ones that are freed.
 
-        If several are open, the functions that the script is in have the newest one that is in use in their variables.
-        If they have none, as the script copies what it fetches, batches are used in the order of their fetches.
+        If several are open, the newest one that a variable of the running functions holds is in use. If none is held,
+        as the script copies what it fetches, batches are used in the order of their fetches.
         """
         if len(self.open) == 1:
             return [self.open.popleft()]
@@ -424,7 +423,7 @@ class Batches:
             self._weigh()
 
     def _weigh(self) -> None:
-        """What joined last weighs what the script has said."""
+        """Give the batches that joined last the weight that the script has said."""
         if not self.window:  # no loader hands out batches
             self.window = self._joined = [FetchedBatch(None, 0, None)]
         for one in self._joined:
@@ -432,14 +431,14 @@ class Batches:
         self._joined[0].weight, self._said = self._said, None
 
     def _weight(self) -> float | None:
-        """What the window weighs."""
+        """Return the window's weight."""
         if not self.window:
             return 0 if self._leased else None
         weights = [one.weight for one in self.window if one.weight is not None]
         return sum(weights) if len(weights) == len(self.window) else None
 
     def _skip(self, batches: Iterable[FetchedBatch]) -> None:
-        """No step uses these any more."""
+        """Count these as skipped: no step will use them."""
         for one in batches:
             if not one.counted:
                 one.counted = True
@@ -449,15 +448,15 @@ class Batches:
 
 
 def _leased(batches: Iterable[FetchedBatch]) -> tuple[Batch, ...]:
-    """Those of these batches that are leased."""
+    """Return the leased ones of these batches."""
     return tuple([one.batch for one in batches if one.batch is not None])
 
 
 def _made_of(waiting: list[FetchedBatch], samples: int | None) -> list[FetchedBatch]:
-    """Of which of these batches, oldest first, the class of a loader has made something that has so many samples.
+    """Return the batches, of those waiting, that a loader's class has made an item of `samples` samples from.
 
-    Those that it still has, all of them, or the oldest, if these have as many. Else those that it still has, and the
-    newest.
+    These are the batches that it still has, all of them, or the oldest ones: the first that have as many samples.
+    Otherwise they are those that it still has, and the newest.
     """
     alive = [one for one in waiting if one.alive]
     oldest = waiting if waiting and waiting[0].ahead else alive
@@ -468,7 +467,7 @@ def _made_of(waiting: list[FetchedBatch], samples: int | None) -> list[FetchedBa
 
 
 def _length(references: Iterable[weakref.ref[Any]]) -> int | None:
-    """How many samples an item has, by the first of its tensors that says so."""
+    """Return how many samples an item has, by its first tensor with a shape."""
     shapes = (getattr(tensor(), "shape", None) for tensor in references)
     return next((int(shape[0]) for shape in shapes if shape), None)
 
@@ -501,11 +500,10 @@ def _tensors(data: Any, depth: int) -> Iterator[weakref.ref[Any]]:
 
 
 def in_variables(wanted: Collection[int], thread: int) -> list[set[int]]:
-    """Return those of the objects with these ids that are in a variable of some function that this thread is in.
+    """Return a set for each variable of this thread's running functions: which of these ids it holds.
 
-    There is a set of ids for each variable that has some. An object may also be in a container there. What a suspended
-    generator has in its variables is not found, nor what is an attribute of some other object. O(variables of all these
-    functions).
+    Variables without any are left out. An object may be in a container there. Variables of suspended generators and
+    attributes of other objects are not searched. O(variables of all these functions).
     """
     inside: list[set[int]] = []
     frame: FrameType | None = sys._current_frames().get(thread)

@@ -10,7 +10,7 @@ from paceline.training.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some parameters, and the bytes of a push area that they take, up to what comes next."""
+    """Parameters side by side in a push area, and their bytes, up to what follows the last one."""
 
     begin: int
     end: int
@@ -18,7 +18,7 @@ class Bucket:
 
 
 def buckets_of(layout: Layout, size: int, numbers: Collection[int] | None = None) -> list[Bucket]:
-    """Deal parameters into buckets of that many bytes or somewhat more, in the order in which they lie in an area.
+    """Group parameters into buckets of `size` bytes or somewhat more, in the order of a push area.
 
     `numbers`: only these; None: all. A bucket has no other parameter's bytes.
     """
@@ -55,15 +55,15 @@ class Filling:
         self._lacking = dict(self._counts)
 
     def came(self, number: int) -> Bucket | None:
-        """The parameter's gradient is there. Return its bucket if that is full with it."""
+        """Count this parameter's gradient. Return its bucket if that is full now."""
         bucket = self._bucket_of[number]
         self._lacking[bucket] -= 1
         return None if self._lacking[bucket] else bucket
 
     def full(self, bucket: Bucket) -> bool:
-        """Whether the bucket has all that is waited for."""
+        """Return whether the bucket has all of its gradients."""
         return not self._lacking[bucket]
 
     def empty(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._lacking = dict(self._counts)

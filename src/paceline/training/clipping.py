@@ -1,7 +1,8 @@
-"""Clipping as DDP's users know it: of the mean gradient, by whoever steps the optimizer, just before the step.
+"""Clipping as in DDP: of the mean gradient, just before the step, in the process that steps the optimizer.
 
 The arithmetic is that of `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, which a script calls between
-backward and step. There a worker has its own gradient only, so what it clips is not the mean.
+backward and step. There a worker has its own gradient only, so it does not clip the mean, and the user is told. For
+that, torch's functions are replaced before the script runs, so any import of them is covered.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from paceline.training.replaced import Patch, put_back, replace
 from paceline.training.uncompiled import uncompiled
 
 Limit = Callable[[Tensor, Tensor], Tensor]
-"""Put a gradient into the second tensor, with all that is to be clipped clipped, and return that."""
+"""Write the clipped gradient into the second tensor, and return that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What `prepare` was told of clipping. One of the two is a number."""
+    """How `prepare` was asked to clip. One of the two is a number."""
 
     norm: float | None
     """The largest Euclidean norm that all gradients together may have."""
@@ -34,7 +35,7 @@ class Clip:
 
     @classmethod
     def of(cls, norm: Any, value: Any) -> Clip | None:
-        """Return what these arguments of `prepare` ask for; None if that is nothing. Raises ConfigError."""
+        """Return how these arguments of `prepare` clip; None if they don't. Raises ConfigError."""
         given = {"clip_grad_norm": norm, "clip_grad_value": value}
         for name, most in given.items():
             if most is None:
@@ -56,14 +57,14 @@ class Clip:
         return f"clip_grad_value={self.value}" if self.norm is None else f"clip_grad_norm={self.norm}"
 
     def limit(self, norms: Iterable[Tensor] = ()) -> Limit:
-        """Return what clips one gradient after another. `norms`: each gradient's, in the order of the parameters."""
+        """Return a function that clips one gradient. `norms`: each gradient's, in the order of the parameters."""
         if self.norm is None:
             assert self.value is not None
             return partial(_within, self.value)
         return partial(_scaled, coefficient(norms, self.norm))
 
     def limit_of(self, gradients: Sequence[Tensor]) -> Limit:
-        """Return what clips these gradients, which are all that the step has."""
+        """Return a function that clips any of these gradients, which are all that the step has."""
         norms = torch._foreach_norm(list(gradients)) if gradients and self.norm is not None else ()
         return self.limit(norm.to(gradients[0].device) for norm in norms)
 
@@ -72,7 +73,7 @@ _INFINITY = float("inf")
 
 
 def coefficient(norms: Iterable[Tensor], most: float) -> Tensor:
-    """Return what gradients of these norms are multiplied with, to have a norm of `most` together; 1 if it is less."""
+    """Return the factor that brings gradients of these norms to a norm of `most` together; 1 if it is less."""
     every = list(norms)
     if not every:
         return torch.tensor(1.0)
@@ -92,7 +93,7 @@ _hooks: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
 
 
 def clip_before_steps(optimizer: torch.optim.Optimizer, clip: Clip | None) -> None:
-    """Clip in place whenever this optimizer steps, where no run does that: alone, and beside DDP.
+    """Clip in place whenever this optimizer steps, in a script without a run or under DDP.
 
     Calling it again, as a notebook's cell does, replaces what was asked for before.
     """
@@ -100,7 +101,7 @@ def clip_before_steps(optimizer: torch.optim.Optimizer, clip: Clip | None) -> No
         before.remove()
     if clip is None:
         return
-    # otherwise GradScaler leaves it to a fused `step` to unscale, and gradients are still scaled here
+    # otherwise GradScaler has a fused `step` unscale the gradients, after this hook
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
     def clip_all() -> None:
@@ -143,14 +144,14 @@ class OwnClipping:
     """Whether all gradients are clipped together, by their Euclidean norm if by any."""
 
     def refused(self, asked: Clip) -> str:
-        """Why it can't do so where `prepare` was asked to clip, too."""
+        """Return the error where `prepare` was asked to clip, too."""
         return (
             f"the script clips gradients by itself, and prepare() got {asked.asked}, which clips them already; leave "
             "one of the two out"
         )
 
     def remark(self, in_means: bool) -> str:
-        """What the user of several workers should know. `in_means`: see `Link`. It follows on the worker's name."""
+        """Return the remark about a worker, to follow its name. `in_means`: see `Link`."""
         if in_means:
             line = f"clips its own gradient before all workers' mean is taken. DDP clips the mean: {MEASURED}."
         else:
@@ -164,7 +165,7 @@ class OwnClipping:
 
 
 class _ClippingWatch:
-    """Whose gradients matter in this process, by `id`, as tensors compare elementwise. And who is told."""
+    """The watched parameters, by `id` as tensors compare elementwise, and what is called when they are clipped."""
 
     now: tuple[WeakValueDictionary[int, Tensor], Callable[[OwnClipping], object]] | None = None
 
@@ -176,7 +177,7 @@ def watch(parameters: Iterable[Tensor], tell: Callable[[OwnClipping], object]) -
 
 
 def watch_none() -> None:
-    """The script may clip what it likes."""
+    """Stop watching."""
     _ClippingWatch.now = None
     put_back(CLIPPING)
 

@@ -1,7 +1,7 @@
-"""Copies of a model's parameters between a device and memory that all map.
+"""Copies of a model's parameters between a device and the memory that all processes map.
 
-On the device they lie side by side as they do there, so one copy takes many of them. A copy waits for what the script
-has computed before. What it computes afterwards waits for a version that comes. Nothing else waits.
+On the device they lie side by side as in that memory, so one copy takes many. A copy waits for what the script computed
+before it. What the script computes later waits for a version that comes. Nothing else waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Arena:
     def __init__(self, entries: Sequence[Entry], on_device: Collection[int], size: int, device: torch.device) -> None:
         """`on_device`: the numbers of parameters on the device. `size`: bytes that a version takes."""
         self.bytes = torch.zeros(-(-size // (8 * COLUMNS)) * 8 * COLUMNS, dtype=torch.uint8, device=device)
-        """Some more, so that they are whole rows of so many words."""
+        """Rounded up to whole rows of `COLUMNS` words."""
         self.views = [
             _over(self.bytes, entry)
             if number in on_device
@@ -41,7 +41,7 @@ class Arena:
 
 
 class Copier:
-    """Copies between arenas and parts of the memory that all map, and knows how long that has taken."""
+    """Copies between arenas and parts of the shared memory, and times the copies."""
 
     def __init__(self, joined: TrainingContext, accelerator: Accelerator) -> None:
         self._joined = joined
@@ -51,26 +51,26 @@ class Copier:
         self.on_device = frozenset(number for number, one in enumerate(joined.parameters) if accelerator.has(one))
         """The numbers of parameters on the device."""
         self.in_memory = [number for number in range(len(joined.parameters)) if number not in self.on_device]
-        """Those of the others."""
+        """The numbers of the others."""
         self._device = joined.parameters[min(self.on_device)].device
         self._runs = buckets_of(self.layout, self.layout.flags_offset + 1, self.on_device)
         self._parts: dict[int, Tensor] = {}
-        """By its first byte: a part's bytes."""
+        """A part's bytes, by its first one."""
         self._locked: set[int] = set()
         self._to: list[tuple[Mark, Mark]] = []
-        """When copies to the device began and ended, since that was last asked for; and from it."""
+        """The begin and end of each copy to the device since `seconds` was last called."""
         self._from: list[tuple[Mark, Mark]] = []
 
     def buckets(self) -> list[Bucket]:
-        """The parameters on the device, in what leaves together."""
+        """Return the parameters on the device, in buckets that leave together."""
         return buckets_of(self.layout, BUCKET, self.on_device)
 
     def arena(self) -> Arena:
-        """Return a new one, of zeros."""
+        """Return a new arena of zeros."""
         return Arena(self.layout.moving, self.on_device, self.layout.flags_offset, self._device)
 
     def lock(self, start: int, size: int) -> None:
-        """Make that part of the memory fit for copies: once, before its first one."""
+        """Page-lock that part of the memory, once, before its first copy."""
         if start in self._locked:
             return
         self._locked.add(start)
@@ -81,7 +81,7 @@ class Copier:
     def bring(self, arena: Arena, start: int, but: Sequence[tuple[int, int]] = ()) -> None:
         """Copy the parameters that begin at that byte to the arena. What the script computes from now on sees them.
 
-        `but`: bytes that were brought by `bring_bytes`.
+        `but`: bytes that `bring_bytes` has copied.
         """
         runs = [(run.begin, run.end) for run in self._runs]
         self.bring_bytes(arena, start, without(runs, but) if but else runs)
@@ -100,7 +100,7 @@ class Copier:
         self._to.append((began, ended))
 
     def follow(self) -> None:
-        """Take nothing from the device from now on before all is there that this thread's stream computes now."""
+        """Have later copies from the device wait for what this thread's stream computes now."""
         self._accelerator.from_device.after(self._accelerator.computed())
 
     def take(self, arena: Arena, start: int, buckets: Sequence[Bucket] | None = None) -> None:
@@ -116,7 +116,7 @@ class Copier:
                 self._part(number, start).copy_(arena.views[number])
 
     def take_others(self, gradients: Sequence[Tensor | None], start: int) -> None:
-        """Copy those of these that belong to parameters in memory."""
+        """Copy the gradients of parameters in memory."""
         for number in self.in_memory:
             if (gradient := gradients[number]) is not None:
                 self._part(number, start).copy_(gradient)
@@ -141,11 +141,11 @@ class Copier:
         self._accelerator.from_device.mark().wait()
 
     def await_computed(self) -> None:
-        """Wait until the device has done all that was asked for in this thread."""
+        """Wait until the device has done all of this thread's work."""
         self._accelerator.computed().wait()
 
     def seconds(self) -> tuple[float, float]:
-        """Return what copies to the device, and from it, have taken since this was last asked. They must be done."""
+        """Return the seconds of copies to the device and from it since the last call. All must be done."""
         took = sum(end.since(begin) for begin, end in self._to), sum(end.since(begin) for begin, end in self._from)
         self._to.clear()
         self._from.clear()

@@ -1,4 +1,4 @@
-"""What a worker pushes from a device: gradients as autograd makes them, or updates, side by side in an arena."""
+"""Pushes from a device: gradients as autograd makes them, or updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANGED = "changes gradients between backward() and step(), so they leave its de
 
 
 class DevicePush:
-    """The push area in use, and what comes there beside gradients. See `push.Push`."""
+    """Fills the push area in use from a device. See `push.Push`."""
 
     def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         self._joined = joined
@@ -31,7 +31,7 @@ class DevicePush:
         self._number = -1
 
     def use(self, number: int) -> None:
-        """See `Push`. The script's gradients are its own in any case."""
+        """See `Push`."""
         self._number = number
         if number not in self._areas:
             area = self._areas[number] = self._joined.places.push_area(number)
@@ -54,7 +54,7 @@ class DevicePush:
 
 
 class DeviceUpdates(DevicePush):
-    """Pushes updates. Keeps what was pushed last in each area, as the worker may have to take it off a version."""
+    """Pushes updates. Keeps the last one of each area, as the worker may have to subtract it from a version."""
 
     def __init__(self, joined: TrainingContext, copier: Copier) -> None:
         super().__init__(joined, copier)
@@ -95,9 +95,9 @@ class DeviceGradients(DevicePush):
         self._backwards: dict[int, int] = {}
         """By parameter: how many gradients autograd has made in this step."""
         self._last = 1
-        """The backward of a step whose gradients leave early: the last one, if steps have as many as the one before."""
+        """The backward of a step whose gradients leave early: the last one, by the step before."""
         self._rests, self._next_rest = 0, 1
-        """Steps in which no gradient leaves early, as that was in vain; and how many after the next such one."""
+        """Steps left in which no gradient leaves early, as the script changes them; and the length of the next rest."""
         self._remarked = False
 
     def take(self, number: int) -> None:
@@ -171,7 +171,7 @@ class DeviceGradients(DevicePush):
             self._next_rest = 1
 
     def _changed(self, gradients: Sequence[Tensor | None]) -> Iterator[int]:
-        """The numbers of those that are not as they were copied. Zero equals -0: no optimizer tells them apart."""
+        """Yield the numbers of gradients that differ from their copies. Zero equals -0, as for optimizers."""
         judged: list[int] = []
         verdicts: list[Tensor] = []
         for some in self._together(gradients):
@@ -185,7 +185,7 @@ class DeviceGradients(DevicePush):
                     yield number  # and not a NaN that was one before
 
     def _together(self, gradients: Sequence[Tensor | None]) -> Iterator[list[tuple[int, Tensor]]]:
-        """What is compared at once, of what was copied: tensors of one type, and not too many bytes."""
+        """Yield the copied gradients in groups to compare at once: of one type, and at most about `COMPARED` bytes."""
         some: list[tuple[int, Tensor]] = []
         size = 0
         for number in sorted(self._copied):

@@ -1,4 +1,4 @@
-"""What `paceline.finish()` gives the model: the final version. The user is told where the model differs from it."""
+"""Install the final version in `paceline.finish()`, and tell the user where the model differs from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.training.tensor_bits import checksum
 
 
 def install_final(session: Session, file: Path) -> None:
-    """Install the final version, which is in that file, and what the script has made of it by `prune.remove`."""
+    """Install the final version from that file, and repeat what the script has done to it by `prune.remove`."""
     followed, added = session.followed, session.followed.added
     written = session.holder.changed()
     remade = session.remade()
@@ -23,7 +23,7 @@ def install_final(session: Session, file: Path) -> None:
     own = remade.keys() - masks.keys()
     before = _sum_of(session) if own else ""
     held = followed.buffers() | {name: followed.parameters[name] for name in session.fixed.moved}
-    # what is in memory need not be read, but by parameters that have left it: those of model.half(), say
+    # the newest version is in memory, so only parameters that have left it, as by model.half(), need the file
     unshown = session.holder.changed() if session.holder.hold_newest() else followed.parameters.keys()
     held |= {name: followed.parameters[name] for name in unshown if name not in own}
     install(held, file, added)
@@ -51,20 +51,20 @@ def install_final(session: Session, file: Path) -> None:
 
 
 def tell_of_structure(session: Session) -> None:
-    """The script ends without `finish()`: have the user told if it has changed the model since training ended."""
+    """Tell the user if a script that ends without `finish()` has changed the model since training ended."""
     then = names_of(session.followed.structure, session.followed.added)
     if session.steps and session.followed.look() is not None:
         _tell(session, then)
 
 
 def names_of(structure: Structure, added: Mapping[str, Tensor]) -> dict[str, str | int]:
-    """Return which tensors are saved under which names: by its name in `prepare`, or by its id a later one."""
+    """Return the saved tensors by name: the name that each had in `prepare`, or the id of a later one."""
     saved = [name for name, form in structure.added.items() if not form.endswith(UNSAVED)]
     return {**structure.names, **{name: id(added[name]) for name in saved}}
 
 
 def difference(then: Mapping[str, str | int], now: Mapping[str, str | int]) -> str | None:
-    """Say what a version of former names has that the model has not; None if nothing."""
+    """Return how a version with the names `then` differs from the model; None if it does not."""
     kinds = {
         "with": [name for name in then if name not in now],
         "without": [name for name in now if name not in then],

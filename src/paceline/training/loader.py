@@ -127,7 +127,7 @@ class Iterated(ABC):
 
 
 class SharedOut(Iterated):
-    """Gives a part of the batches to the user's class, which iterates over a view of its loader; see `view_of`."""
+    """Gives some of the batches to the user's class, which iterates over a view of its loader. See `view_of`."""
 
     loop: EpochLoop
     """The present one."""
@@ -141,7 +141,7 @@ class SharedOut(Iterated):
 
     @abstractmethod
     def begin_pass(self) -> EpochLoop:
-        """Torch's iterator begins. Return the loop that it is of."""
+        """Begin a pass of torch's iterator. Return its loop."""
 
     @abstractmethod
     def leases(self) -> Iterator[list[Any]]:
@@ -163,22 +163,30 @@ class _Paced(Iterated):
         """Loops that came to their end and trained."""
 
     def _skip_past(self) -> None:
-        """Go to the epoch that the script goes on in, if it has asked Paceline for that."""
+        """Go to the epoch that the script goes on in, if it has called `paceline.epochs`."""
         self._session.loop_is_due = False
         goes_on_in, self._session.goes_on_in = self._session.goes_on_in, None
         if goes_on_in is not None:
             self._epoch, self._trained = goes_on_in * self._session.passes - 1, goes_on_in
 
-    def _is_past(self) -> bool:
-        """Whether the present epoch was used up before the run went on."""
+    @property
+    def is_past(self) -> bool:
+        """Whether the present epoch was used up before the run went on. Its loop gets no batches."""
         session = self._session
         return session.resumed is not None and session.steps == 0 and self._epoch < session.resumed.epoch
 
     def _tell_if_over(self) -> None:
-        """Have the user told of a loop that begins after the last epoch, as it gets no batches."""
+        """Tell the user if this loop begins after the last epoch, as it gets no batches."""
         session = self._session
         if session.here and session.go is None and session.epochs is not None and self._trained >= session.epochs:
             session.link.say(EpochsOver())
+
+    def _end_after_last_epoch(self) -> None:
+        """Make no further step if the script has been through all of its epochs."""
+        session = self._session
+        epochs = session.epochs if session.here else None  # a thread ahead knows no last step
+        if epochs is not None and self._trained >= epochs and not session.batches.pending:
+            session.done_computing()
 
 
 class PacedLoader(_Paced, SharedOut):
@@ -249,16 +257,11 @@ class PacedLoader(_Paced, SharedOut):
         return iteration.items.fetch()
 
     def _take_back(self, iteration: _Iteration) -> None:
-        """The loop is left with a batch that was fetched for `last`."""
+        """Take back what was fetched for `last` and not used when the loop is left."""
         for batch, *_ in reversed(iteration.postponed):
             iteration.loop.handed_out.pop()
             iteration.loop.leased.appendleft(batch)
         iteration.postponed.clear()
-
-    @property
-    def is_past(self) -> bool:
-        """See `SharedOut`."""
-        return self._is_past()
 
     @property
     def looping(self) -> bool:
@@ -341,7 +344,7 @@ class PacedLoader(_Paced, SharedOut):
         loop.handed_out.append(batch)
 
     def _leave(self, loop: EpochLoop) -> bool:
-        """The loop is left, or at its end. Return whether it only looked at data of the loop around it."""
+        """Leave a loop. Return whether it only looked at data of the loop around it."""
         session = self._session
         loop.over = True
         if self.loop is loop:
@@ -354,7 +357,7 @@ class PacedLoader(_Paced, SharedOut):
         return looked
 
     def _end(self, iteration: _Iteration, looked: bool) -> None:
-        """The iteration's present loop has come to its end."""
+        """End the iteration's present loop."""
         session, loop = self._session, iteration.loop
         if not looked:
             session.other_training.loop_ended()
@@ -363,17 +366,14 @@ class PacedLoader(_Paced, SharedOut):
         iteration.given |= looked or bool(loop.handed_out)
 
     def _count(self, iteration: _Iteration) -> None:
-        """A loop of the script has come to its end."""
-        session = self._session
+        """Count a loop of the script that has ended."""
         if iteration.trained or not iteration.given:  # else it was for a look at all the data
             self._trained += 1
         iteration.trained = iteration.given = False
-        epochs = session.epochs if session.here else None  # a thread ahead knows no last step
-        if epochs is not None and self._trained >= epochs and not session.batches.pending:
-            session.done_computing()
+        self._end_after_last_epoch()
 
     def _begun(self) -> EpochLoop:
-        """The loop that begins now, after the last one, or inside it."""
+        """Begin a loop after the last one, or inside it."""
         last, session, loader = self.loop, self._session, self.loader
         within: EpochLoop | None
         if session.here and not last.over and not session.batches.open and not _has_one_iterator(loader):
@@ -391,7 +391,7 @@ class PacedLoader(_Paced, SharedOut):
         return self.loop
 
     def _go_on_with(self, loop: EpochLoop) -> None:
-        """The script goes on with this loop after it has begun another one inside it: that one was for a look."""
+        """Go on with this loop after another one inside it, which was for a look."""
         inner, session = self.loop, self._session
         if not session.here or session.go is None:
             return
@@ -405,7 +405,7 @@ class PacedLoader(_Paced, SharedOut):
         self._epoch, self.loop = loop.epoch, loop
 
     def _give_back_fetched(self, loop: EpochLoop) -> None:
-        """What was fetched for this loop and not handed out is leased again, to whoever asks."""
+        """Give back what was fetched for this loop and not handed out: any worker may lease it."""
         if loop.leased:
             self._session.link.say(GivenBack(pairs(loop.leased)))
             loop.given_back.extend(loop.leased)
@@ -499,7 +499,7 @@ class PacedStream(_Paced):
         self._epoch += 1
         session.epoch = self._epoch
         steps = session.steps
-        if self._is_past():
+        if self.is_past:
             session.past_loop(self._epoch)
             self._trained += 1
             session.epoch += 1
@@ -521,13 +521,7 @@ class PacedStream(_Paced):
         session.other_training.loop_left()
         session.other_training.loop_ended()
         self._trained += session.steps > steps
-        if (
-            session.here
-            and session.epochs is not None
-            and self._trained >= session.epochs
-            and not session.batches.pending
-        ):
-            session.done_computing()
+        self._end_after_last_epoch()
 
     def _items(self) -> Iterator[Any]:
         """What this worker gets in an epoch."""
@@ -560,7 +554,7 @@ class _Iteration:
     loop: EpochLoop
     """Its last one. The user's class may chain several."""
     passes: int = 0
-    """Of torch's iterators that were begun in it."""
+    """How many of torch's iterators have begun in it."""
     items: OneAhead | None = None
     """What the script gets of it; None before it begins, and once it is left."""
     trained: bool = False
@@ -572,7 +566,7 @@ class _Iteration:
 
 
 class _NothingLeft(BaseException):
-    """The user's class begins another pass, and the training is over. It would begin passes without an end."""
+    """Raised when the user's class begins another pass after training: it would begin passes forever."""
 
 
 class _Prepared(DataLoader[Any]):

@@ -10,7 +10,7 @@ from paceline.core.leases import Batch
 
 @dataclass(slots=True)
 class EpochLoop:
-    """What a loop was leased, and what became of that."""
+    """The batches that a loop was leased, and what became of them."""
 
     epoch: int
     steps: int = 0
@@ -26,11 +26,11 @@ class EpochLoop:
     ran_out: bool = False
     """Whether it was left nothing when it asked for a batch, as it came to its end or fetched ahead."""
     leased: deque[Batch] = field(default_factory=deque)
-    """And neither handed out nor given back yet."""
+    """Leased, and neither handed out nor given back yet."""
     ahead: Counter[Batch] = field(default_factory=Counter)
-    """Those that were leased ahead of use: another worker may have been given them."""
+    """Batches leased ahead of use: another worker may have been given them."""
     begins: Batch | None = None
-    """One of these, which the script begins with while torch's iterator asks for more."""
+    """The one of these that the script begins with while torch's iterator asks for more."""
     begun: bool | None = None
     """Whether the worker still had that; None as long as it is not known."""
     handed_out: list[Batch] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the optimizer does not have: parameters that no step moves, and the buffers that training begins with."""
+"""Tensors that the optimizer does not have: parameters that no step moves, and the first buffers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NonOptimized:
         self._show(adopted=False)
 
     def discard(self) -> None:
-        """Show the parameters as they were offered, whatever the script has made of them."""
+        """Show the parameters as they were offered, and drop the script's changes."""
         self._window.place_again()
         self._show(adopted=False)
 
@@ -47,7 +47,7 @@ class NonOptimized:
 
     @torch.no_grad()
     def put(self) -> None:
-        """Put the parameters as they are now where all workers are to adopt them from, with the buffers as offered."""
+        """Write the parameters as they are now for all workers to adopt, with the buffers as offered."""
         adopted = self._places.fixed(adopted=True)
         for name, value in self._places.fixed().items():
             adopted[name].copy_(value)

@@ -39,7 +39,7 @@ class OneAhead:
         return self._ahead[0]
 
     def take(self) -> Any:
-        """Return that item, which it is the script's turn to have."""
+        """Return that item, to hand it out."""
         return self._ahead.popleft()
 
     def __iter__(self) -> Iterator[Any]:

@@ -50,13 +50,13 @@ class OtherTraining:
         self._seen: tuple[int, Tensor] | None = None
         """The parameter whose gradient came first after that step: its number, and what it was then."""
         self._moves = 0
-        """How often it was another one as a further gradient of it came."""
+        """How often its values had changed when a further gradient of it came."""
         _watching.add(self)
         if not _hooked:
             _hooked.append(register_optimizer_step_post_hook(_after_step))
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Some optimizer of the script has stepped."""
+        """Check after a step of any optimizer."""
         session = self._session
         if os.getpid() != self._process or not self._has_ours(optimizer):
             return
@@ -85,7 +85,7 @@ class OtherTraining:
         )
 
     def erases(self) -> None:
-        """The script erases gradients that no step has used.
+        """Check as the script erases gradients that no step has used.
 
         It may put the parameters back before it steps, as after the first gradient of sharpness-aware minimization. So
         the second time between two steps is training.
@@ -98,12 +98,12 @@ class OtherTraining:
             self._erased_moved = session.steps
 
     def loop_begins(self) -> None:
-        """The script begins a loop over the loader."""
+        """Note whether parameters were moved as a loop over the loader begins."""
         if not self._session.steps:
             self._moved_at_begin = bool(self._session.changes.moved())
 
     def loop_left(self) -> None:
-        """The script's loop over the loader is over. It may have left the loop early, to put other values in."""
+        """Note what was moved as a loop is over. A script may leave it early, to put other values in."""
         session = self._session
         self._moved = session.changes.moved() if session.go is not None else []
         if not self._moved:
@@ -112,12 +112,12 @@ class OtherTraining:
             self._moved_in_loop |= not self._moved_at_begin
 
     def loop_ended(self) -> None:
-        """That loop has come to its natural end."""
+        """Check at a loop's natural end."""
         if self._moved and self._session.steps and self._session.batches_in_step:
             self._refuse(self._moved[0])
 
     def ends(self) -> None:
-        """The worker makes no further step."""
+        """Check as the worker makes no further step."""
         session = self._session
         if session.go is None or self._left_as_stepped == session.steps:
             return
@@ -130,7 +130,7 @@ class OtherTraining:
             self._refuse(moved[0])
 
     def gradient(self, number: int, parameter: Tensor) -> None:
-        """A gradient of this parameter has come.
+        """Check as a gradient of this parameter comes.
 
         After the worker's last step it may be of an attack, or of a saliency map. If the parameter was moved twice
         between gradients since, the script trains on by hand.
@@ -144,7 +144,7 @@ class OtherTraining:
             self._trains_on = self._trains_on or "the script trains by hand"
 
     def finishes(self) -> None:
-        """The script calls `finish()`, which installs the final version."""
+        """Check before `finish()` installs the final version."""
         if self._trains_on and (moved := self._session.changes.moved()):
             self._session.refuse(
                 f'{self._trains_on} over the parameter "{moved[0]}" of the prepared model after its last epoch and '
@@ -153,7 +153,7 @@ class OtherTraining:
             )
 
     def script_ends(self) -> None:
-        """The script ends without `finish()`."""
+        """Tell the user as a script ends without `finish()`."""
         if self._trains_on and self._session.link.worker == 0 and self._session.changes.moved():
             self._session.link.remark(
                 "has trained its model on after the last epoch: versions/final.safetensors and evaluate have the model "

@@ -1,4 +1,4 @@
-"""How a part of the shared memory is shown: by tensors in a window over it, or by copies of it."""
+"""Views of the parameters in shared memory: in a window over it, in copies, or in an arena on a device."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.training.training_context import TrainingContext
 
 
 class ParameterViews(Protocol):
-    """The script's parameters, which show one part or another. See also `device_parameters.DeviceParameters`."""
+    """The script's parameters, which show one part of the shared memory or another."""
 
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""
 
     def changed(self) -> list[str]:
-        """The names of parameters that differ from what is shown, because the script wrote into them."""
+        """Return the names of parameters that the script has written into."""
 
     def place_again(self) -> None:
-        """Take back parameters that left their place (by `p.data = …`). Their values stay."""
+        """Put parameters that left their place (by `p.data = …`) back into it. Their values stay."""
 
 
 class Windowed:
@@ -53,7 +53,7 @@ class Windowed:
         self._versions = _versions(self._tensors)
 
     def changed(self) -> list[str]:
-        """The names of tensors that differ from what is shown, because the script wrote into them."""
+        """See `ParameterViews`."""
         if not self._entries:
             return []
         try:
@@ -73,7 +73,7 @@ class Windowed:
         return [*names, *moved]
 
     def place_again(self) -> None:
-        """Put tensors that left the window (by `p.data = …`) back into it. Their values stay."""
+        """See `ParameterViews`."""
         for entry, tensor, address in zip(self._entries, self._tensors, self._addresses, strict=True):
             if address and tensor.data_ptr() != address:
                 view = entry.over(self._window.memory)
@@ -113,12 +113,12 @@ class Copied:
         self._versions = _versions(self._tensors)
 
     def changed(self) -> list[str]:
-        """The names of tensors that the script has changed in place since."""
+        """See `ParameterViews`."""
         return _changed_in_place(self._entries, self._tensors, self._versions)
 
 
 class DeviceParameters:
-    """The script's parameters, laid into an arena, and what they show: a part of the memory that all map."""
+    """Parameters on a device, such as a GPU. They lie in an arena, into which the part that they show is copied."""
 
     def __init__(self, joined: TrainingContext, copier: Copier, size: int) -> None:
         """`size`: the part's, in bytes."""
@@ -129,9 +129,9 @@ class DeviceParameters:
         self.arena = copier.arena()
         self._start = 0
         self._brought: dict[int, list[tuple[int, int]]] = {}
-        """By its first byte: what was brought already of the part that is shown next."""
+        """By the first byte of the part that is shown next: the ranges of it that were copied already."""
         self._is_that_part = True
-        """Whether what is shown is that part as it lies there, without updates of this worker's."""
+        """Whether the arena has the part as it is in memory, without updates of this worker's."""
         self._versions: list[int] = []
         self._sums = self._summed()
         with torch.no_grad():
@@ -146,17 +146,14 @@ class DeviceParameters:
 
     @torch.no_grad()
     def fetch(self, start: int) -> None:
-        """Bring the part that begins at that byte. It is not shown as it is: see `shown`."""
+        """Copy the part that begins at that byte into the arena. Call `shown` after it."""
         self._copier.lock(start, self._size)
         self._copier.bring(self.arena, start, self._brought.pop(start, ()))
         self._brought.clear()
 
     @torch.no_grad()
     def bring(self, start: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Bring these bytes of the part that begins at that byte and is shown next.
-
-        They stay what they are: the part is the worker's from when it was told of it until its next step is computed.
-        """
+        """Copy these bytes of the part that begins at that byte and is shown next. Nothing changes them meanwhile."""
         self._copier.lock(start, self._size)
         there = self._brought.setdefault(start, [])
         self._copier.bring_bytes(self.arena, start, ranges)
@@ -164,7 +161,7 @@ class DeviceParameters:
 
     @torch.no_grad()
     def shown(self, start: int, *, is_that_part: bool = True) -> None:
-        """What is in the arena now is what the script is to see: that part, or what came of it."""
+        """Note that the arena has what the script is to see: that part, or that part less some updates."""
         self._start, self._is_that_part = start, is_that_part
         self._versions = [parameter._version for parameter in self._parameters]
         self._sums = self._summed()
@@ -172,12 +169,12 @@ class DeviceParameters:
 
     @torch.no_grad()
     def changed(self) -> list[str]:
-        """The names of parameters that the script has written into since.
+        """See `ParameterViews`.
 
-        Writes past autograd's count (`.data`) are known by sums, which the device makes as fast as it reads its memory.
-        They miss only what leaves all of them as they were: swapped values do not.
+        Sums over all bits show writes that autograd doesn't count (`.data`). The device makes them as fast as it reads
+        its memory. They miss a write only if it leaves every sum as it was. Swapped values change sums.
         """
-        if self._brought:  # the script waits for the rest, and has changed nothing
+        if self._brought:  # the script waits for the rest meanwhile
             return []
         every = enumerate(zip(self._parameters, self.arena.views, self._versions, strict=True))
         changed = {
@@ -193,20 +190,20 @@ class DeviceParameters:
 
     @torch.no_grad()
     def place_again(self) -> None:
-        """Put parameters that left the arena (by `p.data = …`) back into it. Their values stay."""
+        """See `ParameterViews`."""
         for parameter, view in zip(self._parameters, self.arena.views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view.copy_(parameter)
         self.shown(self._start)
 
     def _summed(self) -> Tensor:
-        """Sums of all bits on the device, laid out as a table: of its rows, and of its columns."""
+        """Return the sums of the rows and of the columns of all words on the device, laid out as a table."""
         table = self.arena.bytes.view(torch.int64).view(-1, COLUMNS)
         return torch.cat([table.sum(1), table.sum(0)])
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """Autograd's count of each tensor's changes in place."""
+    """Return autograd's count of each tensor's changes in place."""
     return [tensor._version for tensor in tensors]
 
 

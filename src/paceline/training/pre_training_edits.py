@@ -40,7 +40,7 @@ RENAMED = (
 
 
 class PreTrainingEdits:
-    """Sees to what the script has changed, whenever it steps. Knows where the optimizer's state is."""
+    """Adopts or refuses what the script has changed, whenever it steps."""
 
     def __init__(self, joined: TrainingContext, holder: Holder, fixed: NonOptimized, resumed: bool) -> None:
         """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted."""
@@ -78,7 +78,7 @@ class PreTrainingEdits:
                 self._state.forget()
 
     def state_came(self) -> None:
-        """The script has loaded a state into an optimizer. If that steps here, what training begins with is adopted."""
+        """Note that the script has loaded an optimizer state, which is adopted if the optimizer steps here."""
         self._state_loaded = self._holder.keeps_state and not self._stepped
 
     def _fetch_state(self) -> Mapping[Tensor, dict[str, Any]]:
@@ -94,7 +94,7 @@ class PreTrainingEdits:
         return before
 
     def _state_edits(self) -> list[StateEdit] | None:
-        """What the script has edited in the state that the store has; None if edits can't say it.
+        """Return the script's edits of the state that the store has; None if edits can't express them.
 
         It may load back what it was shown: wrappers of optimizers do (Accelerate's, so transformers' Trainer too).
         Another worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
@@ -113,7 +113,7 @@ class PreTrainingEdits:
         return edits_of(self._state_before(), now)
 
     def discard(self, place: int) -> None:
-        """The run goes on from a snapshot, which is in that place: what the script has changed by now is gone."""
+        """Discard what the script has changed: the run goes on from a snapshot, which is in that place."""
         if self._holder.changed():
             self._holder.adopt()
             self._holder.show(place)
@@ -122,15 +122,15 @@ class PreTrainingEdits:
         self._leave_state_to_store()
 
     def moved(self) -> list[str]:
-        """The names of parameters that the script has changed, all in all."""
+        """Return the names of all parameters that the script has changed."""
         return [*self._holder.changed(), *self._fixed.changed()]
 
     def first_batch(self) -> None:
-        """The script gets its first batch: what it changes from now on is a part of its training."""
+        """Note what was changed before the first batch: later changes are a part of training."""
         self._before_batches = self._fixed.changed()
 
     def _leave_to_script(self, names: list[str]) -> None:
-        """The script moves these parameters, which the optimizer lacks: a momentum encoder's, say."""
+        """Leave these parameters, which the optimizer lacks, to the script: a momentum encoder's, say."""
         if self._joined.link.worker == 0 and not self._fixed.moved:
             self._joined.link.remark(
                 f'moves the parameter "{names[0]}", which the optimizer does not have: each worker moves its own, and '
@@ -139,9 +139,9 @@ class PreTrainingEdits:
         self._fixed.moved.update(names)
 
     def see_to(self) -> Sequence[StateEdit]:
-        """The script steps. Adopt what it changed before its first step, and refuse what it changed since.
+        """Adopt what the script changed before its first step, and refuse what it changed since.
 
-        Return what it edited in the optimizer's state since, where the store has that.
+        Return its edits of the optimizer's state, where the store has that.
         """
         self._refuse_other_groups()
         changed, fixed = self._holder.changed(), self._fixed.changed()

@@ -1,7 +1,7 @@
-"""What a worker pushes, on its way into the memory that all map.
+"""Pushes: how gradients and updates come into the push areas of the shared memory.
 
-A holder pushes through one of these, and `holders.choice` says which. A gradient changes its form here on its way, or
-nowhere: what compresses it, say, is one more class with these methods. `store.gradient_reader` then reads that form.
+A holder pushes through one of these, which `holders.choice` picks. Only here may a gradient change its form: a push
+that compresses, say, is one more class with these methods. `store.gradient_reader` then reads that form.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Area:
     references: list[int]
     """`_references` to each gradient while the script has none. How Python counts them depends on its version."""
     present: list[bool] = field(default_factory=list)
-    """Which parameters have a gradient here, as the flags say."""
+    """Which parameters have a gradient here: the flags as a list."""
 
 
 class Push(Protocol):
@@ -54,10 +54,10 @@ class GradientPush(Push, Protocol):
     """Pushes the script's gradients."""
 
     def take(self, number: int) -> None:
-        """Autograd has made that parameter's gradient."""
+        """Take that parameter's gradient, which autograd has just made."""
 
     def fill(self) -> None:
-        """The script steps: the area has all of the gradient when this returns."""
+        """Put the rest of the gradient into the area, as the script steps."""
 
 
 class UpdatePush(Push, Protocol):
@@ -67,10 +67,10 @@ class UpdatePush(Push, Protocol):
         """Return a tensor for each parameter, in which the holder makes its update."""
 
     def made(self, present: list[bool]) -> None:
-        """The update is made, of these parameters: the area has all of it when this returns."""
+        """Put the update of these parameters into the area, all of it, from `room`."""
 
     def pushed(self, number: int) -> list[Tensor | None]:
-        """Return what was pushed in that area: a tensor for each parameter, or None where there is nothing."""
+        """Return what was pushed in that area: a tensor or None for each parameter."""
 
 
 class NoPush:
@@ -186,7 +186,7 @@ class AreaPush:
 
     @property
     def _gradients(self) -> list[Tensor]:
-        """Each parameter's, in the area in use."""
+        """Each parameter's gradient in the area in use."""
         return self._present.push.gradients
 
     @property
@@ -201,7 +201,7 @@ class AreaPush:
         return _Area(mapping, push, [_references(push.gradients, number) for number in range(len(push.gradients))])
 
     def _left(self) -> PushArea:
-        """The script holds on to a gradient, or to an alias of it. It keeps the values, in memory of its own."""
+        """Leave the area's memory to a script that keeps a gradient or an alias of it, and map the area anew."""
         assert self._number is not None
         left = self._present
         mapped = self._areas[self._number] = self._mapped(self._number)
@@ -277,6 +277,6 @@ class OverlappedPush(AreaPush):
 
 
 def _references(views: list[Tensor], number: int) -> int:
-    """How many references there are to that view, and to its storage by other tensors and numpy arrays, and by us."""
+    """Count the references to that view, ours included, and to its storage by other tensors and numpy arrays."""
     storage = torch._C._storage_Use_Count(views[number].untyped_storage()._cdata)
     return sys.getrefcount(views[number]) + int(storage)

@@ -1,8 +1,8 @@
 """Learning-rate schedules that follow the run.
 
-A script plans a schedule in steps of one process: `epochs * len(loader)` of them. A worker makes a share of these, and
-how large a share nobody knows beforehand. So a prepared scheduler is not stepped once for each of a worker's calls, but
-to where the run is: after so many batches of all workers, as one process would have called it.
+A script plans a schedule in steps of one process: `epochs * len(loader)` of them. A worker makes a share of these, of a
+size that is not known beforehand. So a worker's call steps a prepared scheduler to where the run is: as far as one
+process would have come after as many batches as all workers have used.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ class FollowedRun(Protocol):
         """
 
     def remark_once(self, key: str, line: str) -> None:
-        """Tell the user this of the worker."""
+        """Tell the user once, by `key`, what this worker does."""
 
     def decides(self) -> bool | None:
         """Whether this worker's metrics step a ReduceLROnPlateau, in all workers.
 
-        None: the script is in an epoch that is past, or runs on after the run was stopped, and nothing comes of it.
+        None: the call has no effect, in a past epoch or after the run was stopped.
         """
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
-        """This worker decides, and has stepped the scheduler by this metric."""
+        """Tell the other workers of the metric by which this deciding worker has stepped the scheduler."""
 
 
 WINDOWS = 5
-"""So many calls tell what a worker accumulates."""
+"""Calls that show how many batches a worker accumulates."""
 
 
 class Schedule:
-    """How far one prepared scheduler is, and how far the run is by it."""
+    """Steps one prepared scheduler to where the run is."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
         self._step: Callable[..., object] = scheduler.step
-        """The scheduler's own."""
+        """The scheduler's own method."""
         self._run: FollowedRun | None = None
         """None until it follows one."""
         self._calls = 0
-        """In loops over the loader."""
+        """Calls in loops over the loader."""
         self._windows: list[int] = []
         """Batches of this worker before its first calls, each: several where it accumulates gradients."""
         self._used = 0
@@ -82,7 +82,7 @@ class Schedule:
         mixed_into(self.scheduler, _Prepared, paceline_schedule=self)
 
     def called(self, *args: Any, **named: Any) -> None:
-        """The script calls the scheduler's `step`. Step it to where the run is."""
+        """Step the scheduler to where the run is, as the script calls its `step`."""
         assert self._run is not None
         if args or named:
             self._run.remark_once("epoch of step", EXPLICIT)
@@ -91,7 +91,7 @@ class Schedule:
             self._go_on(self._due())
 
     def come_to(self, of_run: int) -> None:
-        """All workers have used so many batches between loops, or at the end: come to where a script alone would be."""
+        """Step to where a script alone would be after so many batches, between loops or at the end."""
         if self._calls and of_run > self._used:
             self._go_on(math.ceil(of_run / self._each) - self._at)
 
@@ -112,7 +112,7 @@ class Schedule:
             self._at += 1
 
     def _due(self) -> int:
-        """How many steps the script would have made since the last call if it were alone with all of the data."""
+        """Return how many steps a script alone with all of the data would have made since the last call."""
         assert self._run is not None
         progress = self._run.progress()
         if progress is None:
@@ -127,16 +127,16 @@ class Schedule:
         return max(1, math.ceil(of_run / self._each) - self._at)
 
     def _is_over(self) -> bool:
-        """Whether the plan has no further step. One process would not make it: its loop is over then."""
+        """Return whether the plan has no further step: the loop of one process would be over."""
         total = getattr(self.scheduler, "total_steps", None)
         return total is not None and self.scheduler.last_epoch >= total
 
     def state_dict(self) -> dict[str, Any]:
-        """What a snapshot keeps."""
+        """Return what a snapshot keeps."""
         return {"scheduler": self.scheduler.state_dict(), "at": self._at, "used": self._used}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from that."""
+        """Go on from a snapshot."""
         self.scheduler.load_state_dict(state["scheduler"])
         self._at, self._before, self._used = state["at"], state["used"], state["used"]
 
@@ -169,7 +169,7 @@ class Plateau(Schedule):
             self._run.decided(self, metric)
 
     def told(self, number: int, metric: float) -> None:
-        """Another worker has decided, or this one before it was lost: the step of that number is by this metric."""
+        """Make the step of that number by this metric, which a worker that decides has told."""
         self._told[number] = metric
         self.catch_up()
 
@@ -179,7 +179,7 @@ class Plateau(Schedule):
         return self._at
 
     def catch_up(self) -> None:
-        """Make the steps that are known, and that the scheduler's state lacks."""
+        """Make the steps whose metrics are known and that the scheduler has not made."""
         while self._at in self._told:
             self._step(self._told[self._at])
             self._at += 1
@@ -198,12 +198,12 @@ class Plateau(Schedule):
 
 
 def schedule_of(scheduler: LRScheduler) -> Schedule:
-    """Return what has the scheduler follow a run."""
+    """Return the schedule that has this scheduler follow a run."""
     return Plateau(scheduler) if isinstance(scheduler, ReduceLROnPlateau) else Schedule(scheduler)
 
 
 def plateaus_of(schedules: Sequence[Schedule]) -> list[Plateau]:
-    """Those of these that are stepped by metrics."""
+    """Return the schedules that are stepped by metrics."""
     return [one for one in schedules if isinstance(one, Plateau)]
 
 
@@ -298,7 +298,7 @@ def with_schedules(keep: Mapping[str, Any], schedules: Sequence[Schedule]) -> di
 
 
 def plateau_remark(holder: HolderKind, in_means: bool) -> str:
-    """Whose decision counts, and what to write. `in_means`: see `Link`. It follows on the worker's name."""
+    """Return the remark about a worker, to follow its name. `in_means`: see `Link`."""
     if holder != "window":
         counts = "Each worker's own optimizer steps with its own rate, so where their metrics differ the rates part"
     elif in_means:
@@ -312,7 +312,7 @@ def plateau_remark(holder: HolderKind, in_means: bool) -> str:
 
 
 class _PlateauWatch:
-    """The optimizer whose schedulers matter in this process, and who is told."""
+    """The optimizer whose schedulers are watched, and what is called."""
 
     now: tuple[torch.optim.Optimizer, Callable[[], object]] | None = None
 

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TOLD = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
-"""Those that the launcher passes on to scripts that have a handler."""
+"""Signals that the launcher passes on to scripts that have a handler."""
 
 
 class _Handlers:
@@ -42,7 +42,7 @@ class _Handlers:
         """See `watch`."""
 
     def called(self, number: int, frame: Any) -> None:
-        """The signal has come."""
+        """Handle a signal, or put it off while handlers are held back."""
         if self.depth:
             self.due.append(number)
         elif (handler := self.own.get(number)) is not None:
@@ -130,7 +130,7 @@ HANDLERS = (
 
 
 def forget() -> None:
-    """The script has ended: call none of its handlers any more."""
+    """Call no handlers any more, as the script has ended."""
     _handlers.own.clear()
 
 
@@ -141,7 +141,7 @@ def handled() -> list[int]:
 
 
 class HeldBack:
-    """Calls no handler meanwhile. In another thread than the main one, which calls none, this does nothing."""
+    """Holds handlers back inside the block. Outside the main thread, which alone calls handlers, it does nothing."""
 
     def __enter__(self) -> None:
         if get_ident() == _handlers.main:
@@ -158,7 +158,7 @@ held_back = HeldBack()
 
 
 def let_through(wait: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call handlers during this wait, though a caller holds them back: it can be left."""
+    """Call handlers during this wait although a caller holds them back: they may raise out of it."""
     if get_ident() != _handlers.main:
         return wait(*args, **kwargs)
     depth, _handlers.depth = _handlers.depth, 0

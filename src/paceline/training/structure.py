@@ -1,4 +1,4 @@
-"""The model's parameters and buffers, followed as objects from `prepare` on, whatever becomes of their names.
+"""The model's parameters and buffers, followed as objects from `prepare` on, also when their names change.
 
 Pruning and parametrizations rename a Parameter and keep it, tying drops one, and modules are added, removed or moved.
 A forward may put a new tensor in a buffer's place: then the place is followed, which is a module and a name in it.
@@ -90,7 +90,7 @@ class Followed:
         return now.get(name) is not self.parameters[entry]
 
     def watch(self) -> None:
-        """Note from now on whether something may have changed. What is deleted is not seen."""
+        """Set `touched` from now on when a tensor or module is registered. Deletions are not seen."""
         register_module_parameter_registration_hook(lambda *one: self._registers("_parameters", *one))
         register_module_buffer_registration_hook(lambda *one: self._registers("_buffers", *one))
         register_module_module_registration_hook(lambda *one: self._registers("_modules", *one))
@@ -106,7 +106,7 @@ class Followed:
         return structure
 
     def _registers(self, kind: str, module: nn.Module, name: str, value: Any) -> None:
-        """The module is about to have this under that name."""
+        """See a module register a tensor or module under that name."""
         held = module.__dict__.get(kind, {})
         if kind == "_buffers" and name in held and (id(module), name) in self._by_place:
             return  # a forward puts a new tensor in a buffer's place
@@ -141,7 +141,7 @@ class Followed:
 
 
 class Shape:
-    """What a model's modules are and have at one moment, other than the values of their tensors."""
+    """A model's modules at one moment: their classes and attributes, without the values of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, type(module), _own(vars(module))) for module in model.modules()]
@@ -149,7 +149,7 @@ class Shape:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Give the modules back inside the block what they were and had, but whether they are in training."""
+        """Restore the modules' classes and attributes inside the block, except their training mode."""
         now = [(module, type(module), dict(vars(module))) for module, _, _ in self._modules]
         modes = [module.training for module, _, _ in self._modules]
         lost = [  # a parametrization's end takes a property from the class that torch has made for the module

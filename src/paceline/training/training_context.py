@@ -32,7 +32,7 @@ class TrainingContext:
     parameters: list[Tensor]
     """The optimizer's, in its order: the order of `Layout.moving`."""
     clip: Clip | None = None
-    """What the optimizer's gradients are clipped to where it steps."""
+    """How gradients are clipped where the optimizer steps."""
 
     def put_buffers(self, area: PushArea) -> None:
         """Copy the model's buffers into that area."""
@@ -48,7 +48,7 @@ class TrainingContext:
         return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
 
     def optimizer_kept(self) -> OfWorker:
-        """A copy of what the optimizer has that steps here."""
+        """Return a copy of the state and attributes of an optimizer that steps here."""
         state = {n: {key: own(value) for key, value in s.items()} for n, s in self.optimizer_state().items()}
         return OfWorker(state=state, attributes=own_attributes(self.optimizer))
 

@@ -1,4 +1,4 @@
-"""Parameters on a device, such as a GPU: they keep their addresses, and what they show is copied there and back."""
+"""Holders of parameters on a device, such as a GPU: they keep their addresses, and values are copied there and back."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class DeviceOwnStep(_OnDevice, SteppingHolder):
 class DeviceReplica(_OnDevice, ReplicaHolder):
     """Owns a replica on the device, and has a copy of it in an area that all map, where groups average.
 
-    Where gradients are averaged nobody but this worker writes to its areas, so what is on the device is not brought
-    there again.
+    Where gradients are averaged only this worker writes to its areas, so values that are on the device are not
+    copied there again.
     """
 
     def __init__(self, joined: TrainingContext, copier: Copier, pushes: Pushes) -> None:
@@ -81,7 +81,7 @@ class DeviceReplica(_OnDevice, ReplicaHolder):
         self._averages_parameters = pushes == "nothing"
         self._of_mean: Arena | None = None
         self._held = self._stepped_into = -1
-        """The area that has what is on the device; the one that the last step has made, until that is shown."""
+        """The area that has what is on the device; the area that the last step has made, until it is shown."""
         push = NoPush() if self._averages_parameters else DeviceGradients(joined, copier)
         super().__init__(joined, push, self._mirror)
 

@@ -1,4 +1,4 @@
-"""The contract of what shows parameters to a script."""
+"""The contract of holders, which show parameters to a script."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Holder(ABC):
 
     @abstractmethod
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        """Put what `install` says into the parameters."""
+        """Put that version, less those updates, into the parameters."""
 
     def bring(self, place: int, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027  # memory is there at once
-        """Bring these bytes to a device, of the version that is made in that place and is shown next.
+        """Copy these bytes of the version that is shown next to a device, while the rest is made.
 
         The script waits for it, and does not look at its parameters meanwhile.
         """
@@ -55,18 +55,18 @@ class Holder(ABC):
 
     @abstractmethod
     def take(self, number: int) -> None:
-        """Autograd has made that parameter's gradient."""
+        """Take that parameter's gradient, which autograd has just made."""
 
     def settle(self) -> None:  # noqa: B027  # in memory there is nothing to wait for
-        """Wait until the script's parameters and gradients are there. Only on a device can they be on their way."""
+        """Wait for the device to compute the script's parameters and gradients."""
 
     def copied(self) -> tuple[float, float] | None:
-        """Return the seconds of copies to a device and from it since this was last asked, when all are done."""
+        """Return the seconds of copies to a device and from it since the last call, when all are done."""
         return None
 
     @abstractmethod
     def step(self) -> None:
-        """The script steps: what is pushed lies in the push area when this returns."""
+        """Put into the push area all that this step pushes."""
 
     def step_replica(self, order: MakeStep) -> str | None:
         """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""

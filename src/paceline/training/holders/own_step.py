@@ -1,4 +1,4 @@
-"""The optimizer's step in the worker: it makes what is to be subtracted, and the worker sees its own update at once."""
+"""Workers that step the optimizer themselves: they push updates, and see their own at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SteppingHolder(StoredHolder):
 
     @contextmanager
     def showing(self, slot: int) -> Iterator[None]:
-        """See `StoredHolder`. What is shown may have gone on by updates that are gone since: it is put aside."""
+        """See `StoredHolder`. Keep a copy of what is shown: its updates may be gone by then."""
         with torch.no_grad():
             before = [value.clone() for value in self._values]
             torch._foreach_copy_(self._values, self.joined.places.slot(slot))

@@ -104,11 +104,11 @@ class ReplicaHolder(Holder):
         ]
 
     def _keep(self, target: int) -> None:
-        """The replica has stepped: all of it is in that area when this returns."""
+        """Put the stepped replica into that area, with the buffers."""
         self.joined.put_buffers(self._area(target))
 
     def _not_finite(self, values: list[Tensor]) -> int | None:
-        """Return which of these is the first with a NaN or an infinity."""
+        """Return the place of the first of these with a NaN or an infinity."""
         every = enumerate(values)
         return next((place for place, value in every if not finite(value) and not value.isfinite().all()), None)
 
