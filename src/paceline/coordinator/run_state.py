@@ -195,7 +195,7 @@ class RunState:
         return host
 
     def _made_draining(self, others: HostRegistry) -> Drain:
-        from paceline.coordinator.drain import Drain  # which a run on one host does without
+        from paceline.coordinator.drain import Drain
 
         return Drain(
             self.members,

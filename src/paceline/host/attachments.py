@@ -19,7 +19,7 @@ from paceline.host.item_table import ItemKind
 from paceline.ipc.channel import attachment
 from paceline.ipc.memory import OpenFile, Span, available_bytes
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 

@@ -75,7 +75,7 @@ from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
 
 

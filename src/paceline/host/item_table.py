@@ -12,7 +12,7 @@ from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc.memory import Span
 from paceline.records.times import Fetch
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
 
 Kind = TypeVar("Kind", bound=Item)

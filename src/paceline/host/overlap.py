@@ -17,7 +17,7 @@ from paceline.host.version_shelf import Shelf
 from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.fetcher import RemoteFetcher
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
 
 

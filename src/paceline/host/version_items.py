@@ -18,7 +18,7 @@ from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Awaited
 from paceline.ipc.memory import Span
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.host.orders.commit_queue import CommitQueue
     from paceline.host.shards.range_maker import RangeMaker
     from paceline.transfer.fetch_table import Where

@@ -21,7 +21,7 @@ from paceline.records.times import TransferTimes
 from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
 from paceline.scenario.network import Direction, LinkTransfer, SharedLink
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
 
 Then = Callable[[float], Fact | None]

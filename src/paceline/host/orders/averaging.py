@@ -29,7 +29,7 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.send_queue import SendQueue
 from paceline.transfer.byte_ranges import ByteRanges
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 

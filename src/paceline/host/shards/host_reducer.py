@@ -12,7 +12,7 @@ from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc import messages
 from paceline.transfer.byte_ranges import ByteRanges
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
 
 Terms = Sequence[tuple[Update, float]]

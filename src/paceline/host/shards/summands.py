@@ -14,7 +14,7 @@ from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.version_shelf import Shelf
 from paceline.ipc.memory import Span
 
-if TYPE_CHECKING:  # which a run on one host does without
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.host.cluster import Cluster
     from paceline.host.shards.migration import Moves
     from paceline.host.shards.server import ShardServer
