@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 from paceline.host import hash_seed
 
 
-def command(say: Callable[[object], None] | None = None) -> NoReturn:
-    """Run the program. `say` shows why a command has failed (default: on standard error)."""
+def command(report: Callable[[object], None] | None = None) -> NoReturn:
+    """Run the program. `report` shows why a command has failed (default: on standard error)."""
     end_when_asked()
     hash_seed.begin_again_with(hash_seed.of_a_command(sys.argv[1:]), is_program=True)
     from paceline.cli.main import command
 
-    command(say)
+    command(report)
 
 
 def end_when_asked() -> None:

@@ -11,12 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.console import Console
 
-from paceline.cli import doctor, join
+from paceline.cli.main import say
 from paceline.display.progress import Screen
 from paceline.display.state import View
 from paceline.host import worker_output
@@ -199,9 +198,6 @@ def test_a_worker_elsewhere_that_prints_without_end_fills_no_disk(
     assert here.log.stat().st_size == 3000
 
 
-@pytest.mark.parametrize("command", [doctor, join])
-def test_a_command_that_talks_to_another_machine_shows_its_words_escaped(
-    command: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command._say("the head says \x1b[2J")
+def test_a_command_that_talks_to_another_machine_shows_its_words_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    say("the head says \x1b[2J")
     assert capsys.readouterr().err == "paceline: the head says \\x1b[2J\n"

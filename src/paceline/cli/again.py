@@ -1,6 +1,6 @@
 """`paceline run --config` and `--resume`: the flags that made a run, read from its `config.toml`.
 
-The values become words of the command line, so that what is wrong with one of them is said as it is of a flag.
+The values become words of the command line, so a wrong value is reported like that of a flag.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.main import say
 from paceline.core.choice import nearest
-from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_record
 from paceline.protocols import registry
@@ -29,45 +29,32 @@ from paceline.scenario.scenario_file import from_plain, load
 from paceline.version import __version__
 
 RESUME = "--resume"
-FLAGS = {
-    "workers": "--workers",
-    "threads": "--threads",
-    "devices": "--devices",
-    "isa": "--isa",
-    "seed": "--seed",
-    "start": "--start",
-    "record": "--record",
-    "on_loss": "--on-loss",
-    "restart": "--restart",
-    "on_divergence": "--on-divergence",
-    "saves": "--saves",
-    "checkpoint": "--checkpoint",
-    "learning_rate_scale": "--learning-rate-scale",
-    "host_timeout": "--host-timeout",
-    "shards_on": "--shards-on",
-}
-"""Keys of a configuration that each are one flag."""
-OF_THE_SCRIPT = {"shards": "--shards", "epochs": "--epochs"}
-"""Flags that a script's own `prepare` may have said: another script, or other arguments, say them anew."""
-LIMITS = {"max_steps": "--max-steps", "max_seconds": "--max-seconds"}
+FLAGS = (
+    *("workers", "threads", "devices", "isa", "seed", "start", "record", "on_loss", "restart", "on_divergence"),
+    *("saves", "checkpoint", "learning_rate_scale", "host_timeout", "shards_on"),
+)
+"""Keys of a configuration that each are one flag, of the same name."""
+OF_THE_SCRIPT = ("shards", "epochs")
+"""Flags that the script's `prepare` may have set. A script that the user names sets them itself."""
+LIMITS = ("max_steps", "max_seconds")
 OTHERS = (
     *("paceline", "script", "directory", "script_sha256", "arguments", "protocol", "buffers", "evaluates", "targets"),
     *("stop_at_target", "hosts", "clip_grad_norm", "clip_grad_value"),
     *("limits", "environment", "simulated", "scenario", "code"),
     "hash_seed",
 )
-"""Keys that are no flag, or not one each."""
+"""All other keys."""
 
 
 def source(options: argparse.Namespace) -> tuple[Path, str] | None:
-    """Which configuration the flags name, and the flag that does; None if none does."""
+    """Return the configuration that the flags name, and the flag that names it. None if there is none."""
     if options.resume is not None:
         return options.resume / CONFIG, RESUME
     return None if options.config is None else (options.config, "--config")
 
 
 def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
-    """The configuration in that file, or in that run's folder. Raises ConfigError, in one line, if none is there."""
+    """Return the configuration in this file, or in this run's folder. Raises ConfigError, in one line."""
     file = path / CONFIG if path.is_dir() else path
     try:
         config = tomllib.loads((read_file if file == path and flag != RESUME else read_record)(file).decode())
@@ -96,9 +83,9 @@ def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
 
 
 def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
-    """The command line that is meant by these words, from which `options` were parsed: with the run's flags before.
+    """Return the given words with the recorded run's flags before them, so that a given flag wins.
 
-    `parse` is tried on the run's flags alone. A flag that is given later wins.
+    `options` were parsed from `given`. `parse` is tried on the run's flags alone.
     """
     if (named := source(options)) is None:
         return list(given)
@@ -123,7 +110,7 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
 
 
 def scenario(path: Path, flag: str) -> Scenario:
-    """The scenario that the configuration there has. Where several hosts are its nodes, the flags say how many."""
+    """Return the configuration's scenario. Without host tables, `--emulate-hosts` says how many hosts it has."""
     config = recorded(path, flag)
     found = from_plain(config.get("scenario", {}), f"{flag} {path}")
     return found if found.host_tables or config.get("hosts", 1) == 1 else replace(found, nodes=1)
@@ -137,13 +124,13 @@ def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[s
         config = {**config, "workers": config["workers"] // hosts}
         yield f"--emulate-hosts={hosts}"
     yield f"--protocol={choice_of(config, registry())}"
-    names = FLAGS | (OF_THE_SCRIPT if options.script is None else {})
-    if options.resume is None:  # what ended a run early is not to end what follows
-        names |= LIMITS
-    for key, flag in names.items():
+    keys = [*FLAGS, *(OF_THE_SCRIPT if options.script is None else ())]
+    if options.resume is None:  # the limit that ended the run must not end what follows
+        keys += LIMITS
+    for key in keys:
         value = limits.get(key) if key in (*LIMITS, "epochs") else config.get(key)
         if value not in (None, ""):
-            yield f"{flag}={value}"
+            yield f"--{key.replace('_', '-')}={value}"
     if config.get("stop_at_target", False) is True:
         yield "--stop-at-target"
     if not options.target:
@@ -151,24 +138,23 @@ def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[s
 
 
 def script_of(config: Mapping[str, Any]) -> Path:
-    """Where the run's script was."""
+    """Return the path of the run's script, relative if the run was made in this directory."""
     same = config.get("directory", str(Path.cwd())) == str(Path.cwd())
     return Path(config["script"]) if same else recorded_script(config)
 
 
 def add_yes(command: argparse.ArgumentParser) -> None:
-    """Add the flag."""
     command.add_argument("--yes", action="store_true", help="run the script that the run names without asking")
 
 
 def say_and_ask(script: Path, arguments: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Say which script that configuration has run, and ask on a terminal. Raises ConfigError if it may not be run."""
+    """Print which script the configuration names, and ask on a terminal. Raises ConfigError if the answer is no."""
     digest = hashlib.sha256(read_file(script)).hexdigest()
     same = "as recorded" if digest == config.get("script_sha256") else "not as recorded"
     pickled = script.with_name(kept.PICKLE)
     loads = f", which unpickles {pickled}" if script.name == kept.SCRIPT and pickled.is_file() else ""
     line = f"the run names this script: {shlex.join([str(script), *arguments])}{loads} (SHA-256 {digest}, {same})"
-    print(f"paceline: {printable(line)}", file=sys.stderr)
+    say(line)
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         print("paceline: it can do all that you can. Run it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

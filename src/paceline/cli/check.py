@@ -6,7 +6,6 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from paceline.runs.check import checked_run
 
@@ -14,23 +13,21 @@ WRONG = 3
 """Exit code if anything is not as it should be."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "check",
-        help="verify a run's ledger, and report the first inconsistency",
-        description="Tell the facts in a run's ledger to a fresh machine, and compare its orders with the recorded "
-        "ones. Test the protocol's invariants after every fact, and the rules of all protocols. Exit with 0, or with "
-        "3 and the first wrong row.",
-        allow_abbrev=False,
-    )
+HELP = "verify a run's ledger, and report the first inconsistency"
+DESCRIPTION = (
+    "Tell the facts in a run's ledger to a fresh machine, and compare its orders with the recorded "
+    "ones. Test the protocol's invariants after every fact, and the rules of all protocols. Exit with 0, or with "
+    "3 and the first wrong row."
+)
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
     command.add_argument("--json", action="store_true", help="print the result as one JSON object")
     command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     run, checked = checked_run(options.run)
     head, unended = str(options.run), ""
     if run is not None:

@@ -16,7 +16,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def as_text(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> str:
-    """A line each, in columns; those in `right` are flush right. Much faster than rich for thousands of rows."""
+    """Return the rows in columns. Those in `right` are flush right. Much faster than rich for thousands of rows."""
     lines = [[word if word.isprintable() else printable(word) for word in line] for line in (heads, *rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
     sides = [str.rjust if head in right else str.ljust for head in heads]
@@ -27,21 +27,21 @@ def as_text(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> str:
 
 
 def as_markdown(heads: Sequence[str], rows: Rows, right: Sequence[str] = ()) -> str:
-    """A table as GitHub shows it; the columns in `right` are flush right."""
+    """Return a Markdown table. The columns in `right` are flush right."""
     rule = ["---:" if head in right else "---" for head in heads]
     lines = [[_escaped(word) for word in heads], rule, *([_escaped(word) for word in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def as_csv(heads: Sequence[str], rows: Rows) -> str:
-    """Comma-separated values, with a line of heads."""
+    """Return comma-separated values, with a line of headings."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([heads, *rows])
     return file.getvalue()
 
 
 def check_exports(exports: Mapping[str, Path | None]) -> None:
-    """Raises ConfigError, in one line, if one of these files can't be written, by the flag that names it."""
+    """Raise ConfigError, in one line, for the first of these files that can't be written. `exports`: by flag."""
     for flag, path in exports.items():
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
             why = "it is a folder" if path.is_dir() else "its folder is not there, or can't be written to"

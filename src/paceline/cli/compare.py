@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, as_markdown, check_exports, export
-from paceline.cli.report import warn
+from paceline.cli.main import say
 from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
@@ -38,19 +38,18 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
-"""The columns that a mean has in CSV: what follows its name, and the key that it has in `compare.json`."""
+"""The columns of a mean in CSV: the suffix of its name, and the key in `compare.json`."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "compare",
-        help="train a script under several protocols, and compare them",
-        description="Train SCRIPT under each protocol with each seed, and print one table. Arguments after SCRIPT "
-        "are the script's own. `-p ddp` adds a row for PyTorch's own DistributedDataParallel. The same command with "
-        "the same --out continues an interrupted comparison. Protocols and seeds can be added to it.",
-        allow_abbrev=False,
-    )
+HELP = "train a script under several protocols, and compare them"
+DESCRIPTION = (
+    "Train SCRIPT under each protocol with each seed, and print one table. Arguments after SCRIPT "
+    "are the script's own. `-p ddp` adds a row for PyTorch's own DistributedDataParallel. The same command with "
+    "the same --out continues an interrupted comparison. Protocols and seeds can be added to it."
+)
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     add_common(
         command,
         protocol=None,
@@ -82,7 +81,6 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
     dry_run.check_flags(options)
     plan = _plan(options)
@@ -91,16 +89,16 @@ def call(options: argparse.Namespace) -> int:
     if options.dry_run:
         _show_plan(plan, settings, options)
         return 0
-    state, places, say = begun(folder, settings), plan.places(), _say(options)
+    state, places = begun(folder, settings), plan.places()
     if there := sum(summary is not None for _, summary in places.values()):
-        say(f"{folder}: {count(there, 'run')} of {len(places)} done already")
+        _tell(options, f"{folder}: {count(there, 'run')} of {len(places)} done already")
 
     def under_way(pace: Eta, name: str, seed: int) -> AbstractContextManager[None]:
         return _shown(options, UnderWay(pace, f"{typed[name]}, seed {seed}"))
 
     def made(name: str, seed: int, run: Mapping[str, Any], metric: str | None, pace: Eta | None) -> None:
         so_far = "" if pace is None or _draws(options) else f" ({pace})"
-        say(f"{typed[name]}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
+        _tell(options, f"{typed[name]}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
 
     try:
         state = carry_out(plan, state, places, under_way, made)
@@ -115,12 +113,12 @@ def call(options: argparse.Namespace) -> int:
     if options.export_csv is not None:
         export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
     if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
-        report(shown, folder / REPORT, warn)  # the baseline has no ledger
+        report(shown, folder / REPORT, say)  # the baseline has no ledger
     return 0
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    """What the flags ask for, checked."""
+    """Return the comparison that the flags ask for. Raises ConfigError."""
     job = job_of(options)
     choices: dict[str, Choice | None] = {}
     for text in options.protocol:
@@ -147,9 +145,9 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _show_plan(plan: Plan, settings: dict[str, Any], options: argparse.Namespace) -> None:
-    """What would run, while nothing is made."""
+    """Print which runs would be made, and make none."""
     if plan.folder.exists() and not (plan.folder.is_dir() and not any(plan.folder.iterdir())):
-        begun(plan.folder, settings)  # which refuses another comparison's
+        begun(plan.folder, settings)  # raises if another comparison lies there
     runs = [
         dry_run.Planned(protocol=name, seed=seed, folder=run, done=summary is not None)
         for (name, seed), (run, summary) in plan.places().items()
@@ -168,24 +166,20 @@ def _came_to(run: Mapping[str, Any], target: Target | None, metric: str | None) 
     return f"{target.text} " + ("never" if reached is None else f"after {reached:.1f} s") + f"; at its end: {ended}"
 
 
-def _say(options: argparse.Namespace) -> Any:
-    shown_on = sys.stderr if options.json else sys.stdout
-
-    def say(line: str) -> None:
-        if not options.quiet:
-            print(line, file=shown_on, flush=True)
-
-    return say
+def _tell(options: argparse.Namespace, line: str) -> None:
+    """Print this line of progress, unless --quiet."""
+    if not options.quiet:
+        print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
 
 
 def _draws(options: argparse.Namespace) -> bool:
-    """Whether the run that goes on is shown on a terminal, with how long the others take."""
+    """Whether a terminal shows the present run, and how long the others take."""
     return not options.quiet and not options.json and redraws(sys.stdout)
 
 
 @dataclass
 class UnderWay:
-    """What runs, and how the series goes on: written anew whenever a terminal draws it."""
+    """The present run and the time left, formatted anew whenever a terminal draws it."""
 
     pace: Eta
     what: str
@@ -198,7 +192,7 @@ class UnderWay:
 
 @contextmanager
 def _shown(options: argparse.Namespace, under_way: UnderWay) -> Iterator[None]:
-    """That this is under way, on a terminal."""
+    """Show the present run, if a terminal can."""
     if not _draws(options):
         yield
         return
@@ -227,7 +221,7 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
 
 
 def _table(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """The heads, and a row for each protocol."""
+    """Return the headings, and a row for each protocol."""
     settings, rows, metric = state["settings"], state["protocols"], state["metric"]
     never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
     heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
@@ -248,15 +242,15 @@ def _table(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str
 
 
 def _markdown(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> str:
-    """The table, and below it what the table does not say."""
+    """Return the table with the remarks below it."""
     heads, rows = _table(state, typed)
     return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in _remarks(state, typed, folder))
 
 
 def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """The heads, and a row of numbers for each protocol: of each mean also half its 95 % interval, least and most.
+    """Return the headings, and a row of numbers for each protocol. A missing number is an empty cell.
 
-    A number that is not there is an empty cell.
+    A mean has four columns: itself, half its 95 % interval, and the least and the greatest value.
     """
     metric = state["metric"]
     rows: list[dict[str, Any]] = []
@@ -278,7 +272,7 @@ def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
 
 
 def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
-    """A mean and half of its interval; of too few for that, the range."""
+    """Format a mean with half of its interval. Of two runs, format the range."""
     if value is None:
         return "-"
     half = value["plus_minus"]
@@ -288,7 +282,7 @@ def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = No
 
 
 def _remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """What the table does not say."""
+    """Yield the remarks below the table."""
     settings, rows = state["settings"], state["protocols"]
     if settings["target"]:
         yield f"seconds: until {settings['target']}; {state['metric']}: of the last version"

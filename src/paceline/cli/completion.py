@@ -22,9 +22,9 @@ _paceline_protocols() { compgen -W "PROTOCOLS" -- "$1"; }
 _paceline_protocols() { local -a names; names=(PROTOCOLS); compadd -- $names; }
 """,
 }
-"""Functions that the completers below name; a shell's script begins with them.
+"""Functions that the completers below name. They stand at the beginning of the shell's script.
 
-What has `file` in its name completes names of files for shtab: of a folder, it goes on inside."""
+If a function's name contains `file`, shtab lets it go on inside a completed folder."""
 SCRIPT = {"bash": "_paceline_file_script", "zsh": "_files -g '*.py'"}
 SCENARIO = {"bash": "_paceline_file_scenario", "zsh": "_files -g '*.toml'"}
 FOLDER = {"bash": "_shtab_compgen_dirs", "zsh": "_files -/"}
@@ -42,23 +42,19 @@ COMPLETERS = {
     "…": FILE,
     "NAME[:KEY=VALUE,…]": PROTOCOL,
 }
-"""By what a flag or an argument is called in the help."""
+"""By the metavar of a flag or an argument."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "completion",
-        help="print what a shell needs to complete our words",
-        description="Print a script by which the shell completes commands, flags, protocols and files.",
-        allow_abbrev=False,
-    )
+HELP = "print what a shell needs to complete our words"
+DESCRIPTION = "Print a script by which the shell completes commands, flags, protocols and files."
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash or zsh")
     command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
-    """Print it; returns the exit code."""
     try:
         import shtab
     except ImportError:
@@ -74,7 +70,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _actions(parser: Any) -> Iterator[argparse.Action]:
-    """Of that parser, and of all its parts."""
+    """Yield the actions of this parser and all its parts."""
     yield from parser._actions
     for part in parser._parts().values():
         yield from _actions(part)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.hosts import add_trusted_network
+from paceline.cli.main import say
 from paceline.core.phrases import printable
 from paceline.errors import ConfigError
 from paceline.runs import doctor
@@ -23,15 +23,14 @@ FAILED = 3
 """Exit code if something must be changed."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help="find out whether this machine, or a link between two, has what runs need",
-        description="Examine this machine, and train on it with two workers. With --listen here and --join on another "
-        "machine, measure the link between the two instead. Exit with 3 if something must be changed.",
-        allow_abbrev=False,
-    )
+HELP = "find out whether this machine, or a link between two, has what runs need"
+DESCRIPTION = (
+    "Examine this machine, and train on it with two workers. With --listen here and --join on another "
+    "machine, measure the link between the two instead. Exit with 3 if something must be changed."
+)
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--json", action="store_true", help="print the findings, and only those, as JSON")
     add("--listen", metavar="ADDR:PORT", help="wait there for another machine, and measure the link")
@@ -48,13 +47,9 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     if options.listen is not None or options.join is not None:
         return _measured(options)
-    for flag, value in (
-        ("--parameters", options.parameters),
-        ("--trusted-network", options.trusted_network),
-    ):
+    for flag, value in {"--parameters": options.parameters, "--trusted-network": options.trusted_network}.items():
         if value:
             raise ConfigError(f"{flag} is for measuring a link; add --listen or --join")
     findings = {}
@@ -69,7 +64,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _measured(options: argparse.Namespace) -> int:
-    """The same of a link."""
+    """Measure the link, print what that found, and return the exit code."""
     from paceline.runs import link
 
     parameters = [count(text, "--parameters") for text in options.parameters or ()] or link.PARAMETERS
@@ -87,18 +82,18 @@ def _measured(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> MeasuredLink:
     from paceline.runs import link
     from paceline.runs.addresses import everywhere, parsed, resolved
-    from paceline.runs.keys import keys_of
+    from paceline.runs.join import keys_of
 
     if options.listen is not None and options.join is not None:
         raise ConfigError("one of two machines listens and the other joins it; give --listen or --join")
     if options.join is not None:
         head = resolved(parsed(options.join, "--join"), "--join")
-        return link.join(head, keys_of(options.trusted_network), _say)
+        return link.join(head, keys_of(options.trusted_network), say)
     address = resolved(parsed(options.listen, "--listen", least=0), "--listen")
     keys = keys_of(options.trusted_network)
     if note := everywhere(address):
-        _say(note)
-    return link.listen(address, keys, _say)
+        say(note)
+    return link.listen(address, keys, say)
 
 
 def _line(name: str, finding: doctor.Finding, names: Mapping[str, object]) -> str:
@@ -110,7 +105,3 @@ def _as_json(findings: Mapping[str, doctor.Finding]) -> dict[str, Any]:
     well = all(finding.ok for finding in findings.values())
     checks = [{"name": name, "ok": finding.ok, **asdict(finding)} for name, finding in findings.items()]
     return {"paceline": __version__, "ok": well, "checks": checks}
-
-
-def _say(line: str) -> None:
-    print(f"paceline: {printable(line)}", file=sys.stderr, flush=True)  # some lines are the other side's words

@@ -27,7 +27,7 @@ class Planned:
 
 
 def check_flags(options: argparse.Namespace) -> None:
-    """Raises ConfigError, in one line, for flags of a dry run that don't go together."""
+    """Raise ConfigError, in one line, for flags of a dry run that don't go together."""
     for flag, value in (("--from", options.costs), ("--steps", options.steps)):
         if value is not None and not options.dry_run:
             raise ConfigError(f"{flag} is given, and nothing is predicted: add --dry-run, or leave it out")
@@ -44,7 +44,7 @@ def show(
     workers: int,
     options: argparse.Namespace,
 ) -> None:
-    """Print what would run, in order, and how long each takes, or what is lacking to know that."""
+    """Print the runs in order with how long each takes, or what is missing to predict that."""
     lacking = what_is_lacking(scenario, options.costs, options.steps)
     choices = {name: choice for name, choice in protocols.items() if choice is not None}
     seconds: dict[str, float | None] = dict.fromkeys(protocols)

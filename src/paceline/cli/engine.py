@@ -8,18 +8,18 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from ipaddress import ip_address
 from pathlib import Path
 
 from paceline.cli.again import recorded
+from paceline.cli.main import say
 from paceline.cli.values import shortened
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
 from paceline.host.processor import cap
 from paceline.ipc.processes import end_with_parent
 from paceline.launch.announced import Announcement
-from paceline.launch.environment import JOBSET, PYTORCHJOB, RAY, SLURM, TORCHRUN, Placement, placement
+from paceline.launch.environment import JOBSET, PYTORCHJOB, RAY, SLURM, TORCHRUN, Placement
 from paceline.net.tcp import shown
 from paceline.net.token import FILE_VARIABLE, VARIABLE, find
 from paceline.runs import baseline, engine
@@ -38,13 +38,8 @@ TOKEN = {
 """By engine: what to do so that all hosts have the token."""
 
 
-def placed_by() -> Placement | None:
-    """Return where an engine has placed this process. See `placement`."""
-    return placement(os.environ)
-
-
 def settle(options: argparse.Namespace, placed: Placement) -> None:
-    """Have the flags say what the engine says. Raises ConfigError, in one line, for flags that contradict it."""
+    """Set the flags to what the engine says. Raises ConfigError, in one line, for a flag that contradicts it."""
     asked = {"--emulate-hosts": options.emulate_hosts, "--on": options.on, "--hosts": options.hosts}
     for flag, value in asked.items():
         if value is not None:
@@ -57,7 +52,7 @@ def settle(options: argparse.Namespace, placed: Placement) -> None:
             f"{placed.engine} has started this run on {placed.hosts} hosts, and there is no token, which all of them "
             f"share: draw one with `paceline token --out token`, and {TOKEN[placed.engine]}"
         )
-    if placed.engine == TORCHRUN:  # where torchrun is killed, nobody else would end this process
+    if placed.engine == TORCHRUN:  # if torchrun is killed, nothing else ends this process
         end_with_parent()
     port = placed.port or 0
     if options.listen is None:
@@ -75,9 +70,9 @@ def settle(options: argparse.Namespace, placed: Placement) -> None:
 
 
 def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None) -> Announcement | None:
-    """Begin an attempt at the head: it goes on from what an earlier one has left. Return how the others hear of it.
+    """Begin an attempt at the head, from what an earlier one has left. Return how the other hosts hear of it.
 
-    None: there is nothing left to do.
+    None: the run is complete.
     """
     attempt, first = placed.attempt, False
     cap(options.isa)
@@ -90,7 +85,7 @@ def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None)
         first = attempt == 1 and not placed.named
     if options.resume is None:
         folder = _folder(options, placed, choice)
-        engine.await_end(folder, _say)
+        engine.await_end(folder, say)
         state = _state(options, folder)
         if state == "complete" and not first:
             if placed.store is not None:
@@ -103,21 +98,20 @@ def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None)
             options.out = folder
             if state != "none":
                 why = "it is of an earlier job" if first else "it has no snapshot to go on from"
-                _say(f"{folder} has a run already, and {why}: put aside as {engine.put_aside(folder)}")
+                say(f"{folder} has a run already, and {why}: put aside as {engine.put_aside(folder)}")
     host, _ = resolved(parsed(options.listen, "--listen", least=0), "--listen")
     return Announcement(placed, attempt, engine.leading_address(placed) if ip_address(host).is_unspecified else host)
 
 
 def take_part(options: argparse.Namespace, placed: Placement, choice: Choice | None) -> int:
-    """Take part with this host, whose engine says that another one is the head. Return the exit code."""
+    """Take part with this host, in a run whose head is another one. Return the exit code."""
     from paceline.cli.hosts import NOT_ENCRYPTED
     from paceline.cli.join import code_of
-    from paceline.runs.join import join
-    from paceline.runs.keys import keys_of
+    from paceline.runs.join import join, keys_of
 
     keys = keys_of(options.trusted_network)
     if options.trusted_network:
-        _say(NOT_ENCRYPTED)
+        say(NOT_ENCRYPTED)
     cap(options.isa)
     folder = options.resume or _folder(options, placed, choice)
     if placed.store is not None:
@@ -129,20 +123,20 @@ def take_part(options: argparse.Namespace, placed: Placement, choice: Choice | N
     def is_complete() -> bool:
         return options.resume is None and _state(options, folder) == "complete"
 
-    head = engine.await_head(placed, lambda: resolved((placed.head, port), "the head"), is_complete, _say)
+    head = engine.await_head(placed, lambda: resolved((placed.head, port), "the head"), is_complete, say)
     if head is None:
         _say_complete(folder, placed)
         return 0
     if not engine.sees(folder, placed, head.attempt):
-        _say(
+        say(
             f"this host does not see {folder} as the head does: a restart that moves the head can't go on; name an "
             "--out on a file system that all hosts have"
         )
-    return code_of(join(head.address, options.name, options.workers or 2, keys, _say))
+    return code_of(join(head.address, options.name, options.workers or 2, keys, say))
 
 
 def _folder(options: argparse.Namespace, placed: Placement, choice: Choice | None) -> Path:
-    """The run's folder, whatever the attempt."""
+    """Return the run's folder, which is the same in every attempt."""
     named: Path | None = options.out
     return named or engine.folder_of(placed, baseline.NAME if choice is None else choice.spec.name)
 
@@ -153,8 +147,4 @@ def _state(options: argparse.Namespace, folder: Path) -> engine.State:
 
 
 def _say_complete(folder: Path, placed: Placement) -> None:
-    _say(f"{folder} has this run, and it is complete: {placed.engine} has nothing to begin anew")
-
-
-def _say(line: str) -> None:
-    print(f"paceline: {line}", file=sys.stderr, flush=True)
+    say(f"{folder} has this run, and it is complete: {placed.engine} has nothing to begin anew")

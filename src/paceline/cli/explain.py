@@ -6,23 +6,20 @@ import argparse
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.values import whole
 from paceline.protocols import registry
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.reading import open_run, reading
 
+HELP = "explain why a run, or one of its steps, took so long"
+DESCRIPTION = (
+    "Say in sentences where a run's time went, which workers made others wait, and what would help. "
+    "With --worker or --step, say why that worker or step waited, for which worker, and how long."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "explain",
-        help="explain why a run, or one of its steps, took so long",
-        description="Say in sentences where a run's time went, which workers made others wait, and what would help. "
-        "With --worker or --step, say why that worker or step waited, for which worker, and how long.",
-        allow_abbrev=False,
-    )
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
     command.add_argument("--worker", type=whole("--worker", 0), metavar="W", help="explain the waits of worker W")
     command.add_argument("--step", type=whole("--step", 0), metavar="N", help="explain step N, of all workers or W")
@@ -31,7 +28,6 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     run = open_run(options.run, registry())
     with closing(run.ledger), reading(options.run):
         read = past(run, options.worker, options.step)

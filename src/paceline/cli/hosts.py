@@ -37,15 +37,14 @@ if TYPE_CHECKING:
 
 MOST_HOSTS = 64
 RAY = "ray"
-"""What `--on` says for a Ray cluster."""
+"""The value of `--on` for a Ray cluster."""
 NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
-"""What each side says where that is given."""
+"""What each side prints if that is given."""
 TIMEOUTS = 1.0, 86_400.0
-"""Seconds that a host's timeout may have. Below that, a process that waits for a core would be lost."""
+"""Least and greatest timeout of a host, in seconds. A shorter one would lose a process that waits for a core."""
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
-    """Add these flags."""
     add = command.add_argument
     many = (
         "hosts to emulate on this machine, each with -n workers and a process that speaks for it "
@@ -82,13 +81,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 def add_trusted_network(command: argparse.ArgumentParser) -> None:
-    """Add the flag that says that nobody else can read or change what hosts say to each other."""
     plain = "don't encrypt what hosts say to each other; needed on all hosts or on none"
     command.add_argument("--trusted-network", action="store_true", help=plain)
 
 
 def add_isa(command: argparse.ArgumentParser) -> None:
-    """Add the flag that says which of the processor's instructions are used."""
     instructions = "instructions that torch and numpy use: the processor's own, or AVX2 on each host (default: native)"
     command.add_argument("--isa", choices=ISAS, default=ISAS[0], help=instructions)
 
@@ -116,7 +113,7 @@ class ThisMachine:
         return scenario, workers, hosts
 
     def listening(self, choice: Choice | None, scenario: Scenario, workers: int) -> Listen | None:
-        """Return None: no machine joins."""
+        """Return None, as no machine joins."""
         return None
 
 
@@ -126,12 +123,12 @@ class JoiningHosts:
 
     options: argparse.Namespace
     on: On | OnRay | None
-    """Those that ssh leads to, or a Ray cluster. None: somebody else has them join."""
+    """What starts them: ssh, or Ray. None: the user does."""
     many: HowMany | None
-    """None: the flags don't say."""
+    """How many hosts; None if the flags don't say."""
 
     def settled(self, choice: Choice | None, scenario: Scenario) -> tuple[Scenario, int, int]:
-        """Return the same, but the workers of this host alone, and how many hosts there may be. Raises ConfigError."""
+        """Return the scenario, the workers of this host, and how many hosts there may be. Raises ConfigError."""
         flag = "--listen" if self.on is None else "--on"
         found = joined(choice, scenario, self.options.workers, self.many, self.options.emulate_hosts, flag)
         self._check_shards(choice)
@@ -188,7 +185,7 @@ class JoiningHosts:
         )
 
     def _check_shards(self, choice: Choice | None, hosts: Sequence[str] | None = None) -> None:
-        """Raise ConfigError if no shards can be where the flags have them. `hosts`: None as long as nobody knows."""
+        """Raise ConfigError if shards can't be where the flags put them. `hosts`: None while they are unknown."""
         assert self.many is not None
         assert choice is not None, "`joined` has refused that"
         said, later = self.options.shards_on, self.many.most > self.many.least
@@ -220,14 +217,14 @@ def named(options: argparse.Namespace) -> ThisMachine | JoiningHosts:
 
 
 def name_of_host(text: str) -> str:
-    """Read a host's name. Raises ConfigError for one that a run's records can't have."""
+    """Read a host's name. Raises ConfigError if it is no valid name."""
     if not is_name(text):
         raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; {A_NAME}")
     return text
 
 
 def how_many(text: str) -> HowMany:
-    """Read --hosts: how many there are, or how many training begins with and how many there may be."""
+    """Read --hosts: one number, or how many training begins with and how many there may be."""
     least, colon, most = text.partition(":")
     if not colon:
         return HowMany(*[whole("--hosts", 2, MOST_HOSTS)(text)] * 2)
@@ -238,7 +235,7 @@ def how_many(text: str) -> HowMany:
 
 
 def _check_alone(options: argparse.Namespace) -> None:
-    """Raise ConfigError for a flag that only hosts which join give a meaning."""
+    """Raise ConfigError for a flag that has no effect unless machines join."""
     trusted = options.trusted_network or None
     given = (
         *(("--hosts", options.hosts), ("--name", options.name)),
@@ -254,7 +251,7 @@ def _check_alone(options: argparse.Namespace) -> None:
 
 
 def _on_ray(options: argparse.Namespace) -> OnRay:
-    """What the flags say of a Ray cluster. Raises ConfigError, in one line, for what is wrong."""
+    """Return the Ray cluster that the flags name. Raises ConfigError, in one line."""
     from paceline.launch.ray import looked_up
 
     if options.hosts is None:
@@ -263,7 +260,7 @@ def _on_ray(options: argparse.Namespace) -> OnRay:
 
 
 def _on(options: argparse.Namespace) -> On:
-    """What the flags say of machines that ssh leads to. Raises ConfigError, in one line, for what is wrong."""
+    """Return the machines that --on names. Raises ConfigError, in one line."""
     from paceline.launch.machines import SCHEME
     from paceline.launch.ssh import looked_up
 

@@ -39,24 +39,28 @@ COMMANDS = (
     "token",
     "completion",
 )
-"""Each is a module beside this one; in the order of the help."""
+"""In the order of the help. Each is a module beside this one, with `HELP`, `DESCRIPTION` and `add_flags`. That adds the
+command's flags, and sets `call`: the function that carries the command out and returns the exit code."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes are one line."""
+    """An argument parser that reports a mistake in one line, and takes no abbreviated flags."""
 
     instead: Mapping[str, str] = MappingProxyType({})
-    """Of flags that other commands have and this one lacks: what takes their place here."""
+    """By a flag that this command lacks and others have: what to write here in its place."""
     usual: str | None = None
-    """Of a command with parts: the one that is meant where none is named."""
+    """The part of a command with parts that runs if none is named."""
     meant: Callable[[argparse.Namespace, Sequence[str], Callable[[Sequence[str]], object]], list[str]] | None = None
-    """Of what was parsed, and its words: the words that are meant, where a file has some of them (`cli.again`)."""
+    """Adds the words that a recorded run has. It gets what was parsed, the words, and a parser (`cli.again`)."""
 
     _words: Sequence[str] = ()
-    """What was parsed last."""
+    """The words that were parsed last."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, of the words that are meant."""
+        """Parse like argparse, once the words are complete."""
         words = self._words = list(sys.argv[1:] if args is None else args)
         if self.usual is not None and words[:1] not in ([part] for part in (*self._parts(), "-h", "--help")):
             words.insert(0, self.usual)
@@ -66,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return parse(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Say it, with the nearest flag if there is one, and exit with 2."""
+        """Raise ConfigError with this message, and the nearest flag if there is one."""
         flag = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
         near = ""
         if "unrecognized" in message and flag.startswith("--"):
@@ -75,11 +79,11 @@ class Parser(argparse.ArgumentParser):
         for one in (self, *parts):
             if "unrecognized" in message and flag in one.instead:
                 near = f"; {one.instead[flag]}"
-        asked = parts[0] if len(parts) == 1 else self  # a command's unknown flags are refused by what it is a part of
+        asked = parts[0] if len(parts) == 1 else self  # argparse has the outer parser refuse a command's unknown flags
         raise ConfigError(f"{message}{near}; see {asked.prog} --help")
 
     def _of_a_protocol(self, flag: str) -> str:
-        """What to write for a flag that is a protocol's parameter; empty if it is none, or there is no `-p`."""
+        """Return what to write for a flag that is a protocol's parameter; empty for others, and without `-p`."""
         from paceline.protocols import registry
 
         key = flag.removeprefix("--").replace("-", "_")
@@ -93,38 +97,35 @@ class Parser(argparse.ArgumentParser):
         return f" ({key} is a protocol's parameter: -p {(chosen or having)[0]}:{key}={value})"
 
     def _flags(self) -> list[str]:
-        """The long flags of this parser and of the commands that it has."""
+        """Return the long flags of this parser and its commands."""
         parsers: list[Any] = [self, *self._parts().values()]
         parsers += [inner for one in parsers[1:] for inner in one._parts().values()]
         return [flag for one in parsers for flag in one._option_string_actions if flag.startswith("--")]
 
     def _parts(self) -> dict[str, Any]:
-        """The parsers of the commands, or of the parts of a command, that it has."""
+        """Return the parsers of its commands, or of a command's parts, by name."""
         groups = self._subparsers._group_actions if self._subparsers is not None else []
         return {name: one for group in groups for name, one in dict(group.choices or {}).items()}
 
 
 def parser(command: str | None = None) -> Parser:
-    """The command line: of that command alone, if there is one of that name, else of all.
+    """Return the parser of this command alone, if there is one of that name, else of all commands.
 
-    Each command is a module, which is imported only if it is asked for: that of the others takes a quarter of a second.
+    Only the modules of those commands are imported. The imports of all of them take a quarter of a second.
     """
-    root = Parser(
-        prog="paceline",
-        description="Data-parallel PyTorch training on machines that are not equal.",
-        allow_abbrev=False,
-    )
+    root = Parser(prog="paceline", description="Data-parallel PyTorch training on machines that are not equal.")
     root.add_argument("-V", "--version", action="version", version=f"paceline {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for name in [command] if command in COMMANDS else COMMANDS:
-        importlib.import_module(f"paceline.cli.{name}").add_to(commands)
+        module = importlib.import_module(f"paceline.cli.{name}")
+        module.add_flags(commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION))
     return root
 
 
-def command(say: Callable[[object], None] | None = None) -> NoReturn:
-    """The program. It leaves out the interpreter's own end, which takes 0.8 s once torch is imported."""
+def command(report: Callable[[object], None] | None = None) -> NoReturn:
+    """Run the program, and end the process at once: Python's own exit takes 0.8 s once torch is imported."""
     _open_standard_streams()
-    code = main(say=say)
+    code = main(report=report)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             _flush(stream, code)
@@ -132,27 +133,27 @@ def command(say: Callable[[object], None] | None = None) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Whatever of the three was closed leads nowhere from now on, rather than into the next file that is opened.
+    """Open `/dev/null` for each standard stream that is closed, so that the next file opened does not take its place.
 
-    A sign that the terminal's encoding lacks is shown as a question mark: a run must not fail as it shows its summary.
+    A character that the terminal's encoding lacks is printed as a question mark: it must not make a run fail.
     """
     for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # becomes the lowest that is closed
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest descriptor that is closed
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # standard error has a way of its own
+    if isinstance(sys.stdout, io.TextIOWrapper):  # standard error escapes such characters by itself
         with contextlib.suppress(OSError):  # it may be another file by now than when it was opened
             sys.stdout.reconfigure(errors="replace")
 
 
-def main(arguments: Sequence[str] | None = None, say: Callable[[object], None] | None = None) -> int:
-    """Run a command; returns the exit code. `say` shows why it did not go on (default: on standard error)."""
-    say = say or _say
+def main(arguments: Sequence[str] | None = None, report: Callable[[object], None] | None = None) -> int:
+    """Run a command, and return the exit code. `report` shows an error (default: on standard error)."""
+    report = report or _say_if_possible
     if not sys.platform.startswith("linux"):
-        print(f"paceline: {sys.platform} isn't supported yet; Paceline runs on Linux", file=sys.stderr)
+        say(f"{sys.platform} isn't supported yet; Paceline runs on Linux")
         return USAGE
     try:
         words = sys.argv[1:] if arguments is None else arguments
@@ -172,33 +173,33 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[object], None] |
         code: int = options.call(options)
         _flush(sys.stdout, code)
     except ConfigError as error:
-        say(error)
+        report(error)
         return USAGE
     except PacelineError as error:
-        say(error)
+        report(error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has gone; the interpreter would say so once more
+    except BrokenPipeError:  # the output's reader has gone; Python would report it once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            say(f"standard output can't be written: {error.strerror}")
+            report(f"standard output can't be written: {error.strerror}")
             return FAILED
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR):
-            say(_unforeseen(error))
+            report(_unforeseen(error))
             return FAILED
-        say(f"{str(error.filename)[:40]}: {error.strerror}; name another one")
+        report(f"{str(error.filename)[:40]}: {error.strerror}; name another one")
         return USAGE
     except Exception as error:
-        say(_unforeseen(error))
+        report(_unforeseen(error))
         return FAILED
     return code
 
 
 def _flush(stream: TextIO, code: int) -> None:
-    """Write out what is left, unless somebody who wants an end would have to wait for a reader."""
+    """Flush the stream, unless that would make an interrupted command wait for a reader."""
     if code != INTERRUPTED or is_read(stream):
         stream.flush()
 
@@ -209,6 +210,11 @@ def _unforeseen(error: Exception) -> str:
     return unforeseen(error, "command")
 
 
-def _say(message: object) -> None:
+def say(line: object) -> None:
+    """Print this line on standard error, as Paceline's. What no terminal shows is escaped: some lines quote others."""
+    print(f"paceline: {printable(str(line))}", file=sys.stderr, flush=True)
+
+
+def _say_if_possible(message: object) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error takes no more
-        print(f"paceline: {printable(str(message))}", file=sys.stderr, flush=True)
+        say(message)

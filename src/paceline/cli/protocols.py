@@ -16,21 +16,17 @@ KEPT_IN = {"parameter-server": "store", "decentralized": "replicas"}
 """By family: where the parameters are, in the words that our documentation has. The literature's are in `--json`."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "protocols",
-        help="list the protocols and their parameters",
-        description="List every protocol with its parameters, or show the one called NAME in full.",
-        allow_abbrev=False,
-    )
+HELP = "list the protocols and their parameters"
+DESCRIPTION = "List every protocol with its parameters, or show the one called NAME in full."
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", nargs="?", metavar="NAME", help="show this one, with its source and its conventions")
     command.add_argument("--json", action="store_true", help="print JSON: an array, or with NAME one object")
     command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     known = registry()
     if options.name is None:
         specs = known.values()

@@ -26,14 +26,11 @@ DIFFERS = 3
 """Exit code."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "replay",
-        help="run again in the recorded order, to the same bits",
-        description="Make the run in the folder RUN again, with real processes, in the order that its ledger has.",
-        allow_abbrev=False,
-    )
+HELP = "run again in the recorded order, to the same bits"
+DESCRIPTION = "Make the run in the folder RUN again, with real processes, in the order that its ledger has."
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", metavar="RUN", type=Path, help="a run's folder")
     until = "stop at that version, and leave it in the replay's versions/final.safetensors"
@@ -48,7 +45,6 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     recorded = open_run(options.run, registry())
     hash_seed.begin_again_with(hash_seed.recorded(recorded.config, options.run), is_program=options.is_program)
     if can_cap():

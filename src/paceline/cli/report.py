@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
+from paceline.cli.main import say
 from paceline.records.comparison import COMPARISON, runs_of
 from paceline.runs.report import report
 
 PAGE = "report.html"
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "report",
-        help="show runs: curves, timelines, who waited for whom",
-        description="Write one HTML page that shows these runs, beside each other if there are several. The "
-        "page works without a network or a server.",
-        allow_abbrev=False,
-    )
+HELP = "show runs: curves, timelines, who waited for whom"
+DESCRIPTION = (
+    "Write one HTML page that shows these runs, beside each other if there are several. The "
+    "page works without a network or a server."
+)
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder, real or simulated, or a comparison's")
     add("--out", type=Path, metavar="FILE", help=f"the page (default: {PAGE}, in the folder of the only RUN, or here)")
@@ -33,11 +31,10 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     given: list[Path] = options.runs
     folders = [run for folder in given for run in (runs_of(folder) if (folder / COMPARISON).exists() else [folder])]
     out = options.out or (given[0] / PAGE if len(given) == 1 else Path(PAGE))
-    files = report(folders, out, warn, options.png, options.trace)
+    files = report(folders, out, say, options.png, options.trace)
     if options.json:
         written = {"page": out, "pictures": options.png, "trace": options.trace}
         plain = {name: None if path is None else str(path) for name, path in written.items()}
@@ -46,8 +43,3 @@ def call(options: argparse.Namespace) -> int:
         for file in files:
             print(file)
     return 0
-
-
-def warn(line: str) -> None:
-    """Say that on standard error."""
-    print(f"paceline: {line}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from paceline.cli import engine, hosts
 from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
-from paceline.cli.main import Parser
+from paceline.cli.main import Parser, say
 from paceline.cli.values import above, seconds, whole
 from paceline.core.choice import Choice, choose
 from paceline.core.phrases import count
@@ -25,6 +26,7 @@ from paceline.errors import ConfigError
 from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap
 from paceline.job.settings import Settings
+from paceline.launch.environment import placement
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
@@ -57,14 +59,11 @@ FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: Parser = commands.add_parser(
-        "run",
-        help="train a script with several workers",
-        description="Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own.",
-        allow_abbrev=False,
-    )
+HELP = "train a script with several workers"
+DESCRIPTION = "Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own."
+
+
+def add_flags(command: Parser) -> None:
     add = command.add_argument
     add_common(
         command,
@@ -129,7 +128,7 @@ class _Protocol(argparse.Action):
 def _meant(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
     """See `again.words`. Raises ConfigError for several protocols."""
     named = getattr(options, "protocols", ())
-    if options.listen is None and (placed := engine.placed_by()) is not None:
+    if options.listen is None and (placed := placement(os.environ)) is not None:
         options.listen = placed.head  # machines join: it is not the run's recorded hosts that make it
     if len(named) > 1:
         every = " ".join(f"-p {name}" for name in named)
@@ -199,14 +198,10 @@ def say_whose(script: Path, arguments: Sequence[str]) -> None:
         found = [flag for flag in found if not any(f"{quote}{flag}{quote}".encode() in source for quote in "\"'")]
     late = next(iter(found), None)
     if late is not None:
-        print(
-            f"paceline: {late} after {script} is the script's own; Paceline's flags come before the script",
-            file=sys.stderr,
-        )
+        say(f"{late} after {script} is the script's own; Paceline's flags come before the script")
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     choice = chosen(options.protocol)
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
@@ -215,7 +210,7 @@ def call(options: argparse.Namespace) -> int:
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")
     announcement = None
-    if (placed := engine.placed_by()) is not None:
+    if (placed := placement(os.environ)) is not None:
         engine.settle(options, placed)
         if placed.host == 0 and (announcement := engine.begin(options, placed, choice)) is None:
             return CODES["completed"]
@@ -246,16 +241,16 @@ def call(options: argparse.Namespace) -> int:
     if options.config is not None:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
-            print(f"paceline: {line}", file=sys.stderr)
+            say(line)
     listening = company.listening(choice, scenario, workers)
     if listening is not None:
         listening = replace(listening, announcement=announcement)
         if note := everywhere(listening.address):
-            print(f"paceline: {note}", file=sys.stderr)
+            say(note)
     if options.trusted_network:
-        print(f"paceline: {hosts.NOT_ENCRYPTED}", file=sys.stderr)
+        say(hosts.NOT_ENCRYPTED)
     if warning := crowd(scenario, workers):
-        print(f"paceline: {warning}", file=sys.stderr)
+        say(warning)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores() // workers)
     if options.config is not None and not options.yes:
@@ -353,9 +348,9 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
     check_more(run, config, limits, tuple(options.arguments))
     snapshot, passed = snapshot_of(run)
     for line in passed:
-        print(f"paceline: {line}", file=sys.stderr)
+        say(line)
     if not options.quiet:
         state = snapshot.state
         done = f"{count(state.steps, 'step')} and {count(state.samples, 'sample')}"
-        print(f"paceline: going on after {done}, from {snapshot.folder}", file=sys.stderr)
+        say(f"going on after {done}, from {snapshot.folder}")
     return snapshot

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from paceline.cli.columns import as_csv, as_markdown, as_text, check_exports, export
 from paceline.cli.main import Parser
 from paceline.cli.values import shortened
-from paceline.core.choice import Choice, brief, choose, written
+from paceline.core.choice import Choice, brief, choose, typed
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
@@ -30,15 +31,13 @@ SHORTEST = 60
 """Characters of a result in the table; `--json` has all of them."""
 
 
-def add_to(commands: Any) -> None:
-    """Add the command, its three parts, and their flags."""
-    command: Parser = commands.add_parser(
-        "runs",
-        help="list runs, remove them, show what they take on disk",
-        description="List the runs in a folder. `paceline runs DIR` is short for `paceline runs list DIR`, and takes "
-        "its flags.",
-        allow_abbrev=False,
-    )
+HELP = "list runs, remove them, show what they take on disk"
+DESCRIPTION = (
+    "List the runs in a folder. `paceline runs DIR` is short for `paceline runs list DIR`, and takes its flags."
+)
+
+
+def add_flags(command: Parser) -> None:
     command.usual = LIST
     parts = command.add_subparsers(title="parts", metavar="PART", required=True, parser_class=Parser)
     _add_list(parts)
@@ -48,7 +47,7 @@ def add_to(commands: Any) -> None:
 
 def _add_list(parts: Any) -> None:
     about = "List the runs in DIR, and in the comparisons there, the newest first."
-    part: argparse.ArgumentParser = parts.add_parser(LIST, help="list runs", description=about, allow_abbrev=False)
+    part: argparse.ArgumentParser = parts.add_parser(LIST, help="list runs", description=about)
     add = part.add_argument
     _add_folder(part)
     protocol = "only runs under this protocol, if it has parameters with the same ones (repeatable)"
@@ -64,16 +63,14 @@ def _add_list(parts: Any) -> None:
 
 def _add_remove(parts: Any) -> None:
     about = "Remove the folders of these runs. All are looked at first: if one can't be removed, none is."
-    part: argparse.ArgumentParser = parts.add_parser(REMOVE, help="remove runs", description=about, allow_abbrev=False)
+    part: argparse.ArgumentParser = parts.add_parser(REMOVE, help="remove runs", description=about)
     part.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder")
     part.set_defaults(call=remove)
 
 
 def _add_sizes(parts: Any) -> None:
     about = "Show what the runs in DIR take on disk, the largest first."
-    part: argparse.ArgumentParser = parts.add_parser(
-        SIZES, help="show what runs take on disk", description=about, allow_abbrev=False
-    )
+    part: argparse.ArgumentParser = parts.add_parser(SIZES, help="show what runs take on disk", description=about)
     _add_folder(part)
     part.add_argument("--json", action="store_true", help="print them as a JSON array, in bytes")
     part.set_defaults(call=sizes)
@@ -84,7 +81,6 @@ def _add_folder(part: argparse.ArgumentParser) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """`paceline runs list`; returns the exit code."""
     check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
     since = None if options.since is None else _moment(options.since, time.time())
     choices = None if options.protocol is None else [choose(text, registry()) for text in options.protocol]
@@ -101,12 +97,12 @@ def show(options: argparse.Namespace) -> int:
     elif rows:
         print(as_text(heads, rows, NUMBERS))
     else:
-        print(f"{options.folder}: no runs" + (" of these" if _filtered(options) else ""))
+        filters = (options.protocol, options.status, options.since, options.script)
+        print(f"{options.folder}: no runs" + ("" if filters == (None,) * 4 else " of these"))
     return 0
 
 
 def remove(options: argparse.Namespace) -> int:
-    """`paceline runs rm`; returns the exit code."""
     named = list(dict.fromkeys(options.runs))
     for folder in named:
         if why := folders.why_not(folder):
@@ -122,7 +118,6 @@ def remove(options: argparse.Namespace) -> int:
 
 
 def sizes(options: argparse.Namespace) -> int:
-    """`paceline runs du`; returns the exit code."""
     found = sorted(((run, size_of(run)) for run in _found(options.folder)), key=lambda one: -one[1].total)
     if options.json:
         print(json.dumps([{"folder": str(run), **_plain(size)} for run, size in found], indent=2))
@@ -144,10 +139,6 @@ def _found(folder: Path) -> Sequence[Path]:
     return list(runs_below(folder))
 
 
-def _filtered(options: argparse.Namespace) -> bool:
-    return any(value is not None for value in (options.protocol, options.status, options.since, options.script))
-
-
 def _wanted(run: Listed, options: argparse.Namespace, choices: Sequence[Choice] | None, since: float | None) -> bool:
     if choices is not None and not any(_under(run, *pair) for pair in zip(options.protocol, choices, strict=True)):
         return False
@@ -161,12 +152,12 @@ def _wanted(run: Listed, options: argparse.Namespace, choices: Sequence[Choice] 
 
 
 def _under(run: Listed, text: str, choice: Choice) -> bool:
-    """Whether the run is under this protocol: with any parameters if `text` has none, else with the very same."""
+    """Whether the run is under this protocol. If `text` gives parameters, all of the run's must be the same."""
     return run.protocol == choice.spec.name and (":" not in text or run.config == choice.to_plain()["config"])
 
 
 def _moment(text: str, now: float) -> float:
-    """When that is, in seconds since 1970."""
+    """Read a date, or how long ago, as seconds since 1970."""
     if found := re.fullmatch(r"(\d{1,9})([smhdw])", text):
         return now - float(found[1]) * UNITS[found[2]]
     try:
@@ -192,19 +183,18 @@ def _row(run: Listed) -> list[str]:
 
 
 def _protocol(run: Listed) -> str:
-    """As it is typed, without what is as it is by default; of one that this version does not know, the name."""
+    """Return the protocol as it is typed, without defaults. One that is not known here keeps all parameters."""
     if run.protocol is None:
         return ""
     try:
         config = {key: None if value == "none" else value for key, value in (run.config or {}).items()}
         return brief(registry()[run.protocol], config)
     except LookupError:
-        settings = ",".join(f"{key}={written(value)}" for key, value in (run.config or {}).items())
-        return f"{run.protocol}:{settings}" if settings else run.protocol
+        return typed(run.protocol, run.config or {})
 
 
 def _result(run: Listed) -> str:
-    """Whether targets were met; without one, what the last version measures; of what went wrong, why."""
+    """Say whether targets were met, or else what the last version measures. Of a run that went wrong, say why."""
     if run.targets:
         told = ", ".join(_met(run, text, seconds) for text, seconds in run.targets.items())
     elif run.metrics:
@@ -224,11 +214,11 @@ def _met(run: Listed, target: str, seconds: float | None) -> str:
 
 
 def _plain(size: Size) -> dict[str, int]:
-    return {"versions": size.versions, "ledger": size.ledger, "rest": size.rest, "total": size.total}
+    return {**asdict(size), "total": size.total}
 
 
 def _bytes(size: int) -> str:
-    """`812 B`, `1.2 MB`: in powers of 1000, as scenario files have them."""
+    """Format as `812 B`, `1.2 MB`: in powers of 1000, like scenario files."""
     value = float(size)
     for unit in ("B", "kB", "MB"):
         if value < 999.5:

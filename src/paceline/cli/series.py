@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from paceline.cli.main import say
 from paceline.cli.run import say_whose
 from paceline.runs.run import settled
 from paceline.runs.series import Job, Stopped
@@ -33,5 +33,5 @@ def job_of(options: argparse.Namespace) -> Job:
 def say_stopped(stopped: Stopped) -> int:
     """Say why a series ended before its last run, if its run has not said so; returns the exit code."""
     if str(stopped):
-        print(f"paceline: {stopped}", file=sys.stderr)
+        say(stopped)
     return stopped.code

@@ -12,18 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.main import Parser, say
 from paceline.cli.run import MOST_THREADS, add_start
 from paceline.cli.values import seconds, whole
-from paceline.core.choice import choose
+from paceline.core.choice import brief, choose
 from paceline.errors import ConfigError
 from paceline.host import hash_seed
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Target
 from paceline.runs.run import CODES, STARTS
 from paceline.runs.script import checked_script
-from paceline.runs.simulate import Made, check, folders_of, in_place_of, interrupts, simulated, trained
+from paceline.runs.series import interrupts
+from paceline.runs.simulate import Made, folders_of, in_place_of, trained
 from paceline.scenario.scenario_file import load
-from paceline.sim.simulate import Progress, Say, Simulation
+from paceline.sim.simulate import Progress, Say, Simulation, simulate
 from paceline.sim.world import Limit
 from paceline.terminal import redraws
 
@@ -31,15 +33,14 @@ if TYPE_CHECKING:
     from paceline.runs.gradients import Script
 
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: Any = commands.add_parser(
-        "simulate",
-        help="predict how protocols would do on a cluster that you describe",
-        description="Run protocols in virtual time, on the cluster that CLUSTER.toml describes. With --from, run them "
-        "in place of a recorded run, for as long as it took or for as many steps.",
-        allow_abbrev=False,
-    )
+HELP = "predict how protocols would do on a cluster that you describe"
+DESCRIPTION = (
+    "Run protocols in virtual time, on the cluster that CLUSTER.toml describes. With --from, run them "
+    "in place of a recorded run, for as long as it took or for as many steps."
+)
+
+
+def add_flags(command: Parser) -> None:
     add = command.add_argument
     add(
         "cluster",
@@ -102,16 +103,16 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     simulations = _on_a_cluster(options) if options.run is None else _in_place_of_a_run(options)
     _check_flags(options)
     script = None if options.gradients is None else _script(options)
     if script is not None:
         hash_seed.begin_again_with(hash_seed.of_a_run(options.seed or 0), is_program=options.is_program)
-    check(simulations, script)
+    for simulation in simulations:
+        simulation.check(trains=script is not None)
     folders = folders_of(options.out, simulations)
     for remark in dict.fromkeys(remark for simulation in simulations for remark in simulation.remarks()):
-        print(f"paceline: {options.cluster}: {remark}", file=sys.stderr)
+        say(f"{options.cluster}: {remark}")
     summaries: list[Summary] = []
     printed: list[dict[str, Any]] = []
     made = (
@@ -124,7 +125,7 @@ def call(options: argparse.Namespace) -> int:
             break
     if rest := simulations[len(summaries) :]:
         names = ", ".join(simulation.choice.spec.name for simulation in rest)
-        print(f"paceline: interrupted: {names} did not begin", file=sys.stderr)
+        say(f"interrupted: {names} did not begin")
     if options.json:
         print(json.dumps(printed if len(simulations) > 1 else printed[0], indent=2))
     else:
@@ -137,17 +138,19 @@ def call(options: argparse.Namespace) -> int:
 def _simulated(
     simulations: list[Simulation], folders: list[Path | None], options: argparse.Namespace
 ) -> Iterator[Made]:
-    with interrupts() as stop, _progress(not options.json) as bar:
-        yield from simulated(simulations, folders, stop, bar, _say_of)
+    with interrupts(most=1) as taken, _progress(not options.json) as bar:
+        for simulation, folder in zip(simulations, folders, strict=True):
+            say_of = _say_of(simulation)
+            yield simulate(simulation, folder, bar(simulation), stop=lambda: bool(taken), say=say_of), folder
 
 
 def _say_of(simulation: Simulation) -> Say:
     name = simulation.choice.spec.name
-    return lambda sentence: print(f"paceline: {name}: {sentence}", file=sys.stderr)
+    return lambda sentence: say(f"{name}: {sentence}")
 
 
 def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
-    """As CLUSTER.toml and the flags say."""
+    """Return what CLUSTER.toml and the flags ask for."""
     if options.cluster is None:
         raise ConfigError("no cluster is given: name a CLUSTER.toml, or a run with --from RUN")
     if options.protocol is None:
@@ -158,19 +161,16 @@ def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
 
 
 def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
-    """As that run's ledger says, and the flags; what is taken for granted is said."""
+    """Return what that run's ledger and the flags ask for. Assumptions are printed."""
     for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
-
-    def say(remark: str) -> None:
-        print(f"paceline: --from {options.run}: {remark}", file=sys.stderr)
-
-    return in_place_of(options.run, options.protocol or (), _limit(options), options.seed, say)
+    protocols, name = options.protocol or (), f"--from {options.run}"
+    return in_place_of(options.run, protocols, _limit(options), options.seed, lambda remark: say(f"{name}: {remark}"))
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Raises ConfigError for a flag that would make no difference to anything."""
+    """Raise ConfigError for a flag that would have no effect."""
     if options.gradients is not None and options.batch is not None:
         raise ConfigError("--batch is given, and --gradients, whose script has its own: leave one of them out")
     trained = {
@@ -209,7 +209,7 @@ def _limit(options: argparse.Namespace) -> Limit:
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Callable[[Simulation], Progress | None]]:
-    """A bar with the time left, on a terminal."""
+    """Yield a function that begins a progress bar for a simulation. Without a terminal it returns None."""
     if not shown or not redraws(sys.stderr):
         yield lambda simulation: None
         return
@@ -217,14 +217,12 @@ def _progress(shown: bool) -> Iterator[Callable[[Simulation], Progress | None]]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from paceline.cli.table import brief
-
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True)) as bar:
 
         def of(simulation: Simulation) -> Progress:
             choice = simulation.choice
-            task = bar.add_task(brief(choice.spec.name, choice.parameters()), total=1.0)
+            task = bar.add_task(brief(choice.spec, choice.parameters()), total=1.0)
             limit, facts = simulation.limit, 0
             if simulation.data is not None:
                 limit = replace(limit, steps=min(limit.steps, simulation.data))

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core import choice
-from paceline.core.choice import written
+from paceline.core.choice import brief, typed
 from paceline.core.phrases import count
 from paceline.protocols import registry
+from paceline.records.comparison import PARTS
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch
 from paceline.records.summary import Summary, metrics_of
@@ -25,7 +25,7 @@ WIDE = 1000  # columns, for output that no terminal shows
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
-    """What came of one run."""
+    """Print the summary of one run."""
     console = Console(highlight=False)
     console.print()
     if summary["outcome"] != "completed":
@@ -33,7 +33,7 @@ def print_summary(summary: Summary, folder: Path) -> None:
         console.print(f"{summary['outcome']}{why}", markup=False, soft_wrap=True)
     rate = summary["samples_per_second"]
     console.print(
-        f"{_protocol(summary)} · {_strength(summary)} · {summary['wall_seconds']:.1f} s · "
+        f"{typed(**summary['protocol'])} · {_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
         + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else ""),
@@ -90,7 +90,7 @@ def print_summary(summary: Summary, folder: Path) -> None:
 
 
 def _resumed(segments: int, undone: Mapping[str, Any]) -> str:
-    """How often the run was resumed, and what was undone by that."""
+    """Say how often the run was resumed, and what that undid."""
     times = f"resumed {count(segments - 1, 'time')}"
     if not any(undone.values()):
         return f"{times}; nothing was undone"
@@ -98,7 +98,7 @@ def _resumed(segments: int, undone: Mapping[str, Any]) -> str:
 
 
 def print_comparison(summaries: Sequence[Summary]) -> None:
-    """What came of several, one line each; of a protocol's parameters, those that are not as they are by default."""
+    """Print one line for each summary. A protocol is shown with the parameters that differ from their defaults."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("\nprotocol", overflow="fold")
     two_lines = ("steps\n/s", "samples\n/s", "versions\n/s", "\nwaiting", "\ntransfer")
@@ -107,7 +107,7 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     for summary in summaries:
         rows, stale = summary["per_worker"], summary["staleness"]
         table.add_row(
-            brief(**summary["protocol"]),
+            brief(registry()[summary["protocol"]["name"]], summary["protocol"]["config"]),
             _number(summary["steps_per_second"]),
             _number(summary["samples_per_second"]),
             _number(summary["versions"] / summary["wall_seconds"] if summary["wall_seconds"] else None),
@@ -118,17 +118,17 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
             _number(stale["max"]),
             _number(max((row["max_lead"] for row in rows), default=None)),
         )
-    # No terminal's edge to keep to: each protocol is whole, in one line.
+    # Without a terminal there is no width to keep to: no protocol's name is broken into lines.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(table)
     for summary in summaries:
         if summary["outcome"] != "completed":
             why = f": {summary['error']}" if summary["error"] else ""
-            console.print(f"{_protocol(summary)}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
+            console.print(f"{typed(**summary['protocol'])}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
 
 
 def percentile(histogram: Mapping[str, int], share: float) -> int | None:
-    """The least value that so large a share of all is at or below; None of nothing."""
+    """Return the least value that at least this share of all values does not exceed; None if there are no values."""
     below, total = 0, sum(histogram.values())
     for value, times in sorted((int(value), times) for value, times in histogram.items()):
         below += times
@@ -138,7 +138,7 @@ def percentile(histogram: Mapping[str, int], share: float) -> int | None:
 
 
 def _strength(summary: Summary) -> str:
-    """How many workers trained to the end, of how many: `4 workers`, `3 of 4 workers`."""
+    """Say how many workers trained to the end: `4 workers`, `3 of 4 workers`."""
     workers = summary["workers"]
     rows = [row for row in summary["per_worker"] if row["worker"] < workers]  # a resumed run may have had more before
     dead = sum(row["left"] is not None and row["left"]["reason"] == "died" for row in rows)
@@ -149,8 +149,8 @@ def _strength(summary: Summary) -> str:
 
 
 def _share_of_all(rows: list[dict[str, Any]], part: str) -> str:
-    """A part of all workers' time, in percent."""
-    total = sum(row[f"{name}_seconds"] for row in rows for name in ("compute", "wait", "transfer", "other"))
+    """Return a part of all workers' time, in percent."""
+    total = sum(row[f"{name}_seconds"] for row in rows for name in PARTS)
     return f"{sum(row[f'{part}_seconds'] for row in rows) / total:.1%}" if total else "-"
 
 
@@ -164,10 +164,10 @@ def _between(counts: Sequence[int]) -> str:
 
 
 def _workers(rows: list[dict[str, Any]], hosts: Mapping[int, str]) -> Table:
-    """A line for each worker. `hosts`: by worker, in a run on several hosts."""
-    parts = ("steps", "computing", "waiting", "transfer", "other", "lead")
-    table = Table(*(["host"] if hosts else []), "worker", *parts, "left", box=None)
-    for column in table.columns[-1 - len(parts) : -1]:
+    """Return a table with a row for each worker. `hosts`: by worker, in a run on several hosts."""
+    numbers = ("steps", "computing", "waiting", "transfer", "other", "lead")
+    table = Table(*(["host"] if hosts else []), "worker", *numbers, "left", box=None)
+    for column in table.columns[-1 - len(numbers) : -1]:
         column.justify = "right"
     for row in rows:
         left = row["left"]
@@ -175,7 +175,7 @@ def _workers(rows: list[dict[str, Any]], hosts: Mapping[int, str]) -> Table:
             *([hosts.get(row["worker"], "")] if hosts else []),
             str(row["worker"]),
             str(row["steps"]),
-            *(share(row, part) for part in ("compute", "wait", "transfer", "other")),
+            *(share(row, part) for part in PARTS),
             str(row["max_lead"]),
             left["reason"] if left else "",
         )
@@ -183,7 +183,7 @@ def _workers(rows: list[dict[str, Any]], hosts: Mapping[int, str]) -> Table:
 
 
 def _copies(rows: list[dict[str, Any]]) -> Table:
-    """A line for each worker. One table with all columns would be wider than a terminal."""
+    """Return a table with a row for each worker. One table with all columns would be wider than a terminal."""
     table = Table("worker", box=None)
     for heading in COPIES.values():
         table.add_column(heading, justify="right")
@@ -193,26 +193,15 @@ def _copies(rows: list[dict[str, Any]]) -> Table:
 
 
 def copied(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What there is beside the parts of workers' time, and its heading: copies to and from devices, if there were any.
+    """Return the headings of the columns for copies to and from devices, by name; empty if there were none.
 
-    They overlap the parts. Shares of the parts alone add up to 100 %.
+    Copies overlap the parts of workers' time. The shares of the parts alone add up to 100 %.
     """
     return COPIES if any("to_device_seconds" in row for row in rows) else {}
 
 
 def share(row: dict[str, Any], part: str) -> str:
-    """A part of one worker's time, or copies beside the parts, in percent of all of it."""
-    parts = ("compute", "wait", "transfer", "other")
-    total: float = sum(row[f"{name}_seconds"] for name in parts)
+    """Return a part of one worker's time, or its copies, in percent of its whole time."""
+    total: float = sum(row[f"{name}_seconds"] for name in PARTS)
     seconds = row[f"{part}_seconds"]
     return f"{seconds / total:.0%}" if total and seconds is not None else "-"
-
-
-def brief(name: str, config: Mapping[str, Any]) -> str:
-    """A protocol with those parameters that are not as they are by default, as they are typed."""
-    return choice.brief(registry()[name], config)
-
-
-def _protocol(summary: Summary) -> str:
-    name, config = str(summary["protocol"]["name"]), summary["protocol"]["config"]
-    return name + (":" + ",".join(f"{key}={written(value)}" for key, value in config.items()) if config else "")

@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
@@ -21,17 +20,15 @@ from paceline.runs.search import Finished, Result, Search
 from paceline.runs.series import Stopped
 from paceline.runs.tune import PARAMETER, PROTOCOL, STATE, Tuning, begun, carry_out
 
+HELP = "find the best switch point for a job that recurs"
+DESCRIPTION = (
+    f"Search for the smallest {PARAMETER} of {PROTOCOL} that is still accurate enough, by training "
+    "SCRIPT again and again. Arguments after SCRIPT are the script's own. The same command with the same --out "
+    "continues an interrupted search."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "tune",
-        help="find the best switch point for a job that recurs",
-        description=f"Search for the smallest {PARAMETER} of {PROTOCOL} that is still accurate enough, by training "
-        "SCRIPT again and again. Arguments after SCRIPT are the script's own. The same command with the same --out "
-        "continues an interrupted search.",
-        allow_abbrev=False,
-    )
+
+def add_flags(command: argparse.ArgumentParser) -> None:
     add_common(
         command,
         protocol=PROTOCOL,
@@ -60,7 +57,6 @@ def add_to(commands: Any) -> None:
 
 
 def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
     tuning = _tuning(options)
     state = begun(tuning.folder, tuning.settings())
     shown_on = sys.stderr if options.json else sys.stdout

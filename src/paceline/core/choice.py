@@ -199,8 +199,7 @@ class Choice:
         )
 
     def __str__(self) -> str:
-        settings = ",".join(f"{key}={written(value)}" for key, value in self.parameters().items())
-        return f"{self.spec.name}:{settings}" if settings else self.spec.name
+        return typed(self.spec.name, self.parameters())
 
 
 def choose(text: str, known: Mapping[str, Spec]) -> Choice:
@@ -317,8 +316,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def brief(spec: Spec, parameters: Mapping[str, Any]) -> str:
     """Return the protocol as it is typed, with the parameters that differ from their defaults."""
     usual = declared(spec.config)
-    settings = ",".join(f"{key}={written(value)}" for key, value in parameters.items() if value != usual[key].default)
-    return f"{spec.name}:{settings}" if settings else spec.name
+    return typed(spec.name, {key: value for key, value in parameters.items() if value != usual[key].default})
+
+
+def typed(name: str, config: Mapping[str, Any]) -> str:
+    """The protocol as it is typed, with all of these parameters."""
+    settings = ",".join(f"{key}={written(value)}" for key, value in config.items())
+    return f"{name}:{settings}" if settings else name
 
 
 def written(value: Any) -> str:

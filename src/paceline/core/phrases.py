@@ -53,6 +53,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def error_line(error: Exception, most: int = 200) -> str:
+    """Return an error's message on one line, cut to `most` characters; the error's class if it has no message."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def tame(text: str) -> str:
     """Return what another machine has printed, with colours and progress bars. Nothing else is sent to a terminal."""
     return _MOVES.sub(lambda found: found[0] if found[0][:2] == "\x1b[" else printable(found[0]), text)

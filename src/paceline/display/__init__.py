@@ -1,1 +1,1 @@
-"""What a run shows while it goes."""
+"""Progress of a run: on a terminal, as lines, and for TensorBoard."""

@@ -1,4 +1,4 @@
-"""How a run goes, for whoever watches: looked at from time to time, so that the run itself pays next to nothing."""
+"""Shows a run's progress. Views are made from time to time, so the run itself pays next to nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFRESH = 0.5  # seconds, on a terminal
 
 
 def line(view: View) -> str:
-    """All of it in one line."""
+    """Return the view in one line."""
     if view.evaluated is not None and view.evaluates:
         done, of = view.evaluated
         known = [f"; {score.metric} {score.value:.4g}" for score in view.scores if score.value is not None]
@@ -44,41 +44,41 @@ def line(view: View) -> str:
 
 
 class Shower(Protocol):
-    """Shows views, each instead of the one before or after it."""
+    """Shows views of a run."""
 
     every: float
-    """Seconds from one to the next."""
+    """Seconds between views."""
 
     def show(self, view: View) -> None:
-        """Show it."""
+        """Show this view."""
 
     def close(self) -> None:
-        """Show no more."""
+        """Show nothing more."""
 
 
 class ProgressLines:
-    """A line each, on standard error."""
+    """Prints views as lines on standard error."""
 
     def __init__(self, output: WorkerOutput, every: float) -> None:
         self.every = every
         self._output = output
 
     def show(self, view: View) -> None:
-        """Say it, while any worker trains or evaluates."""
+        """Print the view, while any worker trains or evaluates."""
         if view.steps and (view.trains or view.evaluates):
             self._output.say(line(view))
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Nothing is left to show."""
 
 
 class Screen:
-    """A table at the end of the terminal, below all that is printed; gone when it is closed."""
+    """A table below all that the run prints on the terminal. It is removed by `close`."""
 
     every = REFRESH
 
     def __init__(self, output: WorkerOutput, title: str, folder: Path, console: Console | None = None) -> None:
-        """`title` says what runs, in `folder`."""
+        """`title` names the run in `folder`."""
         from rich.console import Console
         from rich.live import Live
 
@@ -87,18 +87,18 @@ class Screen:
         self._output = output
         self._live = Live(
             console=console or Console(highlight=False),
-            auto_refresh=False,  # by a thread, that is
+            auto_refresh=False,  # which takes a thread
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self._live.start()
         self._bar = ""
-        """The last line of a progress bar that is not over yet: it stands above the table, in its place."""
+        """The last line of an unfinished progress bar, which is shown above the table."""
         output.through = self._through
 
     def show(self, view: View) -> None:
-        """Replace what is there, unless the terminal takes no more now: it has been stopped with Ctrl-S, say."""
+        """Replace the table, unless the terminal takes no output now, such as after Ctrl-S."""
         from rich.text import Text
 
         from paceline.display.screen import screen
@@ -116,7 +116,7 @@ class Screen:
             self._live.update(shown, refresh=True)
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the table."""
         self._output.through = None
         with suppress(OSError):
             self._live.stop()
@@ -129,7 +129,7 @@ class Screen:
 
 
 def shower(settings: Settings, output: WorkerOutput) -> Shower | None:
-    """What fits the settings and where we print; None if nothing is to be said."""
+    """Return what shows progress under these settings and on this output; None if nothing does."""
     if settings.quiet or settings.json:
         return None
     if redraws(sys.stdout, sys.stderr):
@@ -139,7 +139,7 @@ def shower(settings: Settings, output: WorkerOutput) -> Shower | None:
 
 
 def _takes_more(console: Console) -> bool:
-    """Whether writing to the console does not wait, as far as can be known."""
+    """Whether writing to the console does not block, as far as can be known."""
     try:
         return bool(select.select([], [console.file], [], 0)[1])
     except (OSError, ValueError):  # it is no file, or is closed

@@ -1,4 +1,4 @@
-"""A view as a terminal shows it, so many columns wide. Pure: it looks at nothing but the view."""
+"""Formats a view for a terminal of a given width. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rich.text import Text
 from paceline.display.state import Row, Score, View, duration, ranges
 
 SHOWN = 16
-"""Workers, or groups of workers in like state, that have a line each."""
+"""The most lines of workers, or of groups of workers in a like state."""
 LEAST = 4
 """The same on a terminal with few lines."""
 AROUND = 8
-"""Lines of the terminal for what stands above and below the workers, and for the prompt."""
+"""Lines of the terminal above and below the workers, with the prompt."""
 WIDEST = 100
-"""Columns of the bar and of the curve."""
+"""The most columns of the bar and the curve."""
 STATE = 26
-"""Columns for a state, at least."""
+"""The least columns for a state."""
 LONGEST = 60
-"""Columns of the workers that have a line together, at most."""
+"""The most columns for the names of a group's workers."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 ORDER = ("computing", "pushing", "idle", "waiting", "starting")
-"""States in the order of their lines; others follow."""
+"""The order of states' lines. Other states follow."""
 STYLES = {"computing": "green", "pushing": "cyan", "waiting": "yellow", "died": "bold red"}
-"""By a state's first word; others are dim."""
+"""By a state's first word. Others are dim."""
 AWAITED = "bold magenta"
-"""The worker that others wait for, and its name in what they wait for."""
+"""The style of a worker that others wait for, and of its name in their states."""
 
 
 def screen(view: View, title: str, folder: str, width: int, height: int) -> Text:
-    """All of it: how far the run is, what is logged, a line for each worker or group of workers, and the folder.
+    """Return the whole screen: progress, logged values, a line for each worker or group, and the folder.
 
-    Not a table of rich's, which takes twenty times as long to make.
+    A table of rich's would take twenty times as long to make.
     """
     lines = [_head(view, title, width), _bar(view, width), _logged(view, width)]
     lines += _workers(view, width, max(LEAST, min(SHOWN, height - AROUND)))
@@ -43,7 +43,7 @@ def screen(view: View, title: str, folder: str, width: int, height: int) -> Text
 
 
 def _head(view: View, title: str, width: int) -> Text:
-    """What runs, since when, and how fast. The title is cut if the rest would be."""
+    """Return the title, time and speed. The title is cut if the line is too long."""
     workers = len(view.rows)
     rest = f" · {workers} worker{'' if workers == 1 else 's'} · {duration(view.seconds)} · {view.steps} steps"
     if view.trains:
@@ -53,7 +53,7 @@ def _head(view: View, title: str, width: int) -> Text:
 
 
 def _bar(view: View, width: int) -> Text:
-    """How much is done, of what, and how long the rest takes."""
+    """Return a progress bar with the time left."""
     share = view.done
     if view.evaluated is not None and view.evaluates:
         share = view.evaluated[0] / view.evaluated[1]
@@ -70,7 +70,7 @@ def _bar(view: View, width: int) -> Text:
 
 
 def _logged(view: View, width: int) -> Text:
-    """What is logged: its mean by now, and its course with the least and the greatest mean on it."""
+    """Return the logged value's present mean, and its curve with the least and the greatest mean."""
     if view.logged is None:
         return Text()
     name, value = view.logged
@@ -84,7 +84,7 @@ def _logged(view: View, width: int) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as a row of blocks, `width` at most; where they are more, each block is the mean of some."""
+    """Return the values as a row of at most `width` blocks. Of more values, each block is a mean."""
     width = max(0, min(width, len(values)))
     edges = [at * len(values) // width for at in range(width + 1)] if width else [0]
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
@@ -96,7 +96,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Workers that have a line together."""
+    """Workers that share a line."""
 
     rows: Sequence[Row]
     state: str
@@ -133,7 +133,7 @@ def _workers(view: View, width: int, most: int) -> list[Text]:
 
 
 def _state(group: _Group) -> Text:
-    """What they are at, in colour, and how many wait for them."""
+    """Return the group's state in colour, and how many workers wait for it."""
     if group.awaited_by:
         who = "others wait" if len(group.rows) > 1 else f"{_waiting(group.awaited_by)} for it"
         return Text(f"{group.state}; {who}", AWAITED)
@@ -147,7 +147,7 @@ def _waiting(workers: int) -> str:
 
 
 def grouped(rows: Iterable[Row], most: int) -> list[_Group]:
-    """Workers in like state together. Where that makes too many groups, the smallest that wait are one."""
+    """Group workers in like states. If there are too many groups, merge the smallest that wait."""
     alike: dict[tuple[str, bool], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.said, row.awaited_by > 0), []).append(row)
@@ -162,13 +162,13 @@ def grouped(rows: Iterable[Row], most: int) -> list[_Group]:
 
 
 def _place(group: _Group) -> tuple[bool, int, int]:
-    """Those that others wait for come first, then state by state."""
+    """Sort awaited groups first, then by state."""
     rank = next((at for at, state in zip(count(), ORDER, strict=False) if group.state.startswith(state)), len(ORDER))
     return not group.awaited_by, rank, group.rows[0].worker
 
 
 def _numbers(rows: Sequence[Row], name: str) -> list[str]:
-    """Steps, speed, lead, staleness, and what is logged: of several workers from the least to the greatest."""
+    """Return steps, speed, lead, staleness and the logged value; of several workers as ranges or means."""
     logged = [row.logged[1] for row in rows if row.logged is not None and row.logged[0] == name]
     return [
         _between([row.steps for row in rows]),
@@ -180,7 +180,7 @@ def _numbers(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _between(numbers: Sequence[int]) -> str:
-    """`150`, `148-152`, or `-` of nothing."""
+    """Format as `150`, `148-152`, or `-` for no numbers."""
     if not numbers:
         return "-"
     low, high = min(numbers), max(numbers)
@@ -192,13 +192,13 @@ def _padded(first: str, width: int, cells: Sequence[str], widths: Sequence[int])
 
 
 def _cut(rows: Sequence[Row], room: int) -> str:
-    """The workers' numbers, so many columns at most."""
+    """Return the workers' numbers, cut to `room` columns."""
     said = ranges([row.worker for row in rows], len(rows))
     return said if len(said) <= room else said[: room - 1].rpartition(",")[0] + ",…"
 
 
 def _scores(scores: Sequence[Score]) -> Text:
-    """The targets, or the metrics of the last version that was evaluated."""
+    """Return the targets, or else the metrics of the last evaluated version."""
     line = Text()
     for score in scores:
         if line:

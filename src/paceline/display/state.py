@@ -1,4 +1,4 @@
-"""What there is to see of a run at one moment. Nothing is counted for it: it is read off what the run knows anyway."""
+"""The view of a run at one moment, derived from what the run counts anyway."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.job.settings import Settings
 from paceline.records.summary import Tally, Target, first_logged
 
 WINDOW = 5.0
-"""Seconds over which a speed is a mean."""
+"""Seconds over which a speed is averaged."""
 MADE = re.compile(r"waiting: version \d+ is being made$")
 NAMED = 16
-"""Numbers and ranges of workers in one list: more would fill the screen."""
+"""The most numbers and ranges of workers in one list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +29,22 @@ class Row:
 
     worker: int
     steps: int
-    """Of which the updates are applied."""
+    """Steps whose updates are applied."""
     speed: float
-    """Steps a second, of late."""
+    """Recent steps a second."""
     state: str
     lead: int | None
-    """None where it takes no part."""
+    """None if it takes no part."""
     stale: int | None
     """The staleness of its last applied update; None before that."""
     logged: tuple[str, float] | None
-    """What its script logged last: the loss, if there is one."""
+    """The last logged value: the loss, if there is one."""
     awaited_by: int = 0
-    """How many workers wait for it, as far as that is known."""
+    """How many workers are known to wait for it."""
 
     @property
     def said(self) -> str:
-        """Its state without what tells it from others in the same: the version that it waits for."""
+        """Its state, without the version that it waits for, so that like states compare equal."""
         return "waiting for the store" if MADE.match(self.state) else self.state
 
 
@@ -54,9 +54,9 @@ class Score:
 
     metric: str
     value: float | None
-    """The best where there is a target, else that of the last version; None before any is known."""
+    """The best value if there is a target, else the last version's; None before the first."""
     target: str | None = None
-    """As the user wrote it."""
+    """The target as typed."""
     met: float | None = None
     """When the first version that meets the target was made, in seconds since training began."""
 
@@ -70,27 +70,27 @@ class View:
     steps: int
     speed: float
     done: float | None
-    """The share of the run that is done, 0 to 1; None if nobody knows how long it is."""
+    """The share of the run that is done, 0 to 1; None if its length is unknown."""
     rows: tuple[Row, ...]
     passed: float | None = None
-    """Seconds that whoever watches has waited since training began, where `seconds` are virtual; None: they are not."""
+    """Real seconds since training began, if `seconds` are virtual; else None."""
     until: str = ""
     """What ends the run, if it has a name: `20 epochs`, `--max-steps 400`."""
     curve: tuple[float, ...] = ()
-    """The workers' mean loss, or whatever their scripts log, from the run's beginning until now."""
+    """The workers' mean loss, or another logged value, over the run."""
     evaluated: tuple[int, int] | None = None
-    """How many recorded versions are evaluated, of how many; None before training is over."""
+    """How many of the recorded versions are evaluated; None during training."""
     scores: tuple[Score, ...] = ()
 
     @property
     def left(self) -> float | None:
-        """Seconds until the end, if it goes on like this."""
+        """Seconds until the end at the present pace."""
         passed = self.seconds if self.passed is None else self.passed
         return passed * (1 - self.done) / self.done if self.done else None
 
     @property
     def logged(self) -> tuple[str, float] | None:
-        """The mean of what the workers logged last under one name."""
+        """The name and mean of the workers' last logged values."""
         return _mean(self.rows)
 
     @property
@@ -113,7 +113,7 @@ def _mean(rows: Iterable[Row]) -> tuple[str, float] | None:
 
 
 class Curve:
-    """A value's course in a few points. When they are too many, each two neighbours become their mean."""
+    """A value's curve in few points. If there are too many, neighbours are replaced by their mean."""
 
     MOST = 128
 
@@ -125,7 +125,7 @@ class Curve:
         """Values of the next point."""
 
     def add(self, value: float) -> None:
-        """The next value. NaN and infinities have no place on it."""
+        """Add the next value. NaN and infinities are left out."""
         if not math.isfinite(value):
             return
         self._open.append(value)
@@ -139,7 +139,7 @@ class Curve:
 
 
 class Watch:
-    """Looks at the members and the tally, and remembers how far everybody was a few seconds ago."""
+    """Makes views from the members and the tally. It keeps workers' steps of the last few seconds, for speeds."""
 
     def __init__(
         self,
@@ -152,13 +152,13 @@ class Watch:
     ) -> None:
         """`hosts`: by worker, if there are several."""
         self.work: int | None = None
-        """Samples in the whole run, or steps where none are counted; None if nobody knows."""
+        """Samples in the whole run, or steps if samples are not counted; None if unknown."""
         self.epochs: int | None = None
-        """How many epochs that is, if it is known."""
+        """The epochs of `work`, if known."""
         self.passed: Callable[[], float] | None = None
         """See `View.passed`."""
         self.share: Callable[[], float] | None = None
-        """How much is done of what else may end the run, 0 to 1."""
+        """The share done of a simulation's limit, 0 to 1."""
         self._settings = settings
         self._hosts = hosts
         self._members = members
@@ -169,22 +169,24 @@ class Watch:
         self._curve = Curve()
 
     def begin(self, at: float) -> None:
-        """Training begins at that time of the run, or goes on: speeds count from there, and from the steps so far."""
+        """Begin training at this moment, or go on. Speeds count from here."""
         self._before.clear()
         self._before.append((at, self._steps()))
 
     def epoch_opened(self, samples: int, epochs: int | None, passes: int = 1) -> None:
-        """A pass over so many samples begins; the script says that it has so many epochs, each of so many passes."""
+        """Note the samples of a pass, the script's epochs, and the passes of an epoch."""
         self.epochs = self._settings.epochs or epochs
         if self.work is None and self.epochs is not None:
             self.work = samples * passes * self.epochs
 
     def look(self, at: float) -> View:
-        """What there is to see `at` seconds since the run's start."""
+        """Return the view at this moment, in seconds since the run's start."""
         shares = self._tally.shares
         steps = self._steps()
         for _, earlier in self._before:
-            earlier.update((worker, steps[worker]) for worker in steps.keys() - earlier.keys())  # they have come since
+            earlier.update(
+                (worker, steps[worker]) for worker in steps.keys() - earlier.keys()
+            )  # workers that joined later
         while len(self._before) > 1 and self._before[1][0] <= at - WINDOW:
             self._before.popleft()
         then, before = self._before[0] if self._before else (at, steps)  # none before `begin`
@@ -227,12 +229,12 @@ class Watch:
         )
 
     def _steps(self) -> dict[int, int]:
-        """By worker."""
+        """Return each worker's steps."""
         shares = self._tally.shares
         return {worker: shares[worker].steps if worker in shares else 0 for worker in self._members}
 
     def _done(self, at: float) -> tuple[float | None, str]:
-        """How much is done, and of what. Whatever ends the run first is what counts."""
+        """Return the share done of what will end the run first, and its name."""
         tally, settings, shares = self._tally, self._settings, []
         if self.work:
             counted = tally.counted and any(share.samples for share in tally.shares.values())
@@ -243,7 +245,7 @@ class Watch:
             shares.append((tally.steps / settings.max_steps, f"--max-steps {settings.max_steps}"))
         if settings.max_seconds is not None:
             shares.append((at / settings.max_seconds, f"--max-seconds {settings.max_seconds:g}"))
-        if self.share is not None and (share := self.share()):  # nothing is done of what has no limit
+        if self.share is not None and (share := self.share()):  # it is 0 without a limit
             shares.append((share, ""))
         if not shares:
             return None, ""
@@ -269,7 +271,7 @@ class Watch:
 
 
 def state(member: Member, pushing: bool = False) -> str:
-    """What a worker is at, in a few words."""
+    """Return a worker's state in a few words."""
     if member.stage in ("ended", "gone") or (member.stage == "closing" and member.waits is None):
         return member.left or "done"
     if member.waits is not None:
@@ -285,10 +287,10 @@ def state(member: Member, pushing: bool = False) -> str:
 def settled(
     states: Mapping[int, str], leads: Mapping[int, int | None], hosts: Mapping[int, str]
 ) -> tuple[dict[int, str], Counter[int]]:
-    """The states as they are by now, and how many workers wait for each. `hosts`: by worker, if there are several.
+    """Return the present states, and how many workers wait for each worker. `hosts`: by worker, if there are several.
 
-    A state says for whom a worker waited at first. Of those, the ones that wait too have come meanwhile. In a large
-    company it says only how many there were: they are the slowest.
+    A state names the workers that were awaited at first. Those of them that wait now have arrived since, and are left
+    out. With many workers a state has only their number: they are the slowest.
     """
     alike = Counter(said for said in states.values() if said.startswith("waiting for "))
     slowest = [worker for worker, lead in leads.items() if lead == 0]
@@ -309,19 +311,19 @@ def settled(
 
 
 def named(workers: Sequence[int]) -> str:
-    """`worker 3`, `workers 0-4, 7`."""
+    """Format as `worker 3`, `workers 0-4, 7`."""
     return f"worker{'s' if len(workers) > 1 else ''} {ranges(workers)}"
 
 
 def whole_host(workers: Sequence[int], hosts: Mapping[int, str]) -> str:
-    """`host node-1, `, if these are all workers of that host; else nothing. `hosts`: by worker."""
+    """Return `host node-1, ` if these are all workers of that host, else an empty string. `hosts`: by worker."""
     names = {hosts.get(worker, "") for worker in workers}
     host = names.pop() if len(names) == 1 else ""
     return f"host {host}, " if host and len(workers) == list(hosts.values()).count(host) else ""
 
 
 def ranges(workers: Iterable[int], most: int = NAMED) -> str:
-    """`0-4, 7`: neighbours together, and so many parts at most."""
+    """Format as `0-4, 7`, with at most `most` parts."""
     ordered = sorted(workers)
     starts = [0, *(at for at, (one, other) in enumerate(pairwise(ordered), 1) if other != one + 1), len(ordered)]
     parts = [
@@ -333,7 +335,7 @@ def ranges(workers: Iterable[int], most: int = NAMED) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`8 s`, `2:05`, `1:02:05`."""
+    """Format as `8 s`, `2:05`, `1:02:05`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

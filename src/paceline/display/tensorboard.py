@@ -1,4 +1,4 @@
-"""Writes what scripts log, and evaluations, for TensorBoard: a folder for each worker, and one for versions."""
+"""Writes logged values and evaluations for TensorBoard: a folder for each worker, and one for versions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "tensorboard"
-"""In the run's folder."""
+"""The folder in the run's folder."""
 
 
 class TensorBoard:
-    """Writes scalars. Make it after the zygote is forked, as a thread writes each of its files."""
+    """Writes scalars. Make it after the zygote is forked, as each file has a thread."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -22,12 +22,11 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def logged(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
-        """What a worker's script logged in this step."""
         for name, value in scalars.items():
             self._writer(f"worker-{worker}").add_scalar(name, value, step)
 
     def evaluated(self, version: int, ago: float, metrics: Mapping[str, float]) -> None:
-        """What `evaluate` said of a version that was made so many seconds ago."""
+        """Write the metrics of a version that was made `ago` seconds ago."""
         for name, value in metrics.items():
             self._writer("versions").add_scalar(name, value, version, walltime=time.time() - ago)
 

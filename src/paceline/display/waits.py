@@ -1,4 +1,4 @@
-"""Reports of long waits: which workers wait, for what, and what the workers that do not wait are doing."""
+"""Reports of long waits: which workers wait, for what, and what the other workers do."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from paceline.core.phrases import MOST, workers_named
 
 
 class WaitReports:
-    """Makes the lines. Each wait comes up again when it has lasted twice as long."""
+    """Makes the reports. A wait is reported again when it has lasted twice as long."""
 
     def __init__(self, limit: float, hosts: Mapping[int, str]) -> None:
-        """`limit`: seconds that a wait may last without a word. `hosts`: by worker, if there are several."""
+        """`limit`: seconds that a wait may last unreported. `hosts`: by worker, if there are several."""
         self._limit = limit
         self._hosts = hosts
         self._next: dict[tuple[int, float], float] = {}
-        """When a wait, by worker and beginning, is due again."""
+        """By worker and beginning of a wait: when it is reported next."""
 
     def lines(self, members: Iterable[Member], besides: str | None, now: float) -> list[str]:
-        """The lines that are due now. `besides` is what the run itself is busy with."""
+        """Return the lines that are due now. `besides`: what the run itself is doing."""
         members = list(members)
         due = _together([member for member in members if member.waits is not None and self._due(member, now)])
         if not due:
@@ -41,9 +41,9 @@ class WaitReports:
 
 
 def _together(due: Sequence[Member]) -> list[list[Member]]:
-    """Workers that share a line: those whose scripts have not begun, and of many workers those that wait for the same.
+    """Group workers into lines: those whose scripts have not begun, and, of many, those that wait for the same.
 
-    A few workers get a line each, which says how long that worker has waited.
+    Few workers get a line each, with how long each has waited.
     """
     groups: dict[object, list[Member]] = {}
     for member in due:
@@ -60,14 +60,14 @@ def _waited(group: Sequence[Member], now: float) -> str:
 
 
 def _whole_hosts(busy: Sequence[Member], here: Mapping[int, str]) -> Iterator[str]:
-    """Yield a clause for each host none of whose workers waits, unless none of any host does. `here`: by worker."""
+    """Yield a clause for each host without waiting workers, if others have some. `here`: host by present worker."""
     waiting = {here[worker] for worker in here.keys() - {member.worker for member in busy}}
     for host in sorted(set(here.values()) - waiting) if waiting else ():
         yield f"no worker of host {host} waits"
 
 
 def _doing(busy: Sequence[Member], now: float) -> list[str]:
-    """What each of them is doing. Of many, those that were silent for longest are named."""
+    """Say what each worker is doing. Of many, name those that were silent for longest."""
     first = sorted(sorted(busy, key=lambda member: member.heard)[:MOST], key=lambda member: member.worker)
     rest = len(busy) - len(first)
     return [

@@ -1,7 +1,7 @@
-"""A command of ours as a child process of a program: the program sees what it prints, and its Ctrl-C reaches it.
+"""Runs a `paceline` command as a child process of a program, shows what it prints, and passes Ctrl-C on.
 
-A child, because a run forks its workers from a process that has computed nothing: a program or a notebook's kernel has
-threads, which no fork takes along.
+A run forks its workers from a process that has computed nothing. A program or a notebook's kernel has threads, which a
+fork does not copy. So the run is a child process.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from dataclasses import dataclass
 from paceline.runs.engine import environment_alone
 
 GRACE = 10.0
-"""Seconds that the child has to end when the caller is left by another exception than KeyboardInterrupt."""
+"""Seconds that the child has to end after an exception in the caller other than KeyboardInterrupt."""
 CHUNK = 1 << 16
 LAST = 4096
-"""Characters that are kept of what the child printed last: a line of ours may be among them."""
+"""Characters that are kept of the child's last output, which may end with an error's line."""
 
 
 @dataclass(slots=True)
-class Ended:
-    """A command that has ended."""
+class CommandEnd:
+    """How a command ended."""
 
     code: int
     """Its exit code; negative for a signal."""
     message: str
-    """The line of ours that says why it did not go on; empty if there is none."""
+    """The command's error line; empty if there is none."""
     interrupted: bool
     """Whether the program was interrupted meanwhile."""
 
 
-def carry_out(words: Sequence[str], *, only_errors: bool) -> Ended:
-    """Carry out `paceline WORDS`, and write what it prints to `sys.stdout` as it comes.
+def carry_out(words: Sequence[str], *, only_errors: bool) -> CommandEnd:
+    """Run `paceline WORDS`, and write its output to `sys.stdout` as it comes.
 
-    With `only_errors` only its standard error is shown. `sys.stdout` may be a notebook's, which is no file. A
-    KeyboardInterrupt becomes the child's SIGINT; a third one kills it. If this process is killed, so is the child.
+    With `only_errors`, only its standard error is shown. `sys.stdout` may be a notebook's, which is no file. A
+    KeyboardInterrupt becomes the child's SIGINT. The third one kills it. If this process is killed, so is the child.
     """
     report, report_end = os.pipe()
     with open(report, "rb") as told:
@@ -52,8 +52,8 @@ def carry_out(words: Sequence[str], *, only_errors: bool) -> Ended:
                 stdout=subprocess.DEVNULL if only_errors else subprocess.PIPE,
                 stderr=subprocess.PIPE if only_errors else subprocess.STDOUT,
                 pass_fds=[report_end],
-                env=environment_alone(),  # an engine places `paceline run`, and no program
-                process_group=0,  # a terminal's Ctrl-C comes to this process alone, which passes it on once
+                env=environment_alone(),  # an engine has placed the program, and not this run
+                process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on
             )
         finally:
             os.close(report_end)
@@ -64,23 +64,23 @@ def carry_out(words: Sequence[str], *, only_errors: bool) -> Ended:
                 printed, interrupts = _follow(process, source.fileno())
             finally:
                 _end(process)
-        os.set_blocking(report, False)  # what the child has left behind may hold the other end
+        os.set_blocking(report, False)  # processes that the child has left behind may hold the other end
         message = (told.read() or b"").decode(errors="replace")
     last = printed.rstrip().rpartition("\n")[2]
-    if not message and last.startswith("paceline: "):  # of a comparison's run, which has no report of its own
+    if not message and last.startswith("paceline: "):  # a comparison's run does not write to the report
         message = last.removeprefix("paceline: ")
-    return Ended(process.returncode, message, interrupts > 0)
+    return CommandEnd(process.returncode, message, interrupts > 0)
 
 
 def _has_terminal() -> bool:
-    """Whether standard input is a terminal, which scripts may ask for its size. Anything else is not the run's."""
+    """Whether standard input is a terminal, whose size scripts may ask for. Any other input is the program's."""
     with suppress(OSError):
         return sys.stdin is not None and os.isatty(0)
     return False
 
 
 def _follow(process: subprocess.Popen[bytes], source: int) -> tuple[str, int]:
-    """Show what comes until the child has ended; returns the last of it, and how often this process was interrupted."""
+    """Show the output until the child ends. Return its last part, and how often this process was interrupted."""
     os.set_blocking(source, False)
     decoder, last, interrupts = codecs.getincrementaldecoder("utf-8")("replace"), "", 0
     watch = os.pidfd_open(process.pid)
@@ -106,7 +106,7 @@ def _follow(process: subprocess.Popen[bytes], source: int) -> tuple[str, int]:
 
 
 def _read(source: int, decoder: codecs.IncrementalDecoder) -> str:
-    """Return what has come; empty if nothing has, or nothing will."""
+    """Return the text that has come; empty if there is none."""
     while True:
         try:
             data = os.read(source, CHUNK)
@@ -118,13 +118,13 @@ def _read(source: int, decoder: codecs.IncrementalDecoder) -> str:
 
 
 def _show(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # it is closed, or there is none: training goes on
+    with suppress(OSError, ValueError, AttributeError):  # it is closed or missing: training goes on
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """See to it that the child has ended: as it does by itself, unless an exception came up here."""
+    """End the child, if an exception in this process has kept it from ending by itself."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(0)
         return
@@ -137,7 +137,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Be the child: `python -m paceline.notebook.child PARENT REPORT WORDS…`."""
+    """Run as the child: `python -m paceline.notebook.child PARENT REPORT WORDS…`."""
     parent, report = int(sys.argv.pop(1)), int(sys.argv.pop(1))
     from paceline.__main__ import command, end_when_asked
 
@@ -149,11 +149,11 @@ def main() -> None:
     os.set_inheritable(report, False)
     hash_seed.keep_open(report)
 
-    def say(message: object) -> None:
+    def report_error(message: object) -> None:
         with suppress(OSError):
             os.write(report, str(message).encode(errors="backslashreplace"))
 
-    command(say)
+    command(report_error)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def _mean(value: Mapping[str, Any] | None) -> float | None:
 
 
 def _written(value: Mapping[str, Any] | None, form: str) -> str:
-    """A mean, and half of its interval if it has one."""
+    """Format a mean, with half of its interval if it has one."""
     if value is None or value["plus_minus"] is None:
         return _number(_mean(value), form)
     return f"{_number(value['mean'], form)} ± {_number(value['plus_minus'], form)}"

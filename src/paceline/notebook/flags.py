@@ -1,4 +1,4 @@
-"""Keyword arguments as the flags of a command: what can be asked for, and how, is the command line's to say."""
+"""Turns keyword arguments into a command's flags. The command line decides which there are, and checks them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.cli.main import Parser, parser
+from paceline.cli.main import parser
 from paceline.core.choice import nearest
 from paceline.errors import ConfigError
 
 NOT_KEYWORDS = frozenset({"help", "json", "config", "dry_run", "yes"})
-"""Flags that say what a command prints, or name a run in the script's place: a program gets a run of what it gave."""
+"""Flags without a keyword: those for what a command prints, and those that name a run instead of a script."""
 
 
 def flags_of(command: str) -> dict[str, argparse.Action]:
-    """Return the flags of that command, by keyword: `--max-steps` is `max_steps`."""
-    actions = _parser(command)._option_string_actions
+    """Return the command's flags by keyword: `--max-steps` is `max_steps`."""
+    actions = parser(command)._parts()[command]._option_string_actions
     keywords = {flag.removeprefix("--").replace("-", "_"): one for flag, one in actions.items() if flag[:2] == "--"}
     return {keyword: action for keyword, action in keywords.items() if keyword not in NOT_KEYWORDS}
 
 
 def words(command: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the flags of the command that say what these keyword arguments say. None says nothing.
+    """Return the command's flags for these keyword arguments. One that is None is left out.
 
-    Raises TypeError for a keyword that no flag has. `parsed` finds the values that a flag refuses.
+    Raises TypeError for an unknown keyword. `parsed` refuses wrong values.
     """
     known = flags_of(command)
     said: list[str] = []
@@ -50,14 +50,5 @@ def words(command: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def parsed(command: str, said: list[str]) -> argparse.Namespace:
-    """Return these flags as the command reads them. Raises ConfigError, in the line that the command prints."""
+    """Parse these flags like the command. Raises ConfigError, with the line that the command prints."""
     return parser(command).parse_args([command, *said, "SCRIPT"])
-
-
-def _parser(command: str) -> Parser:
-    groups = parser(command)._subparsers
-    assert groups is not None
-    (action,) = groups._group_actions
-    assert isinstance(action, argparse._SubParsersAction)
-    found: Parser = action.choices[command]
-    return found

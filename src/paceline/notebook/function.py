@@ -1,4 +1,4 @@
-"""The worker's side of a function that `paceline.run` was given: load it, and call it."""
+"""The worker's side of a function that was passed to `paceline.run`: load it, and call it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paceline.records.kept import PICKLE
 
 
 def call(script: str, *, sha256: str, python: str) -> None:
-    """Call the function that is kept beside `script`, with the arguments that it was sent with.
+    """Call the function that is kept beside `script`, with its arguments.
 
-    `sha256` is its file's; `python` is the version that it was sent by, such as `3.12`. Python's code objects fit one
-    version only. Raises ConfigError, in one line, after the run was told, if the file can't be used here.
+    `sha256` is the digest of its file. `python` is the version that sent it, such as `3.12`, as code objects fit only
+    one version. If the file can't be used here, tells the run, and raises ConfigError, in one line.
     """
     file = Path(script).absolute().with_name(PICKLE)
     here = ".".join(platform.python_version_tuple()[:2])
@@ -50,9 +50,9 @@ def call(script: str, *, sha256: str, python: str) -> None:
 
 
 def _make_main(function: Any) -> None:
-    """Let `__main__` have the names that the function uses of the `__main__` that it was written in.
+    """Copy the names that the function uses from its own `__main__` into this process's `__main__`.
 
-    What pickles an object of a class, `torch.save` for one, looks for the class there.
+    Pickling an object, such as in `torch.save`, looks for its class there.
     """
     function = getattr(function, "func", function)  # a functools.partial
     names = getattr(getattr(function, "__func__", function), "__globals__", {})

@@ -15,7 +15,7 @@ import tomli_w
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, RunFailed
 from paceline.files import read_json
-from paceline.notebook.child import Ended, carry_out
+from paceline.notebook.child import CommandEnd, carry_out
 from paceline.notebook.comparison import Comparison
 from paceline.notebook.flags import parsed, words
 from paceline.notebook.recorded import Run
@@ -187,7 +187,7 @@ def compare(
 def _launched(
     command: str, train: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, given: Mapping[str, Any]
 ) -> Path:
-    """Carry out the command, and return the folder with what came of it."""
+    """Run the command, and return its folder."""
     _refuse_in_worker(command)
     with _scenario_file(given["scenario"]) as scenario:
         said = words(command, {**given, "scenario": scenario, "out": None})
@@ -205,7 +205,7 @@ def _launched(
 
 
 def _refuse_in_worker(command: str) -> None:
-    """Workers run the script that started them, or one that imports it: each would start a run of its own."""
+    """Raise ConfigError in a worker: each worker of a script that calls `run` would start a run of its own."""
     if (prepare := sys.modules.get("paceline.training.prepare")) is not None and prepare._Process.link is not None:
         message = f"paceline.{command}() was called by a worker of a run; call it in a program that no run has started"
         prepare.refuse(message)
@@ -214,7 +214,7 @@ def _refuse_in_worker(command: str) -> None:
 
 @contextmanager
 def _scenario_file(scenario: Any) -> Iterator[Any]:
-    """A mapping as a file, which is gone with this process at the latest."""
+    """Yield a scenario file for a mapping. The file ends with this process at the latest."""
     if not isinstance(scenario, Mapping):
         yield scenario
         return
@@ -229,7 +229,7 @@ def _scenario_file(scenario: Any) -> Iterator[Any]:
 
 @contextmanager
 def _place(command: str, out: Any, name: str) -> Iterator[Path]:
-    """The folder to be, made. It is taken away again if nothing came of it."""
+    """Make the folder. Remove it again if it stays empty."""
     folder = new_folder(name) if out is None else Path(out)
     if command == "run":
         checked_folder(folder, name)
@@ -249,12 +249,12 @@ def _place(command: str, out: Any, name: str) -> Iterator[Path]:
                 with suppress(OSError):
                     (folder / file).unlink()
         for path in made:
-            with suppress(OSError):  # it is not empty: something came of it
+            with suppress(OSError):  # it is not empty
                 path.rmdir()
 
 
 def _is_of_function(folder: Path) -> bool:
-    """Whether the run or the comparison in the folder, if there is one, was made of the function that is kept there."""
+    """Whether the folder has a run, or a comparison of the function that is kept there."""
     if (folder / LEDGER).exists():
         return True
     try:
@@ -267,7 +267,7 @@ def _is_of_function(folder: Path) -> bool:
 def _script(
     command: str, train: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, folder: Path
 ) -> tuple[str, list[str]]:
-    """Return the script, which calls the function if it is one, and the script's own words."""
+    """Return the script, or one that calls the function, and the script's own words."""
     if isinstance(args, str):
         raise ConfigError(f"args is {args!r}; give a sequence, such as args=({args!r},)")
     if isinstance(train, str | os.PathLike):
@@ -277,17 +277,17 @@ def _script(
         return f"./{path}" if path.startswith("-") else path, [str(word) for word in args]
     if not callable(train):
         raise ConfigError(f"paceline.{command}() got {train!r}; give it a function, or the path of a script")
-    from paceline.notebook.sending import Sent
+    from paceline.notebook.sending import SentFunction
 
-    sent = Sent(train, args, kwargs or {})
+    sent = SentFunction(train, args, kwargs or {})
     if not (folder / COMPARISON).exists():
-        for file in kept.FILES:  # of a call that was killed before its run began
+        for file in kept.FILES:  # left by a call that was killed before its run began
             (folder / file).unlink(missing_ok=True)
-    return str(sent.keep_in(folder.absolute())), []  # however a later call names the folder
+    return str(sent.keep_in(folder.absolute())), []  # a later call may name the folder otherwise
 
 
-def _raise_unless_done(ended: Ended, folder: Path, script: str) -> None:
-    """Raise what the command's end means, unless it has a result."""
+def _raise_unless_done(ended: CommandEnd, folder: Path, script: str) -> None:
+    """Raise an error for the command's end, unless it has a result."""
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.code == 2 and ended.message:

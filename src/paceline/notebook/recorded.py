@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.choice import brief
 from paceline.notebook.tables import Frame, as_frame, table
 from paceline.protocols import registry
+from paceline.records.comparison import PARTS
 from paceline.records.ledger import connect
-from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
+from paceline.records.reading import LEDGER, open_run, reading
 from paceline.records.summary import MOMENT, Outcome, Summary, metrics_of
 
 if TYPE_CHECKING:
@@ -48,13 +48,15 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        from paceline.records.report.contents import summary_of
+
         run = open_run(Path(folder).absolute(), registry())
-        with closing(run.ledger):
+        with closing(run.ledger), reading(run.folder):
             self._folder = run.folder
             self._config = dict(run.config)
             self._brief = brief(run.choice.spec, run.choice.parameters())
             self._simulated = run.simulated
-            self._summary = _summary(run)
+            self._summary = summary_of(run)
 
     @property
     def folder(self) -> Path:
@@ -239,26 +241,15 @@ class Run:
 
     def _table(self, columns: tuple[str, ...], name: str, order: str, kind: Frame | None) -> Any:
         with reading(self._folder), closing(connect(self._folder / LEDGER)) as ledger:
-            rows = _read(ledger, f"SELECT {', '.join(columns)} FROM {name} ORDER BY {order}")
+            rows = ledger.execute(f"SELECT {', '.join(columns)} FROM {name} ORDER BY {order}").fetchall()
         values = zip(*rows, strict=True) if rows else ((),) * len(columns)
         return as_frame({column: list(of) for column, of in zip(columns, values, strict=True)}, kind)
-
-
-def _read(ledger: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
-    return ledger.execute(query).fetchall()
-
-
-def _summary(run: RecordedRun) -> Summary:
-    from paceline.records.report.contents import summary_of
-
-    with reading(run.folder):
-        return summary_of(run)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     from paceline.cli.table import copied, share
 
-    parts = [share(row, part) for part in ("compute", "wait", "transfer", "other", *copied([row]))]
+    parts = [share(row, part) for part in (*PARTS, *copied([row]))]
     left = row["left"]["reason"] if row["left"] else ""
     return [str(row["worker"]), str(row["steps"]), *parts, str(row["max_lead"]), left]
 

@@ -1,4 +1,4 @@
-"""The caller's side of a function for the workers: write it to a private file, or say why it can't be written."""
+"""The caller's side of a function for the workers: write it to a private file, or explain why that fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.files import read_file
 from paceline.records.kept import PICKLE, SCRIPT
 
 PRIVATE = 0o600
-"""The mode of both files: a function takes along the values that it uses, and those may be nobody else's business."""
+"""The mode of both files. A function is pickled with the values that it uses, which may be private."""
 
 TEXT = """\
 # The function {name}, as it was given to Paceline from Python. The workers load it from {pickle}, beside this file.
@@ -39,8 +39,8 @@ call(__file__, sha256="{sha256}", python="{python}")
 """
 
 
-class Sent:
-    """A function that can be sent, with its arguments. Raises ConfigError, in one line, if this one can't be."""
+class SentFunction:
+    """A pickled function with its arguments. Raises ConfigError, in one line, if it can't be pickled."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._name = _name(function)
@@ -61,7 +61,7 @@ class Sent:
         ).encode(errors="backslashreplace")
 
     def keep_in(self, folder: Path) -> Path:
-        """Write the function and the script that calls it to `folder`, if it is not there; returns the script.
+        """Write the function and a script that calls it to `folder`, unless they are there. Return the script.
 
         Raises ConfigError if another function is kept there.
         """
@@ -98,14 +98,14 @@ class Sent:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles, and notes the lines of functions that are in no file: a notebook's cells."""
+    """A pickler that also keeps the source of functions without a file, such as a notebook's cells."""
 
     def __init__(self, stream: BytesIO) -> None:
         super().__init__(stream)
         self.sources: dict[str, list[str]] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """As cloudpickle does it, which asks for everything that is pickled."""
+        """Reduce like cloudpickle, which calls this for everything that is pickled."""
         if isinstance(value, FunctionType):
             name = value.__code__.co_filename
             if name not in self.sources and not os.path.exists(name) and (lines := linecache.getlines(name)):
@@ -136,7 +136,7 @@ def _check_call(function: Callable[..., Any], name: str, args: Sequence[Any], kw
 
 @contextmanager
 def _importable(function: Callable[..., Any]) -> Iterator[None]:
-    """Send the function's module by value if workers could not import it, as they could not a test's or a plug-in's."""
+    """Pickle the function's module by value if workers can't import it, such as a test's or a plug-in's."""
     module = inspect.getmodule(function)
     by_value = module is not None and module.__name__ != "__main__" and not _is_found(module.__name__, module)
     if by_value:
@@ -163,7 +163,7 @@ def _is_found(name: str, module: Any) -> bool:
 
 
 def _source(function: Any) -> str:
-    """The function's own text, as comments; empty where there is none to be had."""
+    """Return the function's source as comments; empty if there is none."""
     try:
         lines = inspect.getsource(inspect.unwrap(getattr(function, "func", function))).rstrip().splitlines()
     except (OSError, TypeError):
@@ -176,16 +176,16 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Culprit:
-    """Looks for the variable that can't be sent."""
+    """Finds the variable that can't be pickled."""
 
     def __init__(self, function: str) -> None:
         self._function = function
         self._seen: set[int] = set()
 
     def among(self, named: Mapping[str, Any], user: str) -> str:
-        """Say which of these values can't be sent, and which function uses it; empty if all can.
+        """Say which of these values can't be pickled, and which function uses it; empty if all can.
 
-        `user` is that function; empty: they are arguments.
+        `user`: the function that uses the values; empty for arguments.
         """
         for name, value in named.items():
             if id(value) in self._seen or _is_fit(value):
@@ -212,7 +212,7 @@ def _is_fit(value: Any) -> bool:
 
 
 def _variables_of(name: str, value: Any) -> dict[str, Any]:
-    """Return what a value takes along, by the names that its writer knows it by."""
+    """Return what is pickled along with a value, by the names in the user's code."""
     match value:
         case FunctionType():
             return _variables(value)
@@ -230,7 +230,7 @@ def _variables_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:
-    """What the function's code refers to beyond its arguments: closure, globals, defaults."""
+    """Return what the function's code refers to beside its arguments: closure, globals, defaults."""
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -12,7 +12,7 @@ from paceline.net.tcp import ANY, Address, shown
 def parsed(text: str, name: str, least: int = 1) -> Address:
     """Return the host and the port of `HOST:PORT`. Raises ConfigError, in one line, which calls the value `name`.
 
-    `least`: the lowest port. Who listens on port 0 has the kernel choose one.
+    `least`: the lowest port. A listener on port 0 gets a free port from the kernel.
 
     >>> parsed("10.0.0.1:7117", "--listen"), parsed("[::1]:7117", "--listen")
     (('10.0.0.1', 7117), ('::1', 7117))
@@ -25,7 +25,7 @@ def parsed(text: str, name: str, least: int = 1) -> Address:
 
 
 def resolved(address: Address, name: str) -> Address:
-    """Return that address with its host as a number. Raises ConfigError, in one line, for a name that nobody knows."""
+    """Return this address with its host as a number. Raises ConfigError, in one line, for an unknown name."""
     host, port = address
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -37,7 +37,7 @@ def resolved(address: Address, name: str) -> Address:
 
 
 def everywhere(address: Address) -> str:
-    """Return a note for the user who listens there; empty if that is one address."""
+    """Return a warning for a listener on all networks; empty for one on a single address."""
     if address[0] not in ANY:
         return ""
     return (

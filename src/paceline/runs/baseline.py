@@ -8,13 +8,13 @@ from paceline.errors import ConfigError
 from paceline.scenario.scenario import Kill, Scenario
 
 NAME = "ddp"
-"""Where a protocol is named, in `run` and `compare`."""
+"""Its name in `run` and `compare`."""
 WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards", "shards_on")
-"""Flags that make no sense there: DDP's workers can't be stopped between two steps, and share data by themselves."""
+"""Flags that DDP can't follow: its workers can't be stopped between two steps, and share out data by themselves."""
 
 
 def check(options: Mapping[str, object], scenario: Scenario) -> None:
-    """Raises ConfigError, in one line, for flags and scenarios that a run under DDP can't follow."""
+    """Raise ConfigError, in one line, for a flag or a scenario that a run under DDP can't follow."""
     for name in WITHOUT:
         if options.get(name) not in (None, False):
             flag = f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""A check of the run in a folder, whose protocol it looks up."""
+"""Check the run in a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.records.reading import LEDGER, LedgerDamaged, RecordedRun, open_ru
 
 
 def checked_run(folder: Path) -> tuple[RecordedRun | None, Checked]:
-    """Check the run in that folder; the run, whose ledger is closed, is None if its ledger can't be read."""
+    """Check the run in this folder. Return the run, with its ledger closed, or None if the ledger can't be read."""
     try:
         run = open_run(folder, registry())
     except LedgerDamaged as error:

@@ -1,7 +1,7 @@
-"""Comparisons: a script is trained under several protocols with several seeds, and what came of it is one state.
+"""Comparisons: a script is trained under several protocols with several seeds.
 
-Each run is an ordinary `paceline run`. Seed by seed, so that whatever else the machine does in the meantime meets every
-protocol alike. After each run `compare.json` has all that is known so far.
+Each run is an ordinary `paceline run`. All protocols run with one seed before the next seed, so that other load on the
+machine affects every protocol alike. After each run `compare.json` has all results so far.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from paceline.runs.series import Job, carried_out, changes, interrupts, opened, 
 
 STATE = COMPARISON
 ASKED = ("protocols", "seeds", "target")
-"""Settings that say which runs are looked at and how, and leave each run as it is."""
+"""Settings that choose and judge the runs, and do not change any single run."""
 
 Places = Mapping[tuple[str, int], tuple[Path, Summary | None]]
 """By protocol and seed: a run's folder, and its summary if it has ended."""
 Shown = Callable[[Eta, str, int], AbstractContextManager[None]]
-"""Shows that the run of this protocol and seed is under way."""
+"""Shows the run of this protocol and seed while it goes on."""
 Told = Callable[[str, int, Mapping[str, Any], str | None, Eta | None], None]
-"""Told what came of the run of this protocol and seed, of its metric, and how the series goes on.
+"""Gets the protocol, the seed, the run's results, the metric's name, and the time left for the series.
 
-The pace is None for a run that was there already.
+The last is None for a run that was there already.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which runs a comparison has, and how each of them is made."""
+    """The runs of a comparison, and how each of them is made."""
 
     job: Job
     choices: Mapping[str, Choice | None]
@@ -72,12 +72,13 @@ class Plan:
         }
 
     def places(self) -> Places:
-        """Where each run is, or is to be, in the order in which they are made."""
+        """Return each run's folder, in the order in which the runs are made."""
         wanted = [(name, seed) for seed in self.seeds for name in self.choices]
-        return {(name, seed): place(self.folder, _stem(name, seed)) for name, seed in wanted}
+        special = str.maketrans(":,", "--")  # characters that shells and URLs give a meaning
+        return {(name, seed): place(self.folder, f"{name.translate(special)}-seed{seed}") for name, seed in wanted}
 
     def words(self, name: str, seed: int, folder: Path) -> list[str]:
-        """Of `paceline run`."""
+        """Return the words of `paceline run` for this run."""
         choice = self.choices[name]
         rate_scale = scale(choice, self.learning_rate_rule, self.job.workers)
         return self.job.words(
@@ -95,14 +96,14 @@ class Plan:
 
 
 def begun(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The comparison in that folder, or a new one. Raises ConfigError if it holds another one, or something else."""
+    """Return the comparison in this folder, or a new one. Raises ConfigError if the folder holds something else."""
     state = opened(folder / STATE, "comparison", settings, {}, lambda state: state["settings"]["protocols"].items())
     before = state["settings"]
     changed = changes(
         {key: value for key, value in before.items() if key not in ASKED},
         {key: value for key, value in settings.items() if key not in ASKED},
     )
-    for name, choice in settings["protocols"].items():  # the same name, but other defaults: of another version
+    for name, choice in settings["protocols"].items():  # another version may have other defaults
         changed |= changes({name: before["protocols"].get(name, choice)}, {name: choice})
     if changed:
         differences = ", ".join(changed.values())
@@ -111,7 +112,7 @@ def begun(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, told: Told) -> dict[str, Any]:
-    """Make the runs that are not there yet, and return what is known then. Raises `series.Stopped`."""
+    """Make the missing runs, and return the comparison's state. Raises `series.Stopped`."""
     runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.choices}
     took = [None if summary is None else float(summary["wall_seconds"]) for _, summary in places.values()]
     pace = Eta([name for name, _ in places], took)
@@ -135,21 +136,16 @@ def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, t
     return state
 
 
-def _stem(name: str, seed: int) -> str:
-    """The name of the run's folder: without what shells and URLs take for something else."""
-    return f"{name.translate(str.maketrans(':,', '--'))}-seed{seed}"
-
-
 def scale(choice: Choice | None, rule: str, workers: int) -> float:
-    """What the script's learning rates are multiplied by under this protocol; None is the baseline.
+    """Return the factor of the script's learning rates under this protocol. A `choice` of None is the baseline.
 
-    Not under one that is composed of others: Sync-Switch has `rescale`.
+    It is 1 for a protocol that is composed of others: Sync-Switch has `rescale`.
     """
     return float(workers) if rule == "linear" and (choice is None or choice.spec.rounds) else 1.0
 
 
 def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
-    """Raises ConfigError if the script knows nothing of what the target is about."""
+    """Raise ConfigError if the script neither evaluates nor logs the target's metric."""
     if (
         target is None
         or summary["outcome"] != "completed"
@@ -165,7 +161,7 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
 
 
 def _known(runs: Mapping[str, Mapping[int, dict[str, Any]]], plan: Plan, metric: str | None) -> dict[str, Any]:
-    """What is known from these runs."""
+    """Return the part of the state that follows from these runs."""
     rule, workers = plan.learning_rate_rule, plan.job.workers
     rows = compared(runs, target=plan.target is not None)
     return {

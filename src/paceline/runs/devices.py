@@ -1,6 +1,6 @@
-"""What CUDA says of this machine's devices, measured in a process of its own: `paceline doctor` starts it.
+"""Measures this machine's CUDA devices, in a process that `paceline doctor` starts.
 
-A process that has begun to use CUDA can't fork one that uses it, so the caller's own process never does.
+A process that uses CUDA can't fork another one that does, so the caller's own process never uses it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 PROGRAM = "from paceline.runs.devices import tell; tell()"
-"""What that process executes."""
+"""The code that this process executes."""
 COPIED = 256_000_000
 """Bytes of each measured copy."""
 COPIES = 5
@@ -27,10 +27,10 @@ def tell() -> None:
 
 
 def measured() -> dict[str, Any]:
-    """Return what torch was built with, why it can use no device, and what each device that it can use is and does.
+    """Return torch's build, and the name, memory and copy speeds of each device that torch can use.
 
-    `cuda`: None without CUDA. `unusable`, `unlocked`: why there is no device, and why shared memory can't be
-    page-locked; empty if all is well.
+    `cuda`: None without CUDA. `unusable` and `unlocked` say why torch can use no device, and why shared memory can't be
+    page-locked. They are empty if all is well.
     """
     import torch
 
@@ -52,7 +52,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _shared() -> Any:
-    """Return memory as a run's is: a mapped memfd, as a tensor. Its pages are there."""
+    """Return memory like a run's, a mapped memfd, as a tensor whose pages are allocated."""
     import torch
 
     file = os.memfd_create("paceline-doctor")
@@ -64,7 +64,7 @@ def _shared() -> Any:
 
 
 def _lock(host: Any) -> str:
-    """Page-lock that memory. Return why that is not possible; empty if it is done."""
+    """Page-lock this memory. Return why that failed; empty if it did not."""
     import torch
 
     register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ def _measured(index: int, host: Any) -> dict[str, Any]:
 
 
 def _speed(target: Any, source: Any) -> float:
-    """Return how many bytes a second are copied: the median, after a copy that is not counted."""
+    """Return the median speed of a copy in bytes a second. The first copy is not counted."""
     import torch
 
     event: Any = torch.cuda.Event

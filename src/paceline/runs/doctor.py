@@ -1,4 +1,4 @@
-"""Whether this machine has what runs need, and what to do where it hasn't."""
+"""Checks whether this machine has what runs need, and says what to do if it hasn't."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY = GIB
 LEAST_SHARED = 64 * MIB
 LEAST_FILES = 256
-"""Descriptors; a launcher has about ten, and five for each worker."""
+"""Descriptors. A launcher uses about ten, and five for each worker."""
 LEAST_MESSAGES = 2_000
 LEAST_STREAM = 100 * MIB
-"""A second. Below these a machine is overloaded, or emulated."""
+"""Bytes a second, and messages a second above. A slower machine is overloaded or emulated."""
 WORST_CLOCK = 1e-4  # seconds
 SELF_TEST_SECONDS = 180.0
 DEVICES_SECONDS = 90.0
@@ -40,7 +40,7 @@ DEVICES_SECONDS = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of a look."""
+    """The result of one check."""
 
     found: str
     advice: str = ""
@@ -53,7 +53,7 @@ class Finding:
 
 
 def looked(look: Callable[[], Finding]) -> Finding:
-    """What it finds; that it can't look is a finding, too."""
+    """Return what this check finds. A check that fails to run is a finding, too."""
     try:
         return look()
     except (OSError, ValueError, PacelineError, subprocess.SubprocessError) as error:
@@ -64,14 +64,13 @@ def looked(look: Callable[[], Finding]) -> Finding:
 
 
 def python_version() -> Finding:
-    """The interpreter."""
     found = f"{platform.python_version()}, {sys.executable}"
     old = sys.version_info < PYTHON
     return Finding(found, f"install Python {'.'.join(map(str, PYTHON))} or newer" if old else "")
 
 
 def torch_version() -> Finding:
-    """Its version, without importing it."""
+    """Look up torch's version without importing torch."""
     try:
         found = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -83,7 +82,7 @@ def torch_version() -> Finding:
 
 
 def cores() -> Finding:
-    """How many this process may use, of all."""
+    """Count the cores that this process may use."""
     usable, there, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, _quota()
     found = f"{usable} of {there}" + ("" if quota is None else f", a quota of {quota:g}")
     if quota is not None and quota < usable:
@@ -93,7 +92,7 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    """What can still be had: parameters, gradients and versions lie in anonymous memory."""
+    """Measure the free memory. Parameters, gradients and versions lie in anonymous memory."""
     from paceline.ipc.memory import available_bytes
 
     free = available_bytes()
@@ -101,7 +100,7 @@ def memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """/dev/shm, which Paceline doesn't use, but torch does where a loader has processes."""
+    """Measure /dev/shm. Paceline doesn't use it, but torch does for loaders with processes."""
     usage = shutil.disk_usage("/dev/shm")
     found = f"/dev/shm has {usage.free / MIB:.0f} of {usage.total / MIB:.0f} MiB free"
     advice = "loaders with num_workers need it: empty it, or enlarge it (docker run --shm-size=1g)"
@@ -109,7 +108,7 @@ def shared_memory() -> Finding:
 
 
 def file_limit() -> Finding:
-    """How many descriptors a process may have."""
+    """Look up how many descriptors a process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_limit(soft)} open files, at most {_limit(hard)}"
     few = soft != resource.RLIM_INFINITY and soft < LEAST_FILES
@@ -117,7 +116,7 @@ def file_limit() -> Finding:
 
 
 def kernel() -> Finding:
-    """Calls of the kernel that runs depend on."""
+    """Try the system calls that runs depend on."""
     calls: dict[str, Callable[[], int]] = {
         "pidfd_open": lambda: os.pidfd_open(os.getpid()),
         "memfd_create": lambda: os.memfd_create("paceline-doctor"),
@@ -133,7 +132,7 @@ def kernel() -> Finding:
 
 
 def clock() -> Finding:
-    """The smallest step by which the clock that runs are measured with goes on."""
+    """Measure the resolution of the clock that runs use."""
     steps = []
     for _ in range(100):
         now = before = time.monotonic()
@@ -146,7 +145,7 @@ def clock() -> Finding:
 
 
 def loopback() -> Finding:
-    """How fast two processes of this machine talk to each other."""
+    """Measure how fast two processes of this machine exchange bytes and messages."""
     stream, messages = _stream_speed(), _message_speed()
     found = f"{stream / GIB:.1f} GiB/s, {messages:,.0f} messages and answers/s"
     slow = stream < LEAST_STREAM or messages < LEAST_MESSAGES
@@ -154,7 +153,7 @@ def loopback() -> Finding:
 
 
 def gpus() -> Finding:
-    """Whether torch can use the machine's GPUs, and how fast it copies to and from them."""
+    """Check whether torch can use the machine's GPUs, and measure copies to and from them."""
     from paceline.host.devices import VARIABLE, there, visible
     from paceline.runs.devices import PROGRAM
 
@@ -170,7 +169,7 @@ def gpus() -> Finding:
 
 
 def of_gpus(told: Mapping[str, Any], there: int) -> Finding:
-    """Return what comes of what `runs.devices.measured` has returned, on a machine that has so many GPUs."""
+    """Return the finding for what `runs.devices.measured` returned on a machine with `there` GPUs."""
     if told["cuda"] is None:
         found = f"this machine has {there}, and torch {told['torch']} was built without CUDA"
         return Finding(found, f"pip install --force-reinstall torch=={TORCH}, which is the build with CUDA")
@@ -189,7 +188,7 @@ def of_gpus(told: Mapping[str, Any], there: int) -> Finding:
 
 
 def self_test() -> Finding:
-    """Two workers train to the end, and come to the bits that plain training comes to."""
+    """Train with two workers, and compare the parameters with those of plain training, bit by bit."""
     import torch
 
     from paceline.runs import selftest
@@ -226,7 +225,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 
 def _alone(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, as nobody's worker and with no input, for so many seconds at most."""
+    """Run the command for at most this many seconds, without input and outside any engine's run."""
     return subprocess.run(
         command,
         capture_output=True,
@@ -238,18 +237,18 @@ def _alone(command: list[str], seconds: float) -> subprocess.CompletedProcess[st
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> Finding:
-    """What comes of a process that has failed: its last line."""
+    """Return the finding for a process that failed: its last line."""
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     return Finding(f"exit code {done.returncode}: {said}", "mend what it says, and look again")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """`2.13.0+cpu` as (2, 13, 0)."""
+    """Return `2.13.0+cpu` as (2, 13, 0)."""
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
 def _quota() -> float | None:
-    """The control group's, in cores; None if it has none."""
+    """Return the control group's quota in cores; None if it has none."""
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if most == "max" else int(most) / int(period)
@@ -263,7 +262,7 @@ def _limit(number: int) -> str:
 
 @contextmanager
 def _other(body: Callable[[], None], ours: socket.socket) -> Iterator[None]:
-    """A process that does this meanwhile; `ours` is the end that it must not hold open."""
+    """Run `body` in a forked process meanwhile. `ours` is this process's end of their socket pair."""
     process = os.fork()
     if not process:
         try:
@@ -279,7 +278,7 @@ def _other(body: Callable[[], None], ours: socket.socket) -> Iterator[None]:
 
 
 def _stream_speed(size: int = 64 * MIB) -> float:
-    """Bytes a second through a socket pair, from another process."""
+    """Return bytes a second through a socket pair, from another process."""
     ours, theirs = socket.socketpair()
 
     def send() -> None:
@@ -296,7 +295,7 @@ def _stream_speed(size: int = 64 * MIB) -> float:
 
 
 def _message_speed(count: int = 2_000) -> float:
-    """Messages that come back, a second, from another process."""
+    """Return how many messages a second another process answers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def answer() -> None:

@@ -1,4 +1,4 @@
-"""A run whose hosts an engine starts: its folder, what lies there of an earlier attempt, and the way to its head."""
+"""A run whose hosts an engine starts: its folder, an earlier attempt's state there, and the address of its head."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from paceline.runs.resume import asks_for_more, outcome
 LONGEST_NAME = 80
 """Characters of a run's identity in the name of its folder."""
 ENDS_WITHIN = 30.0
-"""Seconds in which an earlier attempt's processes have ended: engines kill them by then."""
+"""Seconds after which engines have killed the processes of an earlier attempt."""
 SEEN_WITHIN = 2.0
-"""Seconds in which a file that one host has written is seen by another, on a file system that both have."""
+"""Seconds until a file that one host has written is visible on another, on a shared file system."""
 
 State = Literal["none", "complete", "goes on", "has no snapshot"]
 
@@ -44,7 +44,7 @@ def folder_of(placed: Placement, protocol: str) -> Path:
     'runs/ssp-digits-master-0-23456'
     """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", placed.run)
-    if name != placed.run or len(name) > LONGEST_NAME:  # others may have become the same
+    if name != placed.run or len(name) > LONGEST_NAME:  # another run's name may have become the same
         name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(placed.run.encode()).hexdigest()[:8]}"
     return Path("runs") / f"{protocol}-{name}"
 
@@ -56,7 +56,7 @@ def state_of(
 
     `config` reads a run's configuration.
     """
-    if not is_run(folder):  # what nobody of ours has begun is not touched
+    if not is_run(folder):  # a folder that Paceline has not begun is not touched
         return "has no snapshot" if any((folder / name).exists() for name in (MARK, LEDGER)) else "none"
     if outcome(folder) == "completed" and not asks_for_more(config(folder), limits, arguments):
         return "complete"
@@ -79,7 +79,7 @@ def await_end(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def put_aside(folder: Path) -> Path:
-    """Rename that folder, so that a run can begin in its place. Return what it is called now. Raises ConfigError."""
+    """Rename this folder, so that a run can begin in its place. Return its new name. Raises ConfigError."""
     number = 1
     while (aside := folder.with_name(f"{folder.name}-aside-{number}")).exists():
         number += 1
@@ -91,14 +91,14 @@ def put_aside(folder: Path) -> Path:
 
 
 def leading_address(placed: Placement) -> str:
-    """Return this machine's address on the way to the head's address, which is one of its own.
+    """Return the address of this machine, the head, that leads to the address that the engine has for it.
 
-    It is loopback's if the engine's own rendezvous is there: all hosts are this machine, and hear of it in the engine's
-    store. Raises ConfigError, in one line, if other machines don't reach it there.
+    A loopback address is returned only with torchrun's store: then all hosts are this machine. Raises ConfigError, in
+    one line, if other machines can't reach the address.
     """
     names = [placed.head]
     if not _is_number(placed.head):
-        names.append(socket.gethostname())  # where `localhost` is said to the head alone, its own name leads to it
+        names.append(socket.gethostname())  # some engines call the head `localhost` on the head itself
     try:
         address = leading_to(names)
     except OSError as error:
@@ -115,7 +115,7 @@ def leading_address(placed: Placement) -> str:
 
 
 def environment_alone() -> dict[str, str]:
-    """Return the environment for a `paceline run` of ours that is no part of what an engine has started."""
+    """Return the environment for a `paceline run` that does not belong to what an engine has started."""
     return without_engine(os.environ)
 
 
@@ -136,7 +136,7 @@ def await_head(
 ) -> Head | None:
     """Wait until the head listens; None: the run is complete. Raises ConfigError if the head never comes.
 
-    If there is no store of torchrun's in which the head says both, `address()` is where it listens, and
+    The head publishes both in torchrun's store. Without such a store, `address()` returns where the head listens, and
     `is_complete()` looks into the run's folder.
     """
     published = None
@@ -156,7 +156,7 @@ def await_head(
             why = "it has not said where" if head is None else answers(head.address)
             if head is not None and not why:
                 return head
-        except ConfigError as error:  # a name that is not known yet: in Kubernetes, that of a pod yet to be started
+        except ConfigError as error:  # the name may not be known yet: in Kubernetes, that of a pod yet to be started
             why = str(error)
         waited = time.monotonic() - began
         if waited >= within:
@@ -176,7 +176,7 @@ def await_head(
 
 
 def sees(folder: Path, placed: Placement, attempt: int) -> bool:
-    """Whether this host sees the run's folder as the head does, which has named the attempt there."""
+    """Whether this host sees the run's folder as the head does. The head has written the attempt there."""
     wanted, began = mark(placed, attempt), time.monotonic()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""How long a series of runs will still take, judged by those of its runs that are over."""
+"""The time left for a series of runs, estimated from the runs that have ended."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from dataclasses import dataclass
 
 @dataclass
 class Eta:
-    """A series of runs, each called by what it trains with: a protocol's name."""
+    """A series of runs, and how long they take."""
 
     names: Sequence[str]
+    """The protocol of each run. Runs of one name take about as long."""
     took: list[float | None]
-    """Seconds of each run that is over; None of the others."""
+    """The seconds of each run; None until it has ended."""
     clock: Callable[[], float] = time.monotonic
     _present: int = -1
     """The number of the run that began last, from 0."""
     _begun: float = 0.0
-    """When it did."""
+    """When that run began."""
 
     def begin(self, number: int) -> None:
-        """The run with that number, from 0, begins."""
+        """Note that the run with this number, from 0, begins."""
         self._present, self._begun = number, self.clock()
 
     def end(self) -> None:
-        """The present run is over."""
+        """Note that the present run has ended."""
         self.took[self._present] = self.clock() - self._begun
 
     def left(self) -> float | None:
-        """Seconds until all are over; None if none is yet.
+        """Return the seconds until all runs have ended; None before the first one has.
 
-        A run takes as long as those under the same name did, or else as all did, in the mean.
+        A run is taken to last as long as the mean of the ended runs of its name, or else of all.
         """
         known: dict[str, list[float]] = {}
         for name, seconds in zip(self.names, self.took, strict=True):
@@ -48,13 +49,13 @@ class Eta:
         return left
 
     def __str__(self) -> str:
-        """`run 3 of 10, about 2 min left`."""
+        """Return `run 3 of 10, about 2 min left`."""
         place, left = f"run {self._present + 1} of {len(self.names)}", self.left()
         return place if left is None or None not in self.took else f"{place}, about {roughly(left)} left"
 
 
 def roughly(seconds: float) -> str:
-    """`40 s`, `2 min`, `1 h 20 min`."""
+    """Format as `40 s`, `2 min`, `1 h 20 min`."""
     if seconds < 59.5:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -15,14 +15,14 @@ from paceline.records.reading import LEDGER, is_written
 
 
 def new_folder(name: str) -> Path:
-    """A folder below runs/ that is not there yet, called so and by the time."""
+    """Return a new folder below runs/, named after `name` and the time."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
     return next(path for name in names if not (path := Path("runs") / name).exists())
 
 
 def checked_folder(out: Path | None, protocol: str) -> Path:
-    """The run's folder, if a run can be made in it; else raises ConfigError."""
+    """Return the run's folder. Raises ConfigError if no run can be made there."""
     if out is None:
         return new_folder(protocol)
     if (out / LEDGER).exists():
@@ -33,13 +33,13 @@ def checked_folder(out: Path | None, protocol: str) -> Path:
 
 
 def check_free(folder: Path, noun: str) -> None:
-    """Raise ConfigError if a series can't be begun in that folder."""
+    """Raise ConfigError if no series can begin in this folder."""
     if not is_free(folder):
         raise ConfigError(f"--out {folder} is neither an empty folder nor one with a {noun}; name another one")
 
 
 def why_not(folder: Path) -> str:
-    """Why that folder is not removed, and what to do; empty if it is a run that has ended."""
+    """Return why this folder can't be removed, and what to do; empty for a run that has ended."""
     if folder.is_symlink():
         return "it is a link; name the run's folder itself"
     if not folder.is_dir():
@@ -55,7 +55,7 @@ def why_not(folder: Path) -> str:
 
 
 def remove(folder: Path) -> int:
-    """Remove a run's folder; returns how many bytes that freed. Raises ConfigError if it can't be removed whole."""
+    """Remove a run's folder, and return the bytes freed. Raises ConfigError if a part of it stays."""
     freed = size_of(folder).total
     try:
         shutil.rmtree(folder)
@@ -65,5 +65,5 @@ def remove(folder: Path) -> int:
 
 
 def _others(folder: Path) -> Iterator[Path]:
-    """Runs that lie in this one's folder, however deep."""
+    """Return the folders of runs inside this run's folder, however deep."""
     return (path.parent for path in folder.rglob(LEDGER) if path.parent != folder)

@@ -1,7 +1,7 @@
 """`paceline simulate --gradients SCRIPT`: real workers and real steps, in virtual time.
 
-The simulated world says which step is computed on which version and when; the workers that `paceline run` would
-fork compute it, one after another. Only the clock is virtual.
+The simulated world decides which step is computed on which version, and when. Workers like those of `paceline run`
+compute the steps, one after another. Only the clock is virtual.
 """
 
 from __future__ import annotations
@@ -38,32 +38,28 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Real ones, as `sim.world.SimulatedTraining` has them."""
+class RealTraining:
+    """The world's steps as real workers compute them, in the place of `sim.world.SimulatedTraining`."""
 
     workers: Director
     work: int | None
 
     def carry_out(self, order: Order, at: float) -> None:
-        """See `Training`."""
         self.workers.direct(order, at)
 
     def amount(self, worker: int, step: int) -> Amount:
-        """See `Training`."""
         result = self.workers.result(worker, step)
         if isinstance(result, GradientReady):
             return Amount(result.samples, result.weight)
         raise NoData
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
-        """See `Training`."""
         if isinstance(fact, WorkerJoined):
             self.workers.join(fact.worker, fact.step)
         else:
             self.workers.tell(fact)
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
-        """See `Training`."""
         if reason == "died":
             self.workers.lose(worker, untold)
         elif reason == "finished":
@@ -71,13 +67,13 @@ class Steps:
 
 
 def train(simulation: Simulation, script: Script, folder: Path, interrupts: Interrupts, say: Say) -> Summary:
-    """Do it. Returns the summary, in virtual seconds; the folder is as a real run's.
+    """Train the script in the simulation. Return the summary, in virtual seconds. The folder is like a real run's.
 
-    Raises ConfigError for what can't be trained.
+    Raises ConfigError if the script can't be trained.
     """
 
     def direct(workers: Director, journal: Journal) -> None:
-        steps = Steps(workers, workers.begin().work)
+        steps = RealTraining(workers, workers.begin().work)
         message = simulation.message or workers.model_bytes
         asked = replace(simulation, message=message)
         journal.ledger.note("simulation", {**noted(asked), "limits": noted_limits(asked)})
@@ -94,7 +90,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         arguments=script.arguments,
         choice=simulation.choice,
         workers=simulation.workers,
-        scenario=simulation.scenario.only_dealt(),  # nobody is slow in real time
+        scenario=simulation.scenario.only_dealt(),  # no worker is slow in real time
         simulated=simulation.scenario.checked_for(simulation.workers),
         seed=simulation.seed,
         threads=script.threads,
@@ -113,8 +109,3 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         start=script.start,
     )
     return run(settings, interrupts, direct)
-
-
-def check(simulation: Simulation) -> None:
-    """Raises ConfigError, in one line, for what can't be simulated with a script's gradients."""
-    simulation.check(trains=True)

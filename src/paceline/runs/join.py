@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -15,21 +16,22 @@ from paceline.ipc.loop import Loop
 from paceline.net import handshake, tcp
 from paceline.net.handshake import Keys
 from paceline.net.tcp import Address, shown
+from paceline.net.token import FILE_VARIABLE, Token, find
 
 TRIES_FOR = 5.0
-"""Seconds in which somebody has to listen, unless the user says otherwise."""
+"""Seconds in which the head has to listen, unless the user says otherwise."""
 ONE_TRY = 3.0
 PAUSE = 0.5
 """Seconds between two tries."""
 BEGIN = "begin the run there with paceline run --listen, or wait for it with --wait"
 REACH = "let this host reach that port, or give --on a --listen with an address that it reaches"
-"""What to do if nobody listens: for who has typed `paceline join`, and for who has had it started."""
+"""What to do if the head does not listen: for a user of `paceline join`, and for one whose run started it."""
 DIALLING = 5.0
 """Seconds in which a connection has to be opened."""
 
 
 def await_listener(address: Address, seconds: float, say: Callable[[str], None], way_out: str = BEGIN) -> None:
-    """Wait until somebody listens there, for so many seconds. Raises ConfigError, in one line, if nobody does."""
+    """Wait at most this many seconds until the head listens. Raises ConfigError, in one line, if it does not."""
     began, told = time.monotonic(), False
     while True:
         if not (why := answers(address)):
@@ -44,7 +46,7 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
 
 
 def answers(address: Address) -> str:
-    """Return why nobody answers there; empty if somebody listens."""
+    """Return why a connection to this address fails; empty if it succeeds."""
     try:
         socket.create_connection(address, timeout=ONE_TRY).close()
     except OSError as error:
@@ -53,10 +55,24 @@ def answers(address: Address) -> str:
 
 
 def hash_seed_of(address: Address, keys: Keys) -> int | None:
-    """Return the hash seed of the run whose head listens there; None if it does not say one."""
+    """Return the hash seed of the run whose head listens there; None if the head does not tell one."""
     with closing(Loop()) as loop:
         end, _, _ = dialled(address, keys, PURPOSE, loop)
         return None if end is None else heard(end)
+
+
+def keys_of(trusted: bool, token: Token | None = None) -> Keys:
+    """Return the keys that follow from the token. Raises ConfigError, in one line, if this machine has no token.
+
+    `trusted`: whether the network is trusted, so that nothing is encrypted. `token`: None if it is to be looked for.
+    """
+    token = token or find(os.environ)
+    if token is None:
+        raise ConfigError(
+            f"there is no token, which all machines share: name the file that has it, as in {FILE_VARIABLE}=token "
+            "paceline …; if there is none yet, `paceline token --out token` draws one"
+        )
+    return Keys.plain(token) if trusted else Keys.encrypted(token)
 
 
 def join(
@@ -69,11 +85,11 @@ def join(
     *,
     named: bool = True,
 ) -> EndRun:
-    """Take part in the run whose head listens there, until it is over. Return how that came.
+    """Take part in the run whose head listens there, and return how that ended.
 
-    `may_drain()`: whether SIGTERM lets the host leave in good order. `named`: see `coordinator.agent.agent`.
+    `may_drain()`: whether SIGTERM lets the host finish its workers' steps. `named`: see `coordinator.agent.agent`.
 
-    Raises ConfigError, in one line, if this machine has no room for so many workers.
+    Raises ConfigError, in one line, if this machine has too little memory for its workers.
     """
     from paceline.coordinator.agent import agent
     from paceline.job.interrupts import Interrupts
@@ -90,7 +106,7 @@ def join(
 
 
 def dialled(address: Address, keys: Keys, purpose: str, loop: Loop) -> tuple[Any, str, bool]:
-    """Return an opened connection, or None, why there is none, and whether somebody has answered."""
+    """Return an opened connection or None, why there is none, and whether the other machine answered."""
     ends: list[Any] = []
     whys: list[tuple[str, bool]] = []
     try:

@@ -34,7 +34,7 @@ from paceline.net.control import Hello, one_line
 from paceline.net.handshake import Keys
 from paceline.net.listener import HostListener
 from paceline.net.tcp import Address, shown
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.runs.doctor import Finding
 from paceline.runs.join import dialled
 from paceline.scenario.quantities import as_count
@@ -44,9 +44,9 @@ from paceline.transfer.movers import InLoop
 
 PURPOSE = "measure"
 PARAMETERS = (1_000_000, 25_000_000, 100_000_000)
-"""What is told unless a user asks for something else."""
+"""Sizes of models for which an update's time is printed by default."""
 BYTES = 4
-"""Of one parameter in float32."""
+"""Bytes of one float32 parameter."""
 WITHIN = 15.0
 """Seconds that an answer, a connection or one fetch may take."""
 MEASURING = 60.0
@@ -54,7 +54,7 @@ MEASURING = 60.0
 LONG_ENOUGH = 1.0
 """Seconds of a fetch that counts. A shorter one looks too fast, as buffers on the way take its bytes at once."""
 ITEMS: dict[Item, int] = {Blob(f"{1 << power} bytes"): 1 << power for power in range(16, 28)}
-"""What is fetched, with its bytes, until a fetch is long enough. So slow links are measured with fewer bytes."""
+"""What is fetched in turn, with its bytes, until a fetch lasts long enough. A slow link is measured with few bytes."""
 BLOCK = 1 << 20
 LONGEST = 64 << 10
 """Bytes of the longest line."""
@@ -70,25 +70,25 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """What the head says."""
+    """The head's first message."""
 
     head: Side
     nonce: bytes
-    """The head takes connections for data that say it, and no others."""
+    """The head accepts only data connections that begin with it."""
     busy: bool = False
     """Whether the head is measuring another link."""
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What the joiner answers at once."""
+    """The joiner's immediate answer."""
 
     joiner: Side
     clock: float
-    """What time it is."""
+    """The joiner's clock."""
 
 
 class MeasuredLink(msgspec.Struct, frozen=True):
-    """What was found of a link."""
+    """The measurements of a link."""
 
     head: Side
     joiner: Side
@@ -96,20 +96,20 @@ class MeasuredLink(msgspec.Struct, frozen=True):
     clock_ahead: float
     """Seconds by which the joiner's clock is ahead of the head's."""
     clock_error: float
-    """Seconds by which that may be wrong."""
+    """The most by which `clock_ahead` may be wrong, in seconds."""
     bandwidth: Annotated[float, msgspec.Meta(gt=0)]
     """Bytes a second from the joiner to the head."""
 
 
 WELCOME, JOINED, LINK = msgspec.json.Decoder(Welcome), msgspec.json.Decoder(Joined), msgspec.json.Decoder(MeasuredLink)
-"""Made before anything is timed, as that takes longer than a message over most links."""
+"""Made before anything is timed: making a decoder takes longer than a message over most links."""
 
 
 # --- what is said of a link
 
 
 def findings(link: MeasuredLink, parameters: Sequence[int]) -> dict[str, Finding]:
-    """Return what was found, and what it means for models of so many parameters, in the form of `doctor.CHECKS`."""
+    """Return the findings, by name, with what they mean for models with these numbers of parameters."""
     updates = [
         f"{as_count(one['parameters'])} ({_digits(one['bytes'] / 1e6)} MB) {seconds(one['update_seconds'])}"
         for one in models(link, parameters)
@@ -126,7 +126,7 @@ def findings(link: MeasuredLink, parameters: Sequence[int]) -> dict[str, Finding
 
 
 def models(link: MeasuredLink, parameters: Sequence[int]) -> list[dict[str, Any]]:
-    """Return how long an update takes that is as large as a model, for models of so many parameters."""
+    """Return how long an update takes for models with these numbers of parameters."""
     sizes = [(count, count * BYTES) for count in parameters]
     return [{"parameters": count, "bytes": size, "update_seconds": size / link.bandwidth} for count, size in sizes]
 
@@ -138,7 +138,7 @@ def plain(link: MeasuredLink) -> dict[str, Any]:
 
 
 def seconds(time: float) -> str:
-    """Write a time with a unit that suits it, in three digits.
+    """Format a time with three digits and a fitting unit.
 
     >>> seconds(0.000021), seconds(0.0305), seconds(1.7), seconds(172.0)
     ('21 µs', '30.5 ms', '1.7 s', '172 s')
@@ -176,10 +176,9 @@ def _digits(number: float) -> str:
 
 
 def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> MeasuredLink:
-    """Wait for a joiner, as long as it takes, and measure the link with it. `show`: one line for a user.
+    """Wait for a joiner, however long, and measure the link with it. `show` gets lines for the user.
 
-    A joiner that does not go on to the end is shown, and another one may come. Raises ConfigError if that address
-    isn't to be had.
+    A joiner that fails is reported, and another one may come. Raises ConfigError if this machine can't listen there.
     """
     head = _this_side()
     with closing(Loop()) as loop, closing(HostListener(listener_at(address), loop, keys, show)) as door:
@@ -227,9 +226,9 @@ def _with_joiner(
 
 
 def join(address: Address, keys: Keys, show: Callable[[str], object]) -> MeasuredLink:
-    """Have the machine that listens there, the head, measure the link with this one.
+    """Let the head, which listens there, measure the link with this machine.
 
-    Raises ConfigError if the head can't be joined, and PeerLost if it does not go on.
+    Raises ConfigError if the head can't be joined, and PeerLost if it stops answering.
     """
     joiner = _this_side()
     with closing(Loop()) as loop:
@@ -276,7 +275,7 @@ class _LinkEnd:
         self._fetched = 0.0
         """Seconds that the last fetch took."""
         self._memory = Region.create(max(ITEMS.values()))
-        block = os.urandom(BLOCK)  # nothing on the way makes these bytes fewer
+        block = os.urandom(BLOCK)  # nothing on the way can compress these
         for start in range(0, self._memory.size, BLOCK):
             self._memory.memory[start : start + BLOCK] = block[: self._memory.size - start]
         self.mover = InLoop(loop, keys, show)
@@ -285,7 +284,7 @@ class _LinkEnd:
         self.peer = self._carrier.meet(there, 1)
 
     def close(self) -> None:
-        """Exchange nothing any more."""
+        """Close the connection for data."""
         if not self.spoken:
             self._loop.unwatch(self._end)
         self._carrier.close()
@@ -294,7 +293,7 @@ class _LinkEnd:
     def speed(self) -> float:
         """Fetch more and more from the other machine, and return the bytes a second of the last fetch.
 
-        Raises PeerLost if one takes too long, or the connection breaks: a run would go on over another one.
+        Raises PeerLost if a fetch takes too long or the connection breaks. A run would open another one and go on.
         """
         self.wait_for(self._reaches, "opened a connection for data", WITHIN)
         for item, size in ITEMS.items():
@@ -311,7 +310,7 @@ class _LinkEnd:
             raise PeerLost(_incomplete(self._there, why))
 
     def wait_for(self, there: Callable[[], object], what: str, within: float) -> None:
-        """Wait until the other machine has done that. Raises PeerLost."""
+        """Wait until `there()`. Raises PeerLost, with `what` the other machine has not done, after `within` seconds."""
         until = self._loop.now() + within
         while not there():
             if self.spoken:
@@ -330,35 +329,30 @@ class _LinkEnd:
     # --- see `Items`: the head lays out what comes, and the joiner has it
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `Items`."""
         return [(self._there, 0, ITEMS[item])]
 
     def lay(self, item: Item, number: int) -> Span:
-        """See `Items`."""
         return self.view(item)
 
     def free(self, item: Item, whole: bool) -> None:
-        """See `Items`."""
+        pass
 
     def settled(self, number: int) -> None:
-        """See `Items`."""
+        pass
 
-    def fetched(self, fetch: Fetch) -> None:
-        """See `Items`."""
+    def fetched(self, fetch: FetchTimes) -> None:
         self._fetched = fetch.ended - fetch.began
 
     def look(self, item: Item, begin: int, end: int) -> Where:
-        """See `Items`."""
         return "here" if item in ITEMS else "gone"
 
     def claim(self, item: Item, owner: tuple[str | int, ...]) -> None:
-        """See `Items`."""
+        pass
 
     def release(self, item: Item, owner: tuple[str | int, ...]) -> None:
-        """See `Items`."""
+        pass
 
     def view(self, item: Item) -> Span:
-        """See `Items`."""
         return self._memory.span(0, ITEMS[item])
 
 
@@ -366,24 +360,24 @@ class _LinkEnd:
 
 
 def _this_side() -> Side:
-    """Imports torch."""
+    """Describe this machine. Imports torch."""
     return Side(socket.gethostname(), machine())
 
 
 def _told_apart(head: Side, joiner: Side) -> Side:
-    """Return the joiner, by another name than the head's."""
+    """Return the joiner, renamed if its name is the head's."""
     return joiner if joiner.name != head.name else msgspec.structs.replace(joiner, name=f"{joiner.name} (joiner)")
 
 
 def _say(end: Any, said: object) -> None:
-    """Send one line. That the other side has gone shows as it is heard."""
+    """Send one line. If the other side has gone, `_heard` raises that."""
     with suppress(OSError):
         end.settimeout(WITHIN)
         end.sendall(msgspec.json.encode(said) + b"\n")
 
 
 def _heard(end: Any, kind: msgspec.json.Decoder[T], there: str) -> T:
-    """Return the one line that the other side says next. Raises PeerLost."""
+    """Return the other side's next message, one line. Raises PeerLost."""
     try:
         end.settimeout(WITHIN)
         with end.makefile("rb") as lines:

@@ -1,4 +1,4 @@
-"""How long the runs of a comparison would take, by the simulator."""
+"""Predicts how long the runs of a comparison take, with the simulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.sim.world import Limit
 
 
 def what_is_lacking(scenario: Scenario, costs: Path | None, steps: int | None) -> str:
-    """What a prediction needs and has not been given; empty if it has all."""
+    """Return what a prediction still needs from the user; empty if nothing is missing."""
     if costs is not None:
         return ""
     if scenario.compute is None:
@@ -43,10 +43,10 @@ def predicted(
     steps: int | None,
     max_seconds: float | None,
 ) -> tuple[dict[str, float | None], list[str]]:
-    """By protocol the virtual seconds of one run, and what is taken for granted.
+    """Return the virtual seconds of one run by protocol, and the assumptions.
 
-    `costs` is the folder of a run with the same workers and scenario. Without it every run has data for so many
-    `steps`, and a step takes what the scenario says.
+    `costs` is the folder of a run with the same workers and scenario. Without it every run has data for `steps` steps,
+    and the scenario says how long a step takes.
     """
     most = math.inf if max_seconds is None else max_seconds
     if costs is not None:
@@ -70,7 +70,7 @@ def predicted(
 
 
 def _costs(folder: Path, scenario: Scenario, workers: int) -> CalibratedRun:
-    """What that run cost. Raises ConfigError, in one line, if it says nothing of this comparison's cluster."""
+    """Return that run's costs. Raises ConfigError, in one line, if its cluster is not this comparison's."""
     with reading(folder):
         run = read(folder, registry())
     if run.workers != workers:

@@ -1,4 +1,4 @@
-"""What a recorded run prescribes to its replay, segment by segment: leases, recordings, and where each goes on from."""
+"""What a recorded run prescribes to its replay in each segment: leases, recordings, and where the segment begins."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.core.agreements import Value
 from paceline.core.leases import Batch
+from paceline.core.phrases import error_line
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import ASKED, Segment
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPart:
-    """A segment of a recorded run, and what its replay takes from there."""
+    """A segment of a recorded run, as its replay needs it."""
 
     segment: Segment
     recorded: RecordedRun
@@ -46,7 +47,7 @@ class RecordedPart:
 
     @property
     def closed(self) -> bool:
-        """Whether the run came to its end in this segment, and recorded the last version there."""
+        """Whether the run ended in this segment, and recorded its last version there."""
         if self.ends is None:
             return self.recorded.ended
         end = self.segment.notes.get("end")
@@ -54,16 +55,16 @@ class RecordedPart:
 
     @property
     def failed(self) -> bool:
-        """Whether the run came to its end in this segment, and had failed."""
+        """Whether the run failed in this segment."""
         end = self.recorded.end
         return self.ends is None and isinstance(end, dict) and end.get("outcome") == "failed"
 
     def prescribe(self, policy: RunPolicy) -> None:
-        """Have the replay go the course that the run went in this segment."""
+        """Set the replay's policy to what the run did in this segment."""
         recorded, notes = self.recorded, self.segment.notes
         policy.prescribed, policy.recorded = self.leases(), recorded.folder
         policy.leaving, policy.paused, policy.agreed = self.leaving(), self.paused(), self.agreed()
-        # A worker that came, and died before its first step, came anew as the same return: the last time counts.
+        # A worker that died before its first step came back under the same number of returns: the last one counts.
         policy.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
         policy.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
         policy.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
@@ -71,7 +72,7 @@ class RecordedPart:
             policy.hosts = dict(enumerate(recorded.scenario_of(self.segment).hosts(self.segment.workers)))
 
     def leases(self) -> Prescribed:
-        """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
+        """Return the leases in this segment by worker, without those that a worker asked for after the cut."""
         from paceline.coordinator.run_policy import Answer
 
         leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}
@@ -80,7 +81,7 @@ class RecordedPart:
         first, last = (None if one is None else self._mark(one) for one in states)
         rows = self.recorded.ledger.execute(query, (first or 0, sys.maxsize if last is None else last))
         newest: dict[tuple[int, int, int], int] = {}
-        """By worker, epoch and batch: the place of its last lease of that."""
+        """By worker, epoch and batch: the place of its last lease of that batch."""
         for worker, during, epoch, batch in rows:
             answers = leases[worker]
             if during is not None:
@@ -95,9 +96,9 @@ class RecordedPart:
         return leases
 
     def opened(self) -> list[tuple[int, list[list[int]], str, int, int | None]]:
-        """Each epoch, or block of one, that was opened in this segment, and belongs to the next one's beginning.
+        """Return the epochs, or blocks of one, that were opened in this segment up to the next one's snapshot.
 
-        That is the epoch, the samples of its batches, their digest, its first batch, and the samples expected.
+        Each is the epoch, its batches' samples, their digest, the first batch, and the samples expected.
         """
         query = (
             "SELECT epoch, batch_order, digest, first, expected FROM epochs "
@@ -114,7 +115,7 @@ class RecordedPart:
         return self.segment.fact, sys.maxsize if self.ends is None else self.ends.fact
 
     def leaving(self) -> dict[int, deque[str]]:
-        """By worker: how it left each time in this segment."""
+        """Return each worker's reasons for leaving in this segment, in order."""
         query = (
             "SELECT worker, json_extract(body, '$.reason') FROM facts "
             "WHERE kind = 'WorkerLeft' AND id >= ? AND id <= ? ORDER BY id"
@@ -125,7 +126,7 @@ class RecordedPart:
         return found
 
     def paused(self) -> frozenset[tuple[int, int]]:
-        """(worker, step) of this segment that workers declined as they waited in `agree`."""
+        """Return each (worker, step) that was declined in this segment because the worker waited in `agree`."""
         query = (
             "SELECT worker, step FROM facts WHERE kind = 'StepDeclined' AND json_extract(body, '$.paused') "
             "AND id >= ? AND id <= ?"
@@ -133,7 +134,7 @@ class RecordedPart:
         return frozenset(self.recorded.ledger.execute(query, self._facts))
 
     def agreed(self) -> dict[int, deque[Value]]:
-        """By worker: what its calls of `agree` came to in this segment."""
+        """Return the results of each worker's calls of `agree` in this segment."""
         query = "SELECT worker, result FROM agreed WHERE fact >= ? AND fact <= ? ORDER BY rowid"
         found: dict[int, deque[Value]] = {}
         for worker, result in self.recorded.ledger.execute(query, self._facts):
@@ -141,10 +142,10 @@ class RecordedPart:
         return found
 
     def recordings(self) -> deque[tuple[int, int]] | None:
-        """Of how many samples and replicas each mean was that was recorded in this segment while it trained.
+        """Return the samples and replicas of each mean that was recorded in this segment while it trained.
 
-        None if samples are not counted. A run that came to its end recorded the last mean there, as its replay will.
-        What a store makes is recorded as in any run: when is no matter of time.
+        The mean that a run records at its end is left out: the replay records one there by itself. None if samples are
+        not counted, and for versions of a store, whose recording does not depend on time.
         """
         ledger = self.recorded.ledger
         query = (
@@ -163,13 +164,13 @@ class RecordedPart:
         return deque((samples, workers if replicas is None else replicas) for _, samples, replicas in rows)
 
     def _mark(self, state: State) -> int:
-        """The last row of `leases` that belongs to that snapshot."""
+        """Return the last row of `leases` that belongs to this snapshot."""
         (row,) = self.recorded.ledger.execute("SELECT leases FROM marks WHERE snapshot = ?", (state.fact,)).fetchone()
         return int(row)
 
 
 def parts(recorded: RecordedRun, until: int | None) -> list[RecordedPart]:
-    """The segments of the run, up to the one that came to that version. Raises ConfigError if a snapshot has gone."""
+    """Return the run's segments, up to the one that made this version. Raises ConfigError if a snapshot is missing."""
     found: list[RecordedPart] = []
     begins: Snapshot | None = None
     for segment, following in zip(recorded.segments, [*recorded.segments[1:], None], strict=True):
@@ -183,14 +184,13 @@ def parts(recorded: RecordedRun, until: int | None) -> list[RecordedPart]:
 
 
 def _snapshot(recorded: RecordedRun, segment: Segment) -> Snapshot:
-    """The snapshot that this segment goes on from, with the moment at which it does."""
+    """Return the snapshot that this segment goes on from, with the moment at which the segment begins."""
     folder = folder_of(recorded.folder, segment.snapshot or 0)
     try:
         snapshot = read(folder)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
-            f"{folder}: the run went on from this snapshot, and its replay can't ({why}); a replay needs the "
-            "snapshots of a run that was resumed"
+            f"{folder}: the run went on from this snapshot, and its replay can't ({error_line(error)}); a replay needs "
+            "the snapshots of a run that was resumed"
         ) from None
     return Snapshot(snapshot.folder, msgspec.structs.replace(snapshot.state, at=segment.at))

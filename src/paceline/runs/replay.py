@@ -1,7 +1,7 @@
-"""A recorded run is made again, with real processes, in the recorded order, and its bits are compared.
+"""Replays a recorded run with real processes in the recorded order, and compares the bits.
 
-Replay is one more way to decide: what is ordered, and when, comes out of the ledger, and workers do it. What a step
-computes depends on its version, its samples, the seed, the worker and the step, and on nothing that time changes.
+The orders come from the ledger instead of a protocol's machine, and real workers carry them out. What a step computes
+depends on its version, its samples, the seed, the worker and the step, and never on time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def script_of(recorded: RecordedRun) -> Path:
-    """Where the script was; a function that went with its run's folder is there. Raises ConfigError if it has gone."""
+    """Return the run's script: where it was, or a function in the run's folder. Raises ConfigError if it has gone."""
     script = recorded_script(recorded.config)
     if not script.exists():
         if script.name == kept.SCRIPT and (there := kept.kept_script(recorded.folder)) is not None:
@@ -58,7 +58,7 @@ def script_of(recorded: RecordedRun) -> Path:
 
 
 def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
-    """What is not as it was when the run was made, and may change its bits, a line each."""
+    """Yield a line for each difference from the recorded run that may change the bits."""
     from paceline.host import devices
     from paceline.host.machine import machine, unlike
 
@@ -86,9 +86,9 @@ def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
 
 
 def devices_had(recorded: RecordedRun, segment: Segment) -> str | None:
-    """Return the devices that the workers had in that segment, as `--devices` would list them.
+    """Return the workers' devices in that segment, as `--devices` lists them.
 
-    None: each worker has the same one by default here, or the run is older than such notes.
+    None: the workers get the same devices by default here, or the run is older than such notes.
     """
     from paceline.host import devices
 
@@ -108,23 +108,23 @@ def devices_had(recorded: RecordedRun, segment: Segment) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A replay that has come to an end."""
+    """A replay that has ended."""
 
     summary: Summary
     """Its times are the recorded ones."""
     until: int | None
-    """The version up to which it goes; None: to the recording's end."""
+    """The replay's last version; None: it goes to the recording's end."""
     notes: Sequence[str]
-    """What is not compared where a segment goes on, or why the replay ends there, a line each."""
+    """A line for each segment of which something is not compared, or before which the replay ends."""
 
 
 def replay(
     recorded: RecordedRun, script: Path, folder: Path, until: int | None = None, *, json: bool = False
 ) -> Replayed:
-    """Make it again, segment by segment, up to that version.
+    """Replay the run up to this version, segment by segment.
 
-    Each segment begins from the recorded run's snapshot, if the replay has come to the same bits there. Raises
-    ConfigError if it can't be made again here.
+    Each segment begins from the recorded run's snapshot, if the replay has the same bits there. Raises ConfigError if
+    the run can't be replayed here.
     """
     from paceline.coordinator.run import run
     from paceline.job.interrupts import Interrupts
@@ -162,7 +162,7 @@ def _settings(part: RecordedPart, script: Path, folder: Path, *, json: bool) -> 
         arguments=tuple(config["arguments"]),
         choice=part.segment.choice,
         workers=part.segment.workers,
-        scenario=scenario.only_dealt(),  # who was slow, and who died, is in the ledger
+        scenario=scenario.only_dealt(),  # slow workers and deaths are in the ledger
         simulated=scenario,
         seed=recorded.seed,
         threads=config["threads"],
@@ -198,11 +198,11 @@ def _direct(
     history: Iterator[tuple[Fact, tuple[Order, ...]]],
     until: int | None,
 ) -> None:
-    """Have that segment happen again, up to that version."""
+    """Replay this segment, up to version `until`."""
     recorded = part.recorded
     journal.ledger.note("replay_of", str(recorded.folder))
     if until is not None:
-        journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
+        journal.ledger.note("until", until)  # it stops in the middle: no worker leaves
     part.prescribe(workers.policy)
     notes = part.segment.notes
     workers.versions.prescribed = part.recordings()
@@ -221,14 +221,14 @@ def _direct(
             journal.record(fact, orders)
             for order in orders:
                 workers.direct(order, fact.at)
-        except (KeyError, ValueError, AssertionError) as error:  # it can't follow on what was ordered before
+        except (KeyError, ValueError, AssertionError) as error:  # these orders can't follow those before
             what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
             raise RunFailed(f"{what}; paceline check says where it was changed") from error
         if until is not None and _reached(until, orders, workers):
             return
     if part.ends is not None:
         for epoch, batches, digest, first, expected in part.opened():
-            if not workers.has_opened(epoch, first):  # no worker had a batch of it in this segment
+            if not workers.has_opened(epoch, first):  # no worker took a batch of it in this segment
                 journal.ledger.epoch_opened(epoch, batches, digest, first, expected)
         journal.ledger.mark()  # here the ledger is cut, as the recorded one was, before the next segment begins
     if not part.failed:
@@ -236,7 +236,7 @@ def _direct(
 
 
 def _agree(recorded: RecordedRun, folder: Path, version: int) -> bool:
-    """Whether the replay has the bits of that version which the recording's ledger knows, if it knows any."""
+    """Whether the replay has this version's bits, as far as the recording's ledger knows them."""
     tables = (("checksums", "checksum"), ("versions", "sha256"))
     queries = [f"SELECT {column} FROM {table} WHERE version = ?" for table, column in tables]
     with closing(connect(folder / LEDGER)) as again:
@@ -250,7 +250,7 @@ def _agree(recorded: RecordedRun, folder: Path, version: int) -> bool:
 def compared_with(
     recorded: RecordedRun, folder: Path, summary: Summary, until: int | None, excused: Sequence[str]
 ) -> Compared | None:
-    """Compare the recorded run with its replay in `folder`; None if the replay came to another end."""
+    """Compare the recorded run with its replay in `folder`; None if the replay ended otherwise."""
     if summary["outcome"] != "completed" and not _failed_alike(recorded.summary, summary):
         return None
     with closing(connect(folder / LEDGER)) as again:
@@ -258,7 +258,7 @@ def compared_with(
 
 
 def _devices(recorded: RecordedRun, segment: Segment) -> str | None:
-    """The devices that the run had, if they are here. `differences` says so otherwise."""
+    """Return the run's devices, or None if they are not here. `differences` reports that."""
     from paceline.host import devices
 
     had = devices_had(recorded, segment)
@@ -270,18 +270,19 @@ def _devices(recorded: RecordedRun, segment: Segment) -> str | None:
 
 
 def last_version(recorded: RecordedRun) -> int:
-    """The newest version whose bits the ledger knows; 0 if it knows none."""
-    return max((v for table in ("versions", "checksums") for v in _versions(recorded, table)), default=0)
+    """Return the newest version whose bits the ledger knows; 0 if it knows none."""
+    query = "SELECT max(version) FROM (SELECT version FROM versions UNION ALL SELECT version FROM checksums)"
+    return int(recorded.ledger.execute(query).fetchone()[0] or 0)
 
 
 def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
-    """Whether both failed of the same, as where all workers died: what came before that can be compared."""
+    """Whether both failed for the same reason, such as all workers' deaths. Then what came before can be compared."""
     ends = [(one["outcome"], one["error"]) for one in (recorded, again) if one is not None]
     return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
 
 
 def _reenact(fact: Fact, workers: Director) -> None:
-    """Have it happen. Raises RunFailed if it can't, or something else does."""
+    """Make this fact happen again. Raises RunFailed if the workers do something else."""
     match fact:
         case GradientReady(worker=worker, step=step):
             result = workers.result(worker, step)
@@ -322,7 +323,3 @@ def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
 def _reached(until: int, orders: tuple[Order, ...], workers: Director) -> bool:
     made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
     return max(made, workers.versions.newest.version) >= until
-
-
-def _versions(recorded: RecordedRun, table: str) -> list[int]:
-    return [int(version) for (version,) in recorded.ledger.execute(f"SELECT version FROM {table}")]

@@ -1,4 +1,4 @@
-"""Runs as a page that anybody can open; as pictures for a paper; as a trace for Perfetto."""
+"""Runs as an HTML page, as pictures for a paper, and as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def report(
     pictures: Path | None = None,
     traced: Path | None = None,
 ) -> list[Path]:
-    """Write the page of the runs in these folders to `out`; each chart to the folder `pictures`, and every step to
-    `traced`, if they are given. Returns what was written. Raises ConfigError, in one line, for what can't be done.
+    """Write the page of the runs in these folders to `out`, and return the files written.
 
-    `say` is told of runs that crashed.
+    If given, each chart goes to the folder `pictures`, and a trace of every step to the file `traced`. `say` gets a
+    line for each run that crashed. Raises ConfigError, in one line.
     """
     if pictures is not None:
         _need_matplotlib()
@@ -45,7 +45,7 @@ def report(
 
 
 def _opened(folder: Path, stack: ExitStack, say: Callable[[str], None]) -> RecordedRun:
-    """The run in that folder, closed with the stack; if it crashed, that is said."""
+    """Open the run in this folder until the stack ends. If it crashed, say so."""
     run = open_run(folder, registry())
     stack.enter_context(closing(run.ledger))
     if run.unended:
@@ -82,7 +82,7 @@ def _pictures(told: dict[str, Any], folder: Path) -> Path:
 
 
 def _written(path: Path, text: str) -> Path:
-    """Write it whole or not at all."""
+    """Write the text, whole or not at all."""
     try:
         write_whole(path, text)
     except OSError as error:

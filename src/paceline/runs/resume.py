@@ -1,4 +1,4 @@
-"""Whether a run can go on from where it was, and from which snapshot."""
+"""Checks whether a run can be resumed, and finds the snapshot that it goes on from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = ("epochs", "max_steps", "max_seconds")
 
 
 def check_resumable(run: Path, config: Mapping[str, Any], script: Path) -> None:
-    """Raise ConfigError, in one line, if that run can't go on, or not with that script as it is now."""
+    """Raise ConfigError, in one line, if this run can't go on, or not with the script as it is now."""
     name = f"--resume {run}"
     if not is_run(run):
         raise ConfigError(f"{name}: there is no run; name a run's folder")
@@ -40,7 +40,7 @@ def check_resumable(run: Path, config: Mapping[str, Any], script: Path) -> None:
 
 
 def check_more(run: Path, config: Mapping[str, Any], limits: Mapping[str, Any], arguments: tuple[str, ...]) -> None:
-    """Raise ConfigError if that run is complete, and these limits and arguments ask for nothing more."""
+    """Raise ConfigError if the run is complete, and these limits and arguments ask for nothing more."""
     if asks_for_more(config, limits, arguments) or outcome(run) != "completed":
         return
     raise ConfigError(
@@ -50,7 +50,7 @@ def check_more(run: Path, config: Mapping[str, Any], limits: Mapping[str, Any], 
 
 
 def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], arguments: tuple[str, ...]) -> bool:
-    """Whether these limits and arguments ask for another end than the run of that configuration had."""
+    """Whether these limits and arguments end a run elsewhere than those of the configuration."""
     before = config.get("limits", {})
     ends = any(limits.get(key) != before.get(key) for key in ("max_steps", "max_seconds"))
     epochs = limits.get("epochs") not in (None, before.get("epochs"))
@@ -58,13 +58,13 @@ def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], argument
 
 
 def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
-    """Raise ConfigError if a run can't go on under this protocol, or with so many workers."""
+    """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
     if one.holder != other.holder:
         raise ConfigError(
             f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {KEPT_BY[one.holder]}"
         )
-    if one.name != other.name and one.holder == "replica":  # its machine's memory is of no use to another one
+    if one.name != other.name and one.holder == "replica":  # another protocol's machine can't use its memory
         raise ConfigError(f"{name}: it is a run of {one.name}, and {KEPT_BY[one.holder]}; leave -p out")
     if workers != now and one.holder != "window":
         kept = f"under {one.name} {KEPT_BY[one.holder]}"
@@ -72,7 +72,7 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
 
 
 def check_seed(run: Path, before: int, seed: int) -> None:
-    """Raise ConfigError if the run began with another seed: the order of its batches depends on it."""
+    """Raise ConfigError if the run began with another seed, which decides the order of its batches."""
     if before != seed:
         raise ConfigError(
             f"--resume {run}: its batches are in the order of seed {before}, not {seed}; leave --seed out"
@@ -80,7 +80,7 @@ def check_seed(run: Path, before: int, seed: int) -> None:
 
 
 def check_isa(run: Path, before: str, isa: str) -> None:
-    """Raise ConfigError if the run began with other instructions: a replay computes all of it with the same ones."""
+    """Raise ConfigError if the run began with other instructions: a replay uses the same ones for the whole run."""
     if before != isa:
         raise ConfigError(f"--resume {run}: it was made with --isa {before}, not {isa}; leave --isa out")
 
@@ -90,11 +90,11 @@ KEPT_BY = {
     "own-step": "each worker keeps the optimizer's state",
     "replica": "each worker has a replica of its own",
 }
-"""By what shows parameters to a worker: who has the state that a run goes on with."""
+"""By `Spec.holder`: where the state is that a run goes on with."""
 
 
 def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
-    """The snapshot that the run goes on from, and a line on each newer one that is passed over."""
+    """Return the snapshot that the run goes on from, and a line on each newer one that is passed over."""
     found, passed = newest(run, lambda state: why_not(run, state.fact, state.version))
     if found is not None:
         return found, passed

@@ -1,4 +1,4 @@
-"""One run of a script: what it needs is checked before it begins, and it is made under its protocol or under DDP."""
+"""One run of a script: checks before it begins, and the run itself, under a protocol or under DDP."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ STARTS: Final = ("staggered", "together")
 """When the workers' scripts begin; the first is the default."""
 
 CROWD = 8
-"""Workers for each core from which on a run is warned of, unless its scenario says how long a step takes."""
+"""Workers for each core beyond which the user is warned, unless the scenario says how long a step takes."""
 
 
 def chosen(protocol: str) -> Choice | None:
-    """Return the protocol that is called so; None is the baseline, which is none of ours."""
+    """Return the protocol of this name; None for the baseline."""
     return None if protocol == baseline.NAME else choose(protocol, registry())
 
 
 def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -> tuple[Scenario, int, int]:
-    """Return the scenario, checked for a real run, its workers and its hosts: as asked for, or as it says, or 2 and 1.
+    """Return the scenario, checked for a real run, all its workers, and its hosts.
 
-    `workers` asked for are those of each host, the scenario's those of all.
+    The numbers are those asked for, or the scenario's, or 2 workers and 1 host. `workers` is for each host.
     """
     if scenario.host_tables:
         _check_agrees(scenario, workers, hosts)
@@ -57,12 +57,12 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class HowMany:
-    """How many hosts there are where machines join, the head's included."""
+    """How many hosts a run has that machines join, the head included."""
 
     least: int
-    """Training begins once so many have come."""
+    """Training begins with this many."""
     most: int
-    """More may come while it goes on, up to so many in all."""
+    """More may join during training, up to this many in all."""
 
     def __str__(self) -> str:
         return f"{self.least}" if self.most == self.least else f"{self.least}:{self.most}"
@@ -76,7 +76,10 @@ def joined(
     emulated: int | None,
     flag: str,
 ) -> tuple[Scenario, int, int]:
-    """The same where machines join, as `flag` says: the workers are those of this host. Raises ConfigError, too."""
+    """Return the scenario, the workers of this host, and the most hosts, of a run that machines join.
+
+    `flag` is the flag that lets them join. Raises ConfigError.
+    """
     if emulated is not None:
         raise ConfigError(f"--emulate-hosts is {emulated}, and {flag} has machines join: give one of the two")
     if hosts is None:
@@ -89,7 +92,7 @@ def joined(
 
 
 def _check_agrees(scenario: Scenario, workers: int | None, hosts: int | None) -> None:
-    """Raises ConfigError, in one line, if so many workers on each of so many hosts contradict the scenario's tables."""
+    """Raise ConfigError, in one line, if these workers of each host or these hosts contradict the scenario's tables."""
     there = [len(table.workers) for table in scenario.host_tables]
     if hosts is not None and hosts != len(there):
         has = f"{scenario.name} has {count(len(there), '[[host]] table')}"
@@ -102,7 +105,7 @@ def _check_agrees(scenario: Scenario, workers: int | None, hosts: int | None) ->
 
 
 def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: Mapping[str, object]) -> None:
-    """Raises ConfigError, in one line, if the protocol, or the baseline, can't follow the scenario or the flags."""
+    """Raise ConfigError, in one line, if the protocol or the baseline can't follow the scenario or the flags."""
     if choice is None:
         baseline.check(flags, scenario)
     else:
@@ -112,7 +115,7 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
 
 
 def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
-    """Raises ConfigError, in one line, for what several hosts can't do yet."""
+    """Raise ConfigError, in one line, for what several hosts can't do yet."""
     _check_several(choice, scenario, f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts")
 
 
@@ -132,7 +135,7 @@ def cores() -> int:
 
 
 def crowd(scenario: Scenario, workers: int) -> str:
-    """Return a warning if so many workers only take turns on these cores; else nothing."""
+    """Return a warning if there are too many workers for this machine's cores; else an empty string."""
     if workers <= CROWD * cores() or scenario.compute is not None:
         return ""
     shared = "1 core" if cores() == 1 else f"{cores()} cores"
@@ -143,7 +146,7 @@ def crowd(scenario: Scenario, workers: int) -> str:
 
 
 def train(settings: Settings, listening: Listen | None = None) -> Summary:
-    """Make the run, with machines that join, if any do. Signals that ask for an end interrupt it."""
+    """Make the run, with machines that join if `listening`. Signals that ask for an end interrupt it."""
     from paceline.coordinator.run import run
     from paceline.job.interrupts import Interrupts
 
@@ -151,7 +154,7 @@ def train(settings: Settings, listening: Listen | None = None) -> Summary:
 
 
 def train_under_ddp(settings: Settings) -> Summary:
-    """Make the run under plain DistributedDataParallel, whatever protocol the settings have."""
+    """Make the run under plain DistributedDataParallel. The settings' protocol is ignored."""
     from paceline.coordinator.ddp import run
     from paceline.job.interrupts import Interrupts
 

@@ -1,4 +1,4 @@
-"""The script of a run: whether it can be run, and whether it is as it was when a run was made of it."""
+"""The script of a run: whether it can run, and whether it has changed since a recorded run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.files import read_file
 
 
 def checked_script(script: Path) -> Path:
-    """The script, if it can be read and is Python; else raises ConfigError."""
+    """Return the script. Raises ConfigError if it can't be read or is not Python."""
     try:
         source = read_file(script)
     except OSError as error:
@@ -26,12 +26,12 @@ def checked_script(script: Path) -> Path:
 
 
 def recorded_script(config: Mapping[str, Any]) -> Path:
-    """Where the script of the run with that configuration was."""
+    """Return the path of the script of the run with this configuration."""
     return Path(config.get("directory", ""), config["script"])
 
 
 def changes(config: Mapping[str, Any], script: Path) -> Iterator[str]:
-    """What of the script and its folder is not as it was when the run was made, a line each."""
+    """Yield a line for each change of the script and its directory since the run."""
     if config.get("script_sha256") not in (None, hashlib.sha256(script.read_bytes()).hexdigest()):
         yield f"{script} has changed since the run was made"
     if config.get("directory", str(Path.cwd())) != str(Path.cwd()):

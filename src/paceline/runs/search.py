@@ -1,17 +1,17 @@
 """The offline search for when to switch: train, look at the accuracy, halve the interval.
 
-For a job that recurs, Sync-Switch looks for the smallest fraction of the work that must go under its first
-protocol (BSP) for the accuracy to be good enough. `next_trial` is the whole search as a pure function: from
-the finished trials it works out which to make next. So a search that was broken off needs only their list to go on.
+For a job that recurs, Sync-Switch looks for the smallest fraction of the work that its first protocol (BSP) must do
+for the accuracy to be good enough. `next_trial` is the whole search as a pure function: it derives the next trial from
+the finished ones. So an interrupted search needs only their list to go on.
 
 Source: Li et al., Sync-Switch, ICDCS 2021 (a binary search over the switch point, for recurring jobs). The
 structure and the usual values (tolerance 0.01, 5 settings, 5 runs each) are the paper's as we remember it,
 not checked against it. 3 runs are the default here. By our computation from the authors' released data, it takes
 3 runs to find about the same point again.
 
-Ours: a setting that is better than the goal is good enough, too (one-sided). Once a run of a setting has
-diverged, the setting has failed, and its other runs are not made. If a run with switch_at=1 diverges while
-the goal is being measured, there is no goal, and the search ends.
+Our deviations: a setting that is better than the goal is good enough, too (one-sided). Once a run of a setting has
+diverged, the setting has failed, and its other runs are not made. If a run with switch_at=1 diverges while the goal is
+measured, there is no goal, and the search ends.
 """
 
 from __future__ import annotations
@@ -125,9 +125,10 @@ class Result:
 
     @property
     def break_even(self) -> float | None:
-        """After how many recurrences of the job the search has paid, compared to runs with switch_at=1.
+        """After how many recurrences of the job the search has paid for itself, compared to runs with switch_at=1.
 
-        This is the cost over what the chosen point saves each time. None if the cost is not known, or nothing is saved.
+        This is the cost divided by what the chosen point saves each time. None if the cost is unknown, or nothing is
+        saved.
         """
         if self.cost is None or self.bsp_seconds is None or self.switch_at == BSP:
             return None
@@ -136,15 +137,15 @@ class Result:
         return self.cost / saved if saved > 0.0 else None
 
     def passed(self, setting: Setting) -> bool:
-        """Whether the setting was good enough. Settings that passed are upper ends; the chosen one is the last."""
+        """Whether the setting was good enough. The chosen setting is the smallest that was."""
         return setting.switch_at >= self.switch_at
 
 
 def next_trial(search: Search, finished: Sequence[Finished]) -> Trial | Result:
-    """Return the run to make after these, which were made in this order, or the result if no more is needed.
+    """Return the run to make after the finished ones, which are in their order, or the result if no more is needed.
 
-    Takes `runs` × `settings` runs at most, and `runs` more if the goal is to be measured. Raises RunFailed if
-    the goal cannot be measured, because a run with switch_at=1 diverged.
+    A search makes `runs` × `settings` runs at most, and `runs` more to measure the goal. Raises RunFailed if the goal
+    cannot be measured, because a run with switch_at=1 diverged.
     """
 
     def runs_at(switch_at: float) -> Setting:

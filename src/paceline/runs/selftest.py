@@ -1,7 +1,7 @@
-"""The script that `paceline doctor` has two workers train: small, and such that plain training comes to the same bits.
+"""The small script of `paceline doctor`'s self-test. Two workers and plain training end on the same bits.
 
-All batches are alike. So, whatever order they are drawn in, the mean of two workers' gradients under bsp is the
-gradient itself, and each version is one step of plain training.
+All batches are alike. So in any order the mean of two workers' gradients under bsp is the gradient itself, and each
+version is one step of plain training.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ BATCHES, BATCH = 8, 4
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """What training begins with."""
+    """Return the model and the optimizer that training begins with."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-    """Mean square of what it makes of `x`."""
+    """Return the mean square of the model's output for `x`."""
     loss: Tensor = model(x).square().mean()
     return loss
 
 
 def plain(steps: int) -> list[Tensor]:
-    """The parameters after so many steps of plain training."""
+    """Return the parameters after this many steps of plain training."""
     model, optimizer = made()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -39,7 +39,7 @@ def plain(steps: int) -> list[Tensor]:
 
 
 def main() -> None:
-    """One epoch, as anybody's script would."""
+    """Train one epoch, like any script."""
     model, optimizer = made()
     loader = DataLoader(TensorDataset(torch.ones(BATCHES * BATCH, 4)), batch_size=BATCH)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)

@@ -1,6 +1,6 @@
-"""Several runs of one script: each is an ordinary `paceline run`, a process of its own, in a folder of the series'.
+"""Several runs of one script. Each is an ordinary `paceline run`, a process of its own, with a folder in the series'.
 
-The series' state is a file in its folder, beside the runs' folders: with the same settings it goes on where it was.
+The series' state is a file beside the runs' folders. The same settings continue an interrupted series.
 """
 
 from __future__ import annotations
@@ -32,42 +32,50 @@ from paceline.version import __version__
 
 USAGE, INTERRUPTED = 2, CODES["interrupted"]
 RESULTS = (CODES["completed"], CODES["diverged"])
-"""Exit codes of runs that are results: they have ended by themselves."""
+"""Exit codes of runs that ended by themselves, and so are results."""
 
 
 def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
-    """`paceline run ARGUMENTS` as a process of its own, to its end; returns its exit code, negative for a signal.
+    """Run `paceline run ARGUMENTS` to its end. Return its exit code, negative for a signal.
 
-    It leads a process group of its own, so that a terminal's Ctrl-C comes to this process alone. Whatever is in
-    `interrupts`, or comes there, is passed on to it once. If this process is killed, so is the run.
+    The process leads a process group of its own, so that a terminal's Ctrl-C comes to this process alone. Each signal
+    in `interrupts`, now or later, is passed on once. If this process is killed, so is the run.
     """
     from paceline.ipc.processes import die_with
 
     launcher = os.getpid()
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", *arguments],
-        stdin=None if sys.stdin is not None and os.isatty(0) else subprocess.DEVNULL,  # a file is not the first run's
+        stdin=None
+        if sys.stdin is not None and os.isatty(0)
+        else subprocess.DEVNULL,  # a file would be read by the first run alone
         env=environment_alone(),
-        stdout=subprocess.DEVNULL,  # the summary, which its folder has as well
+        stdout=subprocess.DEVNULL,  # the summary, which is in the run's folder, too
         process_group=0,
         preexec_fn=lambda: die_with(launcher),
     )
     told = 0
     while True:
         while told < len(interrupts):
-            process.send_signal(signal.SIGTERM)  # to a run as good as SIGINT; and Python, as it starts, ends silently
+            process.send_signal(signal.SIGTERM)  # to a run the same as SIGINT, but a starting Python ends silently
             told += 1
         with suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=0.1)
 
 
 @contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """The signals that have asked for an end so far. They do nothing else meanwhile."""
+def interrupts(most: int | None = None) -> Iterator[list[int]]:
+    """Yield the signals that have asked for an end so far. After `most` of them, the next raises KeyboardInterrupt."""
     from paceline.ipc.processes import asking_to_end
 
     taken: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: taken.append(number)) for number in asking_to_end()}
+
+    def take(number: int, _: object) -> None:
+        if len(taken) == most:
+            raise KeyboardInterrupt
+        taken.append(number)
+
+    before = {number: signal.signal(number, take) for number in asking_to_end()}
     try:
         yield taken
     finally:
@@ -77,26 +85,26 @@ def interrupts() -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every run of a series trains, and on what."""
+    """What the runs of a series have in common."""
 
     script: Path
     arguments: list[str]
     scenario: Scenario
-    """Checked for a real run of so many workers."""
+    """Checked for a real run with these workers."""
     scenario_file: Path | None
     workers: int
     threads: int | None
-    """Threads of each worker; None is as many as there are cores for."""
+    """Threads of each worker; None: the cores divided by the workers."""
     devices: str | None
-    """The devices of workers, as the flag lists them; None is as a run deals them out by default."""
+    """The devices of workers, as the flag lists them; None: the default of runs."""
     start: str | None
-    """When scripts begin; None is as a run does it by default."""
+    """When scripts begin; None: the default of runs."""
     epochs: int | None
 
     def settings(self) -> dict[str, Any]:
-        """What all runs of the series depend on, whatever it looks for, as plain values."""
+        """Return what all runs of the series depend on, as plain values."""
         slowness = to_plain(self.scenario)
-        slowness["cluster"].pop("workers", None)  # which are a setting of their own
+        slowness["cluster"].pop("workers", None)  # the workers are a setting of their own
         return {
             "script": str(checked_script(self.script)),
             "script_sha256": hashlib.sha256(self.script.read_bytes()).hexdigest(),
@@ -114,7 +122,7 @@ class Job:
         A flag that is None or False is left out; one that is True has no value.
         """
         common = {
-            "-n": None if self.scenario.host_tables else self.workers,  # which say how many
+            "-n": None if self.scenario.host_tables else self.workers,  # the tables say how many
             "-p": protocol,
             "--seed": seed,
             "--scenario": self.scenario_file,
@@ -132,7 +140,7 @@ class Job:
 
 
 class Stopped(Exception):
-    """A series ended before its last run. What is to be said is the message; empty if the run has said it."""
+    """A series ended before its last run. The message says why; it is empty if the run has said so."""
 
     def __init__(self, code: int, message: str = "") -> None:
         super().__init__(message)
@@ -141,9 +149,10 @@ class Stopped(Exception):
 
 
 def carried_out(words: Sequence[str], run: Path, state: Path, interrupts: Sequence[int], done: str) -> Summary:
-    """Make the run of these words in the folder `run`, and return its summary. `done` says how far the series is.
+    """Make the run of these words in the folder `run`, and return its summary.
 
-    Raises Stopped if it was refused or interrupted, and RunFailed if it failed. `state` is the series' file.
+    `state` is the series' file. `done` says how far the series has come. Raises Stopped if the run was refused or
+    interrupted, and RunFailed if it failed.
     """
     code = INTERRUPTED if interrupts else make_run(words, interrupts)
     if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
@@ -157,10 +166,10 @@ def carried_out(words: Sequence[str], run: Path, state: Path, interrupts: Sequen
 def opened(
     file: Path, noun: str, settings: dict[str, Any], empty: Mapping[str, Any], check: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
-    """The series that `file` has, as far as it has come; or a new one, with these settings and `empty`.
+    """Return the state of the series in `file`, or of a new one with these settings and `empty`.
 
-    `check` raises LookupError, TypeError or ValueError for a state that it can't read. Raises ConfigError, in one
-    line, if the folder holds something else.
+    `check` raises LookupError, TypeError or ValueError for a state that it can't read. Raises ConfigError, in one line,
+    if the folder holds something else.
     """
     folder = file.parent
     if not file.exists():
@@ -182,7 +191,7 @@ def opened(
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """By its name, how each setting has changed."""
+    """Say how each changed setting has changed, by name."""
     return {
         key: f"{key} was {json.dumps(before.get(key))} and is {json.dumps(now.get(key))}"
         for key in {**before, **now}
@@ -191,7 +200,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
 
 
 def undo(file: Path) -> None:
-    """Take the series' folder away if its very first run was refused, so that nothing came of it."""
+    """Remove the series' folder if its first run was refused."""
     if {path.name for path in file.parent.iterdir()} - FILES == {file.name}:
         file.unlink()
         with suppress(OSError):
@@ -199,9 +208,9 @@ def undo(file: Path) -> None:
 
 
 def place(folder: Path, stem: str) -> tuple[Path, Summary | None]:
-    """The folder for the run of that name; with its summary, if it has ended with a result.
+    """Return the folder for the run of this name, and its summary if it ended with a result.
 
-    What an interrupted or failed run has left stays where it is.
+    The folders of interrupted and failed runs stay as they are.
     """
     number = 1
     while (run := folder / (stem if number == 1 else f"{stem}-{number}")).exists():
@@ -212,7 +221,7 @@ def place(folder: Path, stem: str) -> tuple[Path, Summary | None]:
 
 
 def made(run: Path, code: int, folder: Path) -> Summary:
-    """The summary of a run that has ended with this code. Raises RunFailed if it is no result."""
+    """Return the summary of a run that ended with this exit code. Raises RunFailed if it has no result."""
     if (summary := _result(run)) is not None:
         return summary
     error = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

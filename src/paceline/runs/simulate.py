@@ -1,13 +1,11 @@
-"""Simulations, one after another: of a cluster or in place of a run, with a script's gradients or without."""
+"""Simulations in place of a recorded run, their folders, and simulations with a script's gradients."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
@@ -16,7 +14,7 @@ from paceline.records.reading import reading
 from paceline.records.summary import Summary
 from paceline.runs.folders import new_folder
 from paceline.sim.calibration import read
-from paceline.sim.simulate import Progress, Say, Simulation, Stop, simulate
+from paceline.sim.simulate import Say, Simulation
 from paceline.sim.world import Limit
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ def in_place_of(
 ) -> list[Simulation]:
     """Return simulations in place of the run in that folder, under these protocols, or else under its own.
 
-    Without a limit they are as long as the run. `say` is told what is taken for granted.
+    Without a limit they are as long as the run. `say` gets the assumptions.
     """
     with reading(folder):
         run = read(folder, registry())
@@ -42,19 +40,8 @@ def in_place_of(
     return [replace(run.simulation(choice, wanted, seed), source=folder) for choice in choices]
 
 
-def check(simulations: Sequence[Simulation], script: Script | None) -> None:
-    """Raises ConfigError, in one line, for what can't be simulated, or not with the script's gradients."""
-    for simulation in simulations:
-        if script is None:
-            simulation.check()
-        else:
-            from paceline.runs import gradients
-
-            gradients.check(simulation)
-
-
 def folders_of(out: Path | None, simulations: list[Simulation]) -> list[Path | None]:
-    """A folder for each; with a single one, it is `out` itself."""
+    """Return a folder below `out` for each simulation, or `out` itself for a single one."""
     if out is None:
         return [None for _ in simulations]
     if out.exists():
@@ -65,25 +52,13 @@ def folders_of(out: Path | None, simulations: list[Simulation]) -> list[Path | N
     return [out / (name if names.index(name) == at else f"{name}-{at + 1}") for at, name in enumerate(names)]
 
 
-def simulated(
-    simulations: Sequence[Simulation],
-    folders: Sequence[Path | None],
-    stop: Stop,
-    progress: Callable[[Simulation], Progress | None],
-    say: Callable[[Simulation], Say],
-) -> Iterator[Made]:
-    """One after another, with steps that consist of nothing."""
-    for simulation, folder in zip(simulations, folders, strict=True):
-        yield simulate(simulation, folder, progress(simulation), stop=stop, say=say(simulation)), folder
-
-
 def trained(
     simulations: Sequence[Simulation],
     folders: Sequence[Path | None],
     script: Script,
     say: Callable[[Simulation], Say],
 ) -> Iterator[Made]:
-    """One after another, with the script's gradients."""
+    """Make the simulations one after another, with the script's gradients."""
     from paceline.job.interrupts import Interrupts
     from paceline.runs.gradients import train
 
@@ -91,24 +66,3 @@ def trained(
     for simulation, folder in zip(simulations, folders, strict=True):
         folder = folder or new_folder(f"simulated-{simulation.choice.spec.name}")
         yield train(simulation, script, folder, interrupts, say(simulation)), folder
-
-
-@contextmanager
-def interrupts() -> Iterator[Stop]:
-    """What says whether Ctrl-C or its like has come: the first is noted, the second ends all at once."""
-    from paceline.ipc.processes import asking_to_end
-
-    came = False
-
-    def note(*_: Any) -> None:
-        nonlocal came
-        if came:
-            raise KeyboardInterrupt
-        came = True
-
-    before = {number: signal.signal(number, note) for number in asking_to_end()}
-    try:
-        yield lambda: came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """Searches for the smallest switch point with which Sync-Switch is still accurate enough.
 
-The search is `runs.search`; each of its trials is an ordinary `paceline run`, a process of its own, in a folder of the
-search's. After each, `tune.json` has everything that is needed to go on.
+The search is `runs.search`. Each trial is an ordinary `paceline run`, a process of its own, with a folder in the
+search's. After each trial `tune.json` has everything that is needed to go on.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from paceline.runs.search import Finished, Result, Search, Trial, next_trial
 from paceline.runs.series import Job, carried_out, changes, interrupts, opened, place
 
 PROTOCOL, PARAMETER = "sync-switch", "switch_at"
-"""Whose parameter is searched for."""
+"""The protocol, and the parameter that is searched for."""
 
 JUDGED = ("metric", "lower_is_better", "goal")
-"""Settings that say what a run is judged by, and leave the run itself as it is."""
+"""Settings that judge a run, and do not change the run itself."""
 STATE = "tune.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What is searched for, and how each run is made."""
+    """A search, and how each of its runs is made."""
 
     job: Job
     text: str
@@ -41,7 +41,7 @@ class Tuning:
     folder: Path
 
     def settings(self) -> dict[str, Any]:
-        """All that the search's runs depend on, as plain values."""
+        """Return all that the search's runs depend on, as plain values."""
         common = self.job.settings()
         return {
             **{key: common[key] for key in ("script", "script_sha256", "arguments")},
@@ -57,16 +57,16 @@ class Tuning:
         }
 
     def protocol(self, switch_at: float) -> str:
-        """The protocol with that switch point, as it is typed."""
+        """Return the protocol with this switch point, as it is typed."""
         return f"{self.text}{',' if ':' in self.text else ':'}{PARAMETER}={switch_at}"
 
 
 def begun(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The search in that folder as far as it has come, or a new one. Raises ConfigError if it holds something else."""
+    """Return the state of the search in this folder, or of a new one. Raises ConfigError if it holds something else."""
     state = opened(folder / STATE, "search", settings, {"trials": [], "result": None}, _finished)
     changed = changes(state["settings"], settings)
     if not state["trials"] and all(key in JUDGED for key in changed):
-        state["settings"] = settings  # the metric's name was wrong, say: the run that showed it is as good as before
+        state["settings"] = settings  # such as a wrong metric name: the run that showed it stays valid
         return state
     if changed:
         raise ConfigError(f"--out {folder} holds another search: {', '.join(changed.values())}; name another folder")
@@ -78,14 +78,14 @@ def _finished(state: dict[str, Any]) -> list[Finished]:
 
 
 def carry_out(tuning: Tuning, state: dict[str, Any], told: Callable[[Finished], None]) -> Result:
-    """Make the runs that the search still needs; `told` is told of each. Raises `series.Stopped`."""
+    """Make the runs that the search still needs. `told` gets each. Raises `series.Stopped`."""
     file = tuning.folder / STATE
     with interrupts() as taken:
         while isinstance(wanted := next_trial(tuning.search, _finished(state)), Trial):
-            # there is a summary if the run had ended but the search before it could note that
+            # a summary is there if the search was killed between the run's end and its own note
             run, summary = place(tuning.folder, f"{PARAMETER}-{wanted.switch_at}-seed-{wanted.seed}")
             if summary is None:
-                # only the last version is recorded, since only that is evaluated for the search
+                # the search needs the evaluation of the last version only
                 words = tuning.job.words(tuning.protocol(wanted.switch_at), wanted.seed, run, record=0)
                 summary = carried_out(words, run, file, taken, f"{count(len(state['trials']), 'run')} kept")
             value = _value(summary, tuning.metric, run)
@@ -99,7 +99,7 @@ def carry_out(tuning: Tuning, state: dict[str, Any], told: Callable[[Finished], 
 
 
 def _value(summary: Summary, metric: str, run: Path) -> float | None:
-    """The metric at the run's end; None if the run diverged, or if the metric is no finite number."""
+    """Return the metric at the run's end; None if the run diverged or the metric is not finite."""
     if summary["outcome"] == "diverged":
         return None
     last = dict(summary["evaluations"][-1]) if summary["evaluations"] else {}
