@@ -15,7 +15,16 @@ from xml.sax.saxutils import escape
 from paceline.core.phrases import cut, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records.ledger import connect, read_facts
-from paceline.records.timeline import Averaging, Computing, Lane, Notes, Stay, Switch, Timeline, Transfer
+from paceline.records.timeline import (
+    AveragingSpan,
+    ComputingSpan,
+    Notes,
+    Stay,
+    SwitchMark,
+    Timeline,
+    TransferSpan,
+    WorkerLane,
+)
 
 WIDTH = 900
 LEFT, RIGHT = 78, 20  # margins beside the lanes
@@ -155,7 +164,7 @@ def _versions(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[str]:
             yield _text(x, HEAD - 15, str(version.version), 11, anchor="middle", fill=FAINT)
 
 
-def _lane(lane: Lane, hosts: Mapping[int, str], top: int, scale: _Scale) -> Iterator[str]:
+def _lane(lane: WorkerLane, hosts: Mapping[int, str], top: int, scale: _Scale) -> Iterator[str]:
     bar = top + (LANE - BAR) // 2
     yield _text(16, top + LANE / 2, f"worker {lane.worker}", 13)
     if host := hosts.get(lane.worker, ""):
@@ -188,7 +197,7 @@ def _stay(stay: Stay, bar: int, scale: _Scale) -> Iterator[str]:
     yield _text(end - 6 if inside else end + 6, bar + BAR / 2, stay.left, 12, "end" if inside else "start", color)
 
 
-def _computing(step: Computing, bar: int, scale: _Scale) -> Iterator[str]:
+def _computing(step: ComputingSpan, bar: int, scale: _Scale) -> Iterator[str]:
     x, end = scale.x(step.began), scale.x(step.ended)
     stale = step.staleness
     name, fill, ink = NEVER
@@ -208,7 +217,7 @@ def _computing(step: Computing, bar: int, scale: _Scale) -> Iterator[str]:
         yield _text((x + end) / 2, bar + BAR / 2, written, 11, "middle", ink)
 
 
-def _transfer(transfer: Transfer, bar: int, scale: _Scale) -> str:
+def _transfer(transfer: TransferSpan, bar: int, scale: _Scale) -> str:
     x, end = scale.x(transfer.began), scale.x(transfer.ended)
     if transfer.direction == "push":
         y, fill, about = bar - GAP - THIN, PUSH, f"push of step {transfer.number}"
@@ -220,7 +229,7 @@ def _transfer(transfer: Transfer, bar: int, scale: _Scale) -> str:
     )
 
 
-def _averaging(one: Averaging, hosts: Mapping[int, str], bar: int, scale: _Scale, free: float) -> Iterator[str]:
+def _averaging(one: AveragingSpan, hosts: Mapping[int, str], bar: int, scale: _Scale, free: float) -> Iterator[str]:
     """A bar wide enough to be seen, and its group's number, if there is room up to `free`."""
     x, y, fill = scale.x(one.began), bar + BAR + GAP, _color(one)
     end = min(max(scale.x(one.ended), x + len(AVERAGES)), WIDTH - RIGHT)
@@ -248,11 +257,11 @@ def _joined(timeline: Timeline, scale: _Scale) -> Iterator[str]:
             yield _line(x, top, bottom + THIN, _color(one), 1)
 
 
-def _color(one: Averaging) -> str:
+def _color(one: AveragingSpan) -> str:
     return AVERAGES[one.group % len(AVERAGES)]
 
 
-def _switch(switch: Switch, scale: _Scale, bottom: int) -> Iterator[str]:
+def _switch(switch: SwitchMark, scale: _Scale, bottom: int) -> Iterator[str]:
     """A shade while the previous protocol finished its steps, and a line where the new one began."""
     since, x = scale.x(switch.since), scale.x(switch.at)
     if x - since >= 0.1:

@@ -14,7 +14,7 @@ from paceline.core.choice import choose
 from paceline.core.facts import TrainingBegan
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
-from paceline.records.times import Fetch, StepTimes
+from paceline.records.times import FetchTimes, StepTimes
 from paceline.scenario.quantities import DURATIONS, SIZES
 from paceline.scenario.scenario_file import KEYS
 
@@ -61,7 +61,7 @@ def counted() -> Iterator[str]:
     tally.evaluated(1, {"accuracy": 0.9})
     tally.logs("accuracy", worker=0, step=1, version=1, at=0.7, value=0.95)
     tally.consensus(1, 0.5, 0.1)
-    tally.fetched(Fetch(host="node-1", source="node-0", kind="other", bytes=8, began=0.1, ended=0.2))
+    tally.fetched(FetchTimes(host="node-1", source="node-0", kind="other", bytes=8, began=0.1, ended=0.2))
     tally.moved({"node-0": 0.1, "node-1": 0.2})
     choice, targets = choose("all-reduce", registry()), [Target.parse("accuracy>=0.9")]
     summary = tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed", targets=targets)

@@ -16,7 +16,7 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net import tcp
 from paceline.net.listener import HostListener
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import Dialler, Port
 from paceline.transfer.fetch_table import Where
@@ -87,7 +87,7 @@ class Side:
         memory[:] = bytes(len(memory))
         self.freed.append(memory)
 
-    def fetched(self, fetch: Fetch) -> None:
+    def fetched(self, fetch: FetchTimes) -> None:
         assert fetch.number is not None
         item = Version(fetch.number)
         assert (fetch.host, fetch.source, fetch.bytes) == (self.name, self.other, size(item))

@@ -40,7 +40,7 @@ from paceline.host.events import (
 )
 from paceline.ipc import messages
 from paceline.protocols import registry
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from support.companies import PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
 from support.run_state import OFFER
 
@@ -135,7 +135,7 @@ class TestOrders:
     def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Callable[..., Company]) -> None:
         one = training(1)
         one.carry_out(Release(worker=0, step=0, version=0))
-        assert [event for event in one.reports.events if not isinstance(event, Fetch | VersionBrought)] == [
+        assert [event for event in one.reports.events if not isinstance(event, FetchTimes | VersionBrought)] == [
             ComputesTaken(0),
             ParametersTaken(worker=0, version=0, at=0.0),
         ]

@@ -18,7 +18,7 @@ from paceline.host.overlap import Early
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from support import companies
 from support.companies import Elsewhere, elsewhere
 from support.run_state import OFFER
@@ -78,10 +78,10 @@ def test_an_update_has_not_arrived_before_it_is_pushed_though_all_of_it_is_here(
     case.tells(0, SIZE)
     case.company.computed(0, 0)
     assert case.at_store() == bytes([7]) * SIZE
-    assert (case.arrived(), case.company.reports.of(Fetch)) == ([], [])
+    assert (case.arrived(), case.company.reports.of(FetchTimes)) == ([], [])
     case.pushes()
     assert case.arrived() == [0]
-    (fetch,) = case.company.reports.of(Fetch)
+    (fetch,) = case.company.reports.of(FetchTimes)
     assert (fetch.kind, fetch.worker, fetch.number) == ("update", 0, 0)
 
 

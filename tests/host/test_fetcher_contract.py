@@ -21,7 +21,7 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net.listener import HostListener
 from paceline.net.tcp import listen
-from paceline.records.times import Fetch, TransferTimes
+from paceline.records.times import FetchTimes, TransferTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network, Scenario
@@ -153,7 +153,7 @@ class Elsewhere:
     def free(self, item: Item, whole: bool) -> None:
         assert whole == (self.places.pop(item) == b"x" * SIZE)
 
-    def fetched(self, fetch: Fetch) -> None:
+    def fetched(self, fetch: FetchTimes) -> None:
         pass
 
     def look(self, item: Item, begin: int, end: int) -> Where:

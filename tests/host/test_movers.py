@@ -20,7 +20,7 @@ from paceline.net import tcp
 from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.listener import HostListener
 from paceline.net.numbered import written
-from paceline.records.times import Fetch as Fetched
+from paceline.records.times import FetchTimes
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import PART, PURPOSE, Fetch, PeerExchange
 from paceline.transfer.fetch_table import Where
@@ -87,7 +87,7 @@ class Side:
     def free(self, item: Item, whole: bool) -> None:
         pass
 
-    def fetched(self, fetch: Fetched) -> None:
+    def fetched(self, fetch: FetchTimes) -> None:
         pass
 
     def look(self, item: Item, begin: int, end: int) -> Where:

@@ -29,7 +29,7 @@ from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.placement import ReplicaPlacement
 from paceline.host.version_items import StoredVersions
 from paceline.ipc import messages
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from support.reports import Reports
 from support.run_state import OFFER
 
@@ -121,17 +121,19 @@ def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     """Clocks of two hosts are never compared: only the length is the other host's."""
     several = Several()
     several.at = 7.5
-    there = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
+    there = FetchTimes(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
     several.hosts.reports.delivered("node-1", host_messages.Fetched.of(there))
-    assert several.reports.of(Fetch) == [replace(there, began=7.0, ended=7.5)]
+    assert several.reports.of(FetchTimes) == [replace(there, began=7.0, ended=7.5)]
 
 
 def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
     several = Several()
     several.at = 7.5
-    here = Fetch(host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5)
+    here = FetchTimes(
+        host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5
+    )
     several.hosts.items.fetched(here)
-    assert several.reports.of(Fetch) == [replace(here, began=7.0, ended=7.5)]
+    assert several.reports.of(FetchTimes) == [replace(here, began=7.0, ended=7.5)]
 
 
 def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:

@@ -14,21 +14,21 @@ import pytest
 import paceline
 from paceline.errors import ConfigError, RunFailed
 from paceline.notebook import launching
-from paceline.notebook.child import Ended, _follow, carry_out
+from paceline.notebook.child import CommandEnd, _follow, carry_out
 from paceline.records.kept import FILES
 from support.dispositions import as_from_a_terminal
 
 
 def test_what_the_command_prints_is_written_to_a_stream_that_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert carry_out(["--version"], only_errors=False) == Ended(0, "", False)
+    assert carry_out(["--version"], only_errors=False) == CommandEnd(0, "", False)
     assert sys.stdout.getvalue() == f"paceline {paceline.__version__}\n"  # type: ignore[attr-defined]
 
 
 @pytest.mark.real_run
 def test_a_refusal_is_told_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ended = carry_out(["run", "nowhere.py"], only_errors=True)
-    assert ended == Ended(2, "nowhere.py: No such file or directory; name the training script to run", False)
+    assert ended == CommandEnd(2, "nowhere.py: No such file or directory; name the training script to run", False)
     assert capsys.readouterr() == ("", "")
 
 
@@ -76,10 +76,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def carried_out(monkeypatch: pytest.MonkeyPatch, ended: Ended, *files: str) -> None:
+def carried_out(monkeypatch: pytest.MonkeyPatch, ended: CommandEnd, *files: str) -> None:
     """Let commands end so, after they have written these files."""
 
-    def carry_out(words: Any, **_: Any) -> Ended:
+    def carry_out(words: Any, **_: Any) -> CommandEnd:
         (out,) = (Path(word.removeprefix("--out=")) for word in words if word.startswith("--out="))
         assert {path.name for path in out.iterdir()} == FILES, "the function is there before the run begins"
         for file in files:
@@ -96,15 +96,15 @@ def nothing() -> None:
 @pytest.mark.parametrize(
     ("ended", "raised", "message"),
     [
-        (Ended(2, "the model has no trainable parameters", False), ConfigError, "^the model has no trainable"),
-        (Ended(2, "", False), ConfigError, "its own argument parser ended it before it trained .exit code 2."),
-        (Ended(3, "the disk is full", False), RunFailed, "^the disk is full$"),
-        (Ended(130, "", True), KeyboardInterrupt, "^$"),
-        (Ended(-9, "", False), RunFailed, "SIGKILL killed the run's launcher"),
+        (CommandEnd(2, "the model has no trainable parameters", False), ConfigError, "^the model has no trainable"),
+        (CommandEnd(2, "", False), ConfigError, "its own argument parser ended it before it trained .exit code 2."),
+        (CommandEnd(3, "the disk is full", False), RunFailed, "^the disk is full$"),
+        (CommandEnd(130, "", True), KeyboardInterrupt, "^$"),
+        (CommandEnd(-9, "", False), RunFailed, "SIGKILL killed the run's launcher"),
     ],
 )
 def test_what_comes_to_nothing_raises_and_leaves_nothing(
-    ended: Ended, raised: type[BaseException], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ended: CommandEnd, raised: type[BaseException], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried_out(monkeypatch, ended)
     with pytest.raises(raised, match=message):
@@ -113,7 +113,7 @@ def test_what_comes_to_nothing_raises_and_leaves_nothing(
 
 
 def test_a_run_that_failed_keeps_its_folder_and_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    carried_out(monkeypatch, Ended(3, "", False), "ledger.sqlite")
+    carried_out(monkeypatch, CommandEnd(3, "", False), "ledger.sqlite")
     with pytest.raises(RunFailed, match=r"^kept: the run failed"):
         paceline.run(nothing, out="kept")
     assert {path.name for path in (folder / "kept").iterdir()} == {"ledger.sqlite", *FILES}
@@ -122,7 +122,7 @@ def test_a_run_that_failed_keeps_its_folder_and_names_it(folder: Path, monkeypat
 def test_a_function_that_a_killed_call_has_left_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "kept").mkdir()
     (folder / "kept" / "function.py").write_text("of another call")
-    carried_out(monkeypatch, Ended(3, "", False), "ledger.sqlite")
+    carried_out(monkeypatch, CommandEnd(3, "", False), "ledger.sqlite")
     with pytest.raises(RunFailed):
         paceline.run(nothing, out="kept")
     assert "# def nothing()" in (folder / "kept" / "function.py").read_text()
@@ -131,7 +131,7 @@ def test_a_function_that_a_killed_call_has_left_is_replaced(folder: Path, monkey
 def test_a_comparison_of_something_else_is_left_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "theirs").mkdir()
     (folder / "theirs" / "compare.json").write_text('{"settings": {"script": "train.py"}}')
-    monkeypatch.setattr(launching, "carry_out", lambda words, **_: Ended(2, "it holds another comparison", False))
+    monkeypatch.setattr(launching, "carry_out", lambda words, **_: CommandEnd(2, "it holds another comparison", False))
     with pytest.raises(ConfigError, match="it holds another comparison"):
         paceline.compare(nothing, protocol="bsp", out="theirs")
     assert [path.name for path in (folder / "theirs").iterdir()] == ["compare.json"]
@@ -153,12 +153,12 @@ def test_a_script_s_own_words_come_after_it_and_a_mapping_is_a_scenario_file(
 ) -> None:
     scenarios: list[str] = []
 
-    def carry_out(words: Any, *, only_errors: bool) -> Ended:
+    def carry_out(words: Any, *, only_errors: bool) -> CommandEnd:
         (path,) = (word.partition("=")[2] for word in words if word.startswith("--scenario="))
         scenarios.append(Path(path).read_text())
         assert only_errors is ("--json" in words) is ("--quiet" in words) is True
         assert words[-4:] == ["--out=kept", "./-train.py", "--epochs", "3"]
-        return Ended(2, f"{path}: index is 1; with 1 worker it must be 0", False)
+        return CommandEnd(2, f"{path}: index is 1; with 1 worker it must be 0", False)
 
     monkeypatch.setattr(launching, "carry_out", carry_out)
     with pytest.raises(ConfigError, match=r"^scenario: index is 1"):

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.notebook.function import call
-from paceline.notebook.sending import Sent
+from paceline.notebook.sending import SentFunction
 from paceline.records.kept import kept_script
 
 CELL = """
@@ -87,7 +87,7 @@ def test_a_function_that_cannot_be_sent_names_the_variable(
     function: str, args: tuple[Any, ...], named: str, cell: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        Sent(cell[function], args, {})
+        SentFunction(cell[function], args, {})
     assert str(refused.value).startswith(f"the function {function} can't be sent to the workers: {named} (")
     assert "\n" not in str(refused.value)
 
@@ -99,7 +99,7 @@ def test_closures_partials_methods_and_objects_name_theirs_too(cell: dict[str, A
         (cell["Trainer"]().train, 'Trainer.train can\'t be sent to the workers: its variable "self.lock"'),
     ):
         with pytest.raises(ConfigError) as refused:
-            Sent(function, (), {})
+            SentFunction(function, (), {})
         assert named in str(refused.value)
 
 
@@ -116,7 +116,7 @@ def test_a_function_that_cannot_be_called_so_is_refused_before_any_process_start
     function: str, args: tuple[Any, ...], kwargs: dict[str, Any], why: str, cell: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        Sent(cell[function], args, kwargs)
+        SentFunction(cell[function], args, kwargs)
 
 
 def in_worker(script: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -133,7 +133,7 @@ def test_the_function_is_called_with_its_arguments_and_variables_and_main_has_it
     cell: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = list(sys.path)
-    script = Sent(cell["fit"], (3,), {"word": "b"}).keep_in(tmp_path)
+    script = SentFunction(cell["fit"], (3,), {"word": "b"}).keep_in(tmp_path)
     main = in_worker(script, monkeypatch)
     assert main.told == [(3, "b", 0.5)]
     assert cell["told"] == []
@@ -144,7 +144,7 @@ def test_the_function_is_called_with_its_arguments_and_variables_and_main_has_it
 def test_a_traceback_shows_the_lines_of_a_cell(
     cell: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Sent(cell["fails"], (), {}).keep_in(tmp_path)
+    script = SentFunction(cell["fails"], (), {}).keep_in(tmp_path)
     del linecache.cache["<cell 1>"]
     with pytest.raises(ValueError, match="in a cell") as failed:
         in_worker(script, monkeypatch)
@@ -157,7 +157,7 @@ def test_a_module_that_workers_cannot_import_is_sent_along(
     plugin = ModuleType("plugin")
     exec("def say(): print('sent along')", plugin.__dict__)
     monkeypatch.setitem(sys.modules, "plugin", plugin)
-    script = Sent(plugin.say, (), {}).keep_in(tmp_path)
+    script = SentFunction(plugin.say, (), {}).keep_in(tmp_path)
     monkeypatch.delitem(sys.modules, "plugin")
     in_worker(script, monkeypatch)
     assert capsys.readouterr().out == "sent along\n"
@@ -167,7 +167,7 @@ def test_the_runs_of_a_comparison_have_its_function(tmp_path: Path) -> None:
     run = tmp_path / "both" / "bsp-seed0"
     run.mkdir(parents=True)
     assert kept_script(run) is None
-    script = Sent(sorted, ([],), {}).keep_in(run.parent)
+    script = SentFunction(sorted, ([],), {}).keep_in(run.parent)
     assert kept_script(run) == kept_script(run.parent) == script
     (run.parent / "function.pkl").unlink()
     assert kept_script(run) is None
@@ -197,7 +197,7 @@ def older(folder: Path) -> None:
 def test_a_kept_function_that_cannot_be_used_is_refused_in_one_line(
     change: Callable[[Path], None], why: str, cell: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Sent(cell["rate"], (), {}).keep_in(tmp_path)
+    script = SentFunction(cell["rate"], (), {}).keep_in(tmp_path)
     change(tmp_path)
     with pytest.raises(ConfigError, match=why) as refused:
         in_worker(script, monkeypatch)
@@ -210,7 +210,7 @@ def test_what_a_worker_cannot_load_says_what_is_missing(tmp_path: Path, monkeypa
         there.syspath_prepend(tmp_path)
         import mine  # type: ignore[import-not-found]
 
-        script = Sent(mine.train, (), {}).keep_in(tmp_path)
+        script = SentFunction(mine.train, (), {}).keep_in(tmp_path)
     (tmp_path / "mine.py").unlink()
     monkeypatch.delitem(sys.modules, "mine")
     with pytest.raises(ConfigError, match="can't be loaded in a worker: ModuleNotFoundError: No module named 'mine'"):

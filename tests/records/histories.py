@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.core.choice import choose
@@ -22,6 +22,7 @@ from paceline.core.facts import (
 from paceline.core.leases import Batch, Leases
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPush
 from paceline.protocols import registry
+from paceline.records.waits import Waits, WorkerWait
 
 PROTOCOLS = ["asp", "bsp", "ssp:bound=0", "ssp:bound=2"]
 
@@ -31,6 +32,14 @@ def batch_order(seed: int, samples: int = 50, size: int = 4) -> list[list[int]]:
     ids = list(range(samples))
     random.Random(seed).shuffle(ids)
     return [ids[start : start + size] for start in range(0, samples, size)]
+
+
+def waits(history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> Iterator[WorkerWait]:
+    """Yield every wait of a whole run, in the order in which they ended."""
+    found = Waits()
+    for fact, orders in history:
+        yield from found.record(fact, orders)
+    yield from found.rest()
 
 
 @dataclass

@@ -20,7 +20,7 @@ from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, connect, read_facts
 from paceline.records.summary import Summary, Tally
-from paceline.records.timeline import Averaging, Timeline
+from paceline.records.timeline import AveragingSpan, Timeline
 from paceline.records.times import StepTimes
 
 Pair = tuple[Fact, tuple[Order, ...]]
@@ -238,11 +238,11 @@ def test_a_lane_says_what_each_step_made_of_the_replica_and_nothing_of_a_lost_on
 
 def test_an_average_is_in_each_members_lane_from_its_order_to_its_end(tmp_path: Path) -> None:
     zero, one = read(tmp_path / "pairs.sqlite", PAIRS).lanes
-    first = Averaging(began=1.0, ended=2.0, group=0, members=(0, 1), what="parameters", outcome="finished")
-    second = Averaging(began=3.0, ended=4.0, group=1, members=(0, 1), what="parameters", outcome="failed")
+    first = AveragingSpan(began=1.0, ended=2.0, group=0, members=(0, 1), what="parameters", outcome="finished")
+    second = AveragingSpan(began=3.0, ended=4.0, group=1, members=(0, 1), what="parameters", outcome="failed")
     assert zero.averaging == one.averaging == (first, second)
     zero, one = read(tmp_path / "rounds.sqlite", [*ROUNDS, died(0, at=6.0)]).lanes
-    open_ = Averaging(began=2.5, ended=6.0, group=1, members=(0,), what="gradients", outcome=None)
+    open_ = AveragingSpan(began=2.5, ended=6.0, group=1, members=(0,), what="gradients", outcome=None)
     assert (zero.averaging[1:], len(one.averaging)) == ((open_,), 1)
 
 

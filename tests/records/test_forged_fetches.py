@@ -20,7 +20,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.fetches import fetches
 from paceline.records.ledger import Ledger
 from paceline.records.reading import open_run
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.records.violations import Violation
 from support import runs
 from support.recorded import AS_REAL, checked, noted, said, wrong
@@ -161,12 +161,14 @@ MEMBERS = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0))
 BEGAN_AT_0 = TrainingBegan(members=MEMBERS, version=0, at=0.0)
 
 
-def version(number: int, ended: float, host: str = "node-1", source: str = "node-0", size: int = 40) -> Fetch:
-    return Fetch(host=host, source=source, kind="version", number=number, bytes=size, began=ended, ended=ended)
+def version(number: int, ended: float, host: str = "node-1", source: str = "node-0", size: int = 40) -> FetchTimes:
+    return FetchTimes(host=host, source=source, kind="version", number=number, bytes=size, began=ended, ended=ended)
 
 
-def update(worker: int, step: int, ended: float, host: str = "node-0", source: str = "node-1", size: int = 48) -> Fetch:
-    return Fetch(
+def update(
+    worker: int, step: int, ended: float, host: str = "node-0", source: str = "node-1", size: int = 48
+) -> FetchTimes:
+    return FetchTimes(
         host=host, source=source, kind="update", worker=worker, number=step, bytes=size, began=ended, ended=ended
     )
 
@@ -180,7 +182,7 @@ def ready(worker: int, step: int, number: int, at: float) -> Fact:
 
 
 def broken_rule(
-    folder: Path, told: Iterable[Fact | Fetch | tuple[Fact, Order]], scenario: Mapping[str, Any] | None = None
+    folder: Path, told: Iterable[Fact | FetchTimes | tuple[Fact, Order]], scenario: Mapping[str, Any] | None = None
 ) -> str | None:
     """The rule of fetches that this history breaks; None: it breaks none."""
     folder.mkdir()
@@ -188,7 +190,7 @@ def broken_rule(
         choice = {"name": "asp", "config": {}}
         noted(folder, ledger, {**AS_REAL, "protocol": choice, "workers": 3, "hosts": 2, "seed": 0, **(scenario or {})})
         for one in told:
-            if isinstance(one, Fetch):
+            if isinstance(one, FetchTimes):
                 ledger.fetched(one)
             else:
                 fact, *orders = one if isinstance(one, tuple) else (one,)
@@ -256,7 +258,9 @@ def test_an_update_is_fetched_from_its_steps_release_on_and_is_not_all_there_bef
 ) -> None:
     """Where pushes wait for their turn, none begins before."""
     released = (taken(1, 5, 0.2), Release(worker=1, step=0, version=5))
-    fetch = Fetch(host="node-0", source="node-1", kind="update", worker=1, number=0, bytes=48, began=began, ended=ended)
+    fetch = FetchTimes(
+        host="node-0", source="node-1", kind="update", worker=1, number=0, bytes=48, began=began, ended=ended
+    )
     told = [BEGAN_AT_0, version(0, 0.1), version(5, 0.15), released, ready(1, 0, 5, 0.4), fetch]
     expected = violations.FETCHES if rule or protocol == "hsp" else None
     assert broken_rule(tmp_path / "run", told, {"protocol": {"name": protocol, "config": {}}}) == expected
@@ -295,8 +299,8 @@ def test_a_version_is_fetched_once_it_is_ordered(tmp_path: Path) -> None:
 def test_another_hosts_clock_may_measure_a_little_too_long(tmp_path: Path) -> None:
     """A thousandth of what it has measured: that host's clock is not the one by which versions are made."""
 
-    def fetch(began: float) -> Fetch:
-        return Fetch(host="node-1", source="node-0", kind="version", number=5, bytes=40, began=began, ended=10.0)
+    def fetch(began: float) -> FetchTimes:
+        return FetchTimes(host="node-1", source="node-0", kind="version", number=5, bytes=40, began=began, ended=10.0)
 
     assert broken_rule(tmp_path / "little", [BEGAN_AT_0, fetch(0.045)]) is None
     assert broken_rule(tmp_path / "much", [BEGAN_AT_0, fetch(0.035)]) == violations.FETCHES
@@ -353,7 +357,7 @@ def test_a_version_is_fetched_from_each_host_that_makes_a_part_of_it(
     assert broken_rule(tmp_path / "run", [*THREE_AT_0, *then], placement) == rule
 
 
-def of_worker(worker: int, *fetches: Fetch) -> list[Any]:
+def of_worker(worker: int, *fetches: FetchTimes) -> list[Any]:
     """Its update is ready, fetched, and arrives."""
     return [ready(worker, 0, 0, 0.4), *fetches, UpdateArrived(worker=worker, step=0, at=0.6)]
 

@@ -21,7 +21,7 @@ from paceline.core.orders import ApplyUpdate, Hold, Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
 from paceline.records.ledger import FACTS, SCHEMA, Ledger, connect, read_facts
-from paceline.records.times import Fetch, StepTimes
+from paceline.records.times import FetchTimes, StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)
@@ -78,8 +78,10 @@ def test_times_are_kept_to_the_last_bit(path: Path, ledger: Ledger) -> None:
 
 
 def test_a_fetch_is_noted_with_the_last_fact_before_it(path: Path, ledger: Ledger) -> None:
-    fetch = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=0.1, ended=0.2)
-    update = Fetch(host="node-0", source="node-1", kind="update", worker=2, number=9, bytes=8, began=0.1, ended=0.3)
+    fetch = FetchTimes(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=0.1, ended=0.2)
+    update = FetchTimes(
+        host="node-0", source="node-1", kind="update", worker=2, number=9, bytes=8, began=0.1, ended=0.3
+    )
     for number, one in enumerate((fetch, update)):
         ledger.record(WorkerLeft(worker=number, reason="died", at=0.0), ())
         ledger.fetched(one)

@@ -9,24 +9,34 @@ import pytest
 from picture import LEFT, PULL, PUSH, RIGHT, STALE, TICKS_AT_MOST, WIDTH, draw
 
 from paceline.errors import ConfigError
-from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer, Version, Waiting
+from paceline.records.timeline import (
+    AveragingSpan,
+    ComputingSpan,
+    Stay,
+    SwitchMark,
+    Timeline,
+    TransferSpan,
+    VersionMark,
+    Waiting,
+    WorkerLane,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def lane(worker: int, left: str | None = "finished") -> Lane:
-    return Lane(
+def lane(worker: int, left: str | None = "finished") -> WorkerLane:
+    return WorkerLane(
         worker=worker,
         stays=(Stay(began=0.0, ended=9.0, left=left),),
         computing=(
-            Computing(began=1.0, ended=3.0, step=0, version=0, made=1),
-            Computing(began=4.0, ended=6.0, step=1, version=1, made=7),
-            Computing(began=6.5, ended=8.0, step=2, version=7, made=None),
+            ComputingSpan(began=1.0, ended=3.0, step=0, version=0, made=1),
+            ComputingSpan(began=4.0, ended=6.0, step=1, version=1, made=7),
+            ComputingSpan(began=6.5, ended=8.0, step=2, version=7, made=None),
         ),
         waiting=(Waiting(began=0.0, ended=1.0), Waiting(began=3.0, ended=4.0)),
         transfers=(
-            Transfer(began=3.0, ended=3.5, direction="push", number=0, size=10),
-            Transfer(began=3.5, ended=4.0, direction="pull", number=1, size=10),
+            TransferSpan(began=3.0, ended=3.5, direction="push", number=0, size=10),
+            TransferSpan(began=3.5, ended=4.0, direction="pull", number=1, size=10),
         ),
     )
 
@@ -36,7 +46,7 @@ RUN = Timeline(
     began=0.0,
     ended=10.0,
     lanes=(lane(0), lane(1, left="died"), lane(2, left=None)),
-    versions=(Version(version=1, at=3.5, updates=1), Version(version=7, at=7.0, updates=1)),
+    versions=(VersionMark(version=1, at=3.5, updates=1), VersionMark(version=7, at=7.0, updates=1)),
     switches=(),
 )
 
@@ -62,7 +72,7 @@ def test_each_lane_names_its_host_if_there_are_several() -> None:
 
 
 def test_an_average_names_its_members_hosts_if_there_are_several() -> None:
-    one = Averaging(began=1.0, ended=2.0, group=4, members=(0, 1), what="parameters", outcome="finished")
+    one = AveragingSpan(began=1.0, ended=2.0, group=4, members=(0, 1), what="parameters", outcome="finished")
     run = replace(RUN, lanes=tuple(replace(one_lane, averaging=(one,)) for one_lane in RUN.lanes[:2]))
 
     def said(run: Timeline) -> set[str]:
@@ -119,8 +129,8 @@ def test_the_staler_the_darker_and_pushes_and_pulls_have_their_colours() -> None
 
 @pytest.mark.parametrize(("made", "shade"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (99, 4)])
 def test_a_shade_begins_where_the_legend_says(made: int, shade: int) -> None:
-    step = Computing(began=1.0, ended=3.0, step=0, version=0, made=made)
-    one = replace(RUN, lanes=(Lane(worker=0, stays=(), computing=(step,), waiting=(), transfers=()),))
+    step = ComputingSpan(began=1.0, ended=3.0, step=0, version=0, made=made)
+    one = replace(RUN, lanes=(WorkerLane(worker=0, stays=(), computing=(step,), waiting=(), transfers=()),))
     assert bars(draw(one))[0][1]["fill"] == STALE[shade][2]
 
 
@@ -141,7 +151,7 @@ def test_versions_are_numbered() -> None:
 
 
 def test_a_switch_is_named_and_where_the_protocol_before_ran_dry_is_shaded() -> None:
-    switched = replace(RUN, switches=(Switch(to="ssp", since=4.0, at=5.0),))
+    switched = replace(RUN, switches=(SwitchMark(to="ssp", since=4.0, at=5.0),))
     assert "ssp from here on" in texts(draw(switched))
     assert len(parsed(draw(switched)).findall(f"{SVG}rect")) == len(parsed(draw(RUN)).findall(f"{SVG}rect")) + 1
     assert "ssp from here on" not in texts(draw(switched, began=6.0))
@@ -150,7 +160,7 @@ def test_a_switch_is_named_and_where_the_protocol_before_ran_dry_is_shaded() -> 
 def test_words_from_elsewhere_cannot_break_it() -> None:
     nasty = replace(
         RUN,
-        switches=(Switch(to='<b>&"', since=4.0, at=5.0),),
+        switches=(SwitchMark(to='<b>&"', since=4.0, at=5.0),),
         lanes=(lane(0, left="<i>"),),
     )
     picture = draw(nasty, title='</title><script>&"')

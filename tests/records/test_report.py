@@ -26,13 +26,24 @@ from paceline.protocols import registry
 from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module
 from paceline.records.report import figures
-from paceline.records.report.contents import Curves, Waited, _blocks, _Clock, contents, differences, drawn, labels, page
+from paceline.records.report.contents import (
+    Curves,
+    WaitMatrix,
+    _blocks,
+    _Clock,
+    contents,
+    differences,
+    drawn,
+    labels,
+    page,
+)
 from paceline.records.report.trace import trace
-from paceline.records.timeline import Computing, Lane, Stay, Step, Timeline, Transfer
-from paceline.records.waits import Wait, waits
+from paceline.records.timeline import ComputingSpan, MeasuredStep, Stay, Timeline, TransferSpan, WorkerLane
+from paceline.records.waits import WorkerWait
 from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
+from records.histories import waits
 
 STRAGGLER = Scenario(
     workers=4,
@@ -77,19 +88,19 @@ def timeline_of(run: RecordedRun) -> Timeline:
     return read_timeline(run.folder / LEDGER)
 
 
-def waits_of(run: RecordedRun) -> list[Wait]:
+def waits_of(run: RecordedRun) -> list[WorkerWait]:
     return list(waits(run.history()))
 
 
-def waited(*waits: Wait) -> Waited:
+def waited(*waits: WorkerWait) -> WaitMatrix:
     """Those waits, added up and kept."""
-    found = Waited(keep=True)
+    found = WaitMatrix(keep=True)
     found.add(waits)
     return found
 
 
-def wait(worker: int, awaited: int | None, seconds: float) -> Wait:
-    return Wait(worker=worker, step=0, began=1.0, ended=1.0 + seconds, awaited=awaited, why=("",), cause=None)
+def wait(worker: int, awaited: int | None, seconds: float) -> WorkerWait:
+    return WorkerWait(worker=worker, step=0, began=1.0, ended=1.0 + seconds, awaited=awaited, why=("",), cause=None)
 
 
 # --- numbers
@@ -316,26 +327,26 @@ def test_in_blocks_a_timeline_takes_four_megabytes_or_less() -> None:
     timeline, _ = busy(2 * number)
     packed = []
     for lane in timeline.lanes:
-        steps = (Step(one.step, one.began, one.ended) for one in lane.computing)
+        steps = (MeasuredStep(one.step, one.began, one.ended) for one in lane.computing)
         packed.append(_blocks(lane.stays, steps, iter(lane.transfers), 2, _Clock.of(0.0, timeline.ended)))
     assert sum(len(lane["blocks"]["count"]) for lane in packed) == number
     assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
 
 
-def busy(steps: int) -> tuple[Timeline, list[Wait]]:
+def busy(steps: int) -> tuple[Timeline, list[WorkerWait]]:
     """So many steps of two workers, with transfers, and waits of one of them."""
     half = steps // 2
     lanes = tuple(
-        Lane(
+        WorkerLane(
             worker=worker,
             stays=(Stay(began=0.0, ended=0.3 * half, left="finished"),),
             computing=tuple(
-                Computing(began=0.3 * n + 0.1234567, ended=0.3 * n + 0.2, step=n, version=2 * n, made=2 * n + 11)
+                ComputingSpan(began=0.3 * n + 0.1234567, ended=0.3 * n + 0.2, step=n, version=2 * n, made=2 * n + 11)
                 for n in range(half)
             ),
             waiting=(),
             transfers=tuple(
-                Transfer(began=0.3 * n + at, ended=0.3 * n + at + 0.0987654, direction=way, number=n, size=10**6)
+                TransferSpan(began=0.3 * n + at, ended=0.3 * n + at + 0.0987654, direction=way, number=n, size=10**6)
                 for n in range(half)
                 for at, way in ((0.01, "pull"), (0.2, "push"))
             ),
@@ -344,7 +355,8 @@ def busy(steps: int) -> tuple[Timeline, list[Wait]]:
     )
     timeline = Timeline(protocol="asp", began=0.0, ended=0.3 * half, lanes=lanes, versions=(), switches=())
     waits = [
-        Wait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why=("",), cause=n) for n in range(half)
+        WorkerWait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why=("",), cause=n)
+        for n in range(half)
     ]
     return timeline, waits
 
@@ -513,7 +525,7 @@ def test_a_step_of_the_trace_says_what_copies_took_where_there_were_any() -> Non
 
 
 def test_the_page_s_lanes_have_copies_only_where_there_were_any() -> None:
-    told = drawn(copied(), Waited(keep=True), {10, 11})
+    told = drawn(copied(), WaitMatrix(keep=True), {10, 11})
     with_copies, without = told["lanes"]
     first, *others = with_copies["copies"]
     assert [ticks * told["tick"] for ticks in first] == pytest.approx([0.003, 0.009])

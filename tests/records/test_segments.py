@@ -23,20 +23,19 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import truncate as cutting
 from paceline.records import violations
-from paceline.records.before import read_before
 from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.history import history
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
-from paceline.records.reading import open_run, tally_of
+from paceline.records.reading import open_run, read_before, tally_of
 from paceline.records.report.contents import contents, page
 from paceline.records.truncate import cut
 from paceline.records.update_outcomes import Undone, UpdateOutcomes
-from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.calibration import read
+from records.histories import waits
 from support.recorded import checked, edited, wrong
 from support.resumed_runs import leased_and_resumed, resumed
 from support.suites import each

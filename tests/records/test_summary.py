@@ -28,7 +28,7 @@ from paceline.protocols import registry
 from paceline.records import summary as records
 from paceline.records.ledger import Ledger, connect
 from paceline.records.summary import Tally, Target
-from paceline.records.times import Busy, Fetch, StepTimes
+from paceline.records.times import Busy, FetchTimes, StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)
@@ -58,8 +58,8 @@ def told(*facts: Fact | tuple[Fact, Order]) -> Tally:
     return tally
 
 
-def fetch(host: str, source: str, size: int, began: float, ended: float) -> Fetch:
-    return Fetch(host=host, source=source, kind="version", number=0, bytes=size, began=began, ended=ended)
+def fetch(host: str, source: str, size: int, began: float, ended: float) -> FetchTimes:
+    return FetchTimes(host=host, source=source, kind="version", number=0, bytes=size, began=began, ended=ended)
 
 
 def test_a_host_s_share_is_that_of_its_workers_and_of_what_it_exchanged() -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from paceline.records.ledger import TABLES
-from paceline.records.links import Moving, links
+from paceline.records.links import InTransit, links
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 
@@ -31,7 +31,7 @@ def ledger() -> Iterator[sqlite3.Connection]:
 
 
 def test_a_sum_is_under_way_for_the_workers_of_its_host_and_for_no_other(ledger: sqlite3.Connection) -> None:
-    moving = Moving(ledger, HOSTS)
+    moving = InTransit(ledger, HOSTS)
     moving.read(10.0)
     assert [moving.seconds(worker, 0.0, 5.0) for worker in HOSTS] == [3.0, 3.0, 1.0, 1.0]
     assert [moving.seconds(worker, 6.0, 10.0) for worker in HOSTS] == [2.5, 2.0, 0.0, 0.0]

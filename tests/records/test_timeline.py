@@ -23,8 +23,17 @@ from paceline.core.facts import (
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SwitchProtocol
 from paceline.errors import ConfigError
 from paceline.records.ledger import Ledger
-from paceline.records.timeline import Computing, Lane, Stay, Switch, Timeline, Transfer, Version, Waiting
-from paceline.records.times import Fetch, StepTimes, TransferTimes
+from paceline.records.timeline import (
+    ComputingSpan,
+    Stay,
+    SwitchMark,
+    Timeline,
+    TransferSpan,
+    VersionMark,
+    Waiting,
+    WorkerLane,
+)
+from paceline.records.times import FetchTimes, StepTimes, TransferTimes
 from records.histories import PROTOCOLS, History
 
 
@@ -71,11 +80,11 @@ def arrived(ledger: Ledger, worker: int, step: int, at: float, *orders: Order) -
     ledger.record(UpdateArrived(worker=worker, step=step, at=at), orders)
 
 
-def step(began: float, ended: float, number: int, on: int, made: int | None = None) -> Computing:
-    return Computing(began=began, ended=ended, step=number, version=on, made=made)
+def step(began: float, ended: float, number: int, on: int, made: int | None = None) -> ComputingSpan:
+    return ComputingSpan(began=began, ended=ended, step=number, version=on, made=made)
 
 
-def parts(lane: Lane) -> list[Computing | Waiting]:
+def parts(lane: WorkerLane) -> list[ComputingSpan | Waiting]:
     return sorted([*lane.computing, *lane.waiting], key=lambda part: part.began)
 
 
@@ -114,7 +123,7 @@ def test_what_a_host_fetched_is_a_pull_of_each_worker_that_took_it_and_a_push_of
     ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
 
     def fetch(host: str, kind: str, number: int, ended: float, worker: int | None = None) -> None:
-        one = Fetch(
+        one = FetchTimes(
             host=host, source="-", kind=kind, worker=worker, number=number, bytes=40, began=ended - 0.5, ended=ended
         )
         ledger.fetched(one)
@@ -150,7 +159,9 @@ def test_an_item_in_parts_is_one_pull_from_all_hosts_that_have_them_and_one_push
     def fetch(host: str, source: str, kind: str, size: int, began: float, ended: float) -> None:
         worker = 1 if kind == "update" else None
         ledger.fetched(
-            Fetch(host=host, source=source, kind=kind, worker=worker, number=3, bytes=size, began=began, ended=ended)
+            FetchTimes(
+                host=host, source=source, kind=kind, worker=worker, number=3, bytes=size, began=began, ended=ended
+            )
         )
 
     fetch("node-1", "node-0", "version", 40, 0.5, 1.0)
@@ -202,8 +213,8 @@ def test_transfers_go_on_beside_computing_and_are_told_apart(ledger: Ledger, rea
     ledger.transferred(0, "pull", 1, 700, TransferTimes(1.0, 2.0, 2.1))
     (lane,) = read().lanes
     assert lane.transfers == (
-        Transfer(began=1.0, ended=2.0, direction="pull", number=1, size=700),
-        Transfer(began=3.0, ended=4.0, direction="push", number=0, size=700),
+        TransferSpan(began=1.0, ended=2.0, direction="pull", number=1, size=700),
+        TransferSpan(began=3.0, ended=4.0, direction="push", number=0, size=700),
     )
     assert lane.computing == (step(1.0, 3.0, 0, on=0),)
 
@@ -229,7 +240,7 @@ def test_who_comes_back_stays_twice_and_does_nothing_in_between(ledger: Ledger, 
 def test_a_version_is_where_it_was_ordered_with_how_many_updates(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.record(began(0, 1), ())
     arrived(ledger, 1, 0, 2.0, make(1, (0, 0), (1, 0)))
-    assert read().versions == (Version(version=1, at=2.0, updates=2),)
+    assert read().versions == (VersionMark(version=1, at=2.0, updates=2),)
 
 
 def test_a_switch_has_a_time_and_training_that_begins_anew_begins_another_stay(
@@ -240,7 +251,7 @@ def test_a_switch_has_a_time_and_training_that_begins_anew_begins_another_stay(
     arrived(ledger, 0, 0, 3.0, SwitchProtocol(to="asp", parameters=(), members=members, since=2.0))
     ledger.record(began(0, at=3.5), ())
     timeline = read()
-    assert timeline.switches == (Switch(to="asp", since=2.0, at=3.0),)
+    assert timeline.switches == (SwitchMark(to="asp", since=2.0, at=3.0),)
     assert timeline.began == 0.0
     first, second = Stay(began=0.0, ended=3.0, left="interrupted"), Stay(began=3.5, ended=3.5, left=None)
     assert timeline.lanes[0].stays == (first, second)

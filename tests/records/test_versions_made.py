@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.core.facts import GradientReady, ReduceFinished, TrainingBegan
 from paceline.core.orders import ApplyUpdate, DropUpdate, Reduce, StepReplica
-from paceline.records.check.versions_made import Made, VersionsMade
+from paceline.records.check.versions_made import PossibleVersion, VersionsMade
 
 
 def began(made: VersionsMade, samples: tuple[int, ...]) -> None:
@@ -31,7 +31,7 @@ def test_a_version_of_the_store_has_the_samples_of_all_updates_so_far() -> None:
         GradientReady(worker=2, step=1, version=1, samples=1, at=3.0),
         (drop, ApplyUpdate(version=2, contributions=((0, 1, 1.0),))),
     )
-    assert made.versions == {1: Made(2.0, 10), 2: Made(3.0, 11)}
+    assert made.versions == {1: PossibleVersion(2.0, 10), 2: PossibleVersion(3.0, 11)}
 
 
 def test_the_samples_of_a_mean_gradient_count_as_each_member_steps() -> None:
@@ -42,7 +42,7 @@ def test_the_samples_of_a_mean_gradient_count_as_each_member_steps() -> None:
     made.record(GradientReady(worker=0, step=1, version=0, samples=1, at=2.0), (reduce,))
     steps = tuple(StepReplica(worker=worker, step=0, version=1, group=0) for worker in (0, 1))
     made.record(ReduceFinished(group=0, at=3.0), steps)
-    assert made.means == [Made(3.0, 3, replicas=2), Made(3.0, 8, replicas=2)]
+    assert made.means == [PossibleVersion(3.0, 3, replicas=2), PossibleVersion(3.0, 8, replicas=2)]
 
 
 def test_samples_that_were_lost_with_a_replica_are_taken_back() -> None:

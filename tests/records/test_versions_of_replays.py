@@ -10,7 +10,7 @@ import pytest
 
 from paceline.records import violations
 from paceline.records.check.versions import _of_means, _of_store
-from paceline.records.check.versions_made import Made, VersionsMade
+from paceline.records.check.versions_made import PossibleVersion, VersionsMade
 from paceline.records.violations import Violation
 
 
@@ -20,7 +20,7 @@ def test_a_version_that_is_made_while_workers_are_being_stopped_may_be_noted_lat
     ledger = sqlite3.connect(":memory:")
     ledger.executescript("CREATE TABLE epochs (samples)")
     run = SimpleNamespace(ledger=ledger, config={"replay_of": "runs/once"}, simulated=True)
-    made = VersionsMade(versions={1: Made(2.0, 8)})
+    made = VersionsMade(versions={1: PossibleVersion(2.0, 8)})
     checking: Any = SimpleNamespace(
         run=run, made=made, trained=True, completed=False, rules=SimpleNamespace(reasons={reason}), proved=[], row=None
     )

@@ -21,7 +21,8 @@ from paceline.core.orders import Hold, Order, Reduce, Release, StartPush
 from paceline.protocols import registry
 from paceline.records import waits as module
 from paceline.records.reading import open_run
-from paceline.records.waits import Blame, Wait, Waits, waits
+from paceline.records.waits import Blame, Waits, WorkerWait
+from records.histories import waits
 from support.recorded import simulated
 
 Pair = tuple[Fact, tuple[Order, ...]]
@@ -45,11 +46,11 @@ def release(worker: int, step: int) -> Release:
     return Release(worker=worker, step=step, version=1)
 
 
-def found(*pairs: Pair) -> list[Wait]:
+def found(*pairs: Pair) -> list[WorkerWait]:
     return list(waits(pairs))
 
 
-def blame(ended: Iterable[Wait]) -> list[dict[int, float]]:
+def blame(ended: Iterable[WorkerWait]) -> list[dict[int, float]]:
     """Whom these waits are due to, told after the last of them."""
     return [due for _, due in Blame(Waits()).judge(ended)]
 
@@ -62,7 +63,7 @@ def test_a_wait_ends_with_the_release_and_is_blamed_on_the_worker_whose_fact_bro
         ready(1, 0, 3.0),
         arrived(1, 0, 4.0, release(0, 1), release(1, 1)),
     ) == [
-        Wait(
+        WorkerWait(
             worker=0,
             step=0,
             began=1.5,
@@ -145,8 +146,8 @@ def test_of_a_straggler_everybody_waits_for_it_for_as_long_as_the_step_times_say
     assert sum(wait.seconds for wait in every) == pytest.approx(measured, rel=0.1)
 
 
-def wait(worker: int, began: float, ended: float, awaited: int | None) -> Wait:
-    return Wait(worker=worker, step=0, began=began, ended=ended, awaited=awaited, why=("",), cause=1)
+def wait(worker: int, began: float, ended: float, awaited: int | None) -> WorkerWait:
+    return WorkerWait(worker=worker, step=0, began=began, ended=ended, awaited=awaited, why=("",), cause=1)
 
 
 def test_of_a_wait_for_one_that_waited_itself_the_one_behind_it_is_to_blame_for_that_part() -> None:

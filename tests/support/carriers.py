@@ -15,7 +15,7 @@ from paceline.net import tcp
 from paceline.net.control import Hello
 from paceline.net.handshake import Keys
 from paceline.net.listener import HostListener
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.transfer.data_connection import Dialler, PeerExchange, Port
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.manager import TransferManager
@@ -73,7 +73,7 @@ class Side:
         """What has a place."""
         self.hosts: dict[Item, list[tuple[str, int, int]]] = {}
         """By item: who has it, if that is not the other host alone."""
-        self.fetches: list[Fetch] = []
+        self.fetches: list[FetchTimes] = []
         """What has come."""
         self.carrier = TransferManager("here", time.monotonic)
         self.carrier.begins(0, self)
@@ -125,7 +125,7 @@ class Side:
     def settled(self, number: int) -> None:
         pass
 
-    def fetched(self, fetch: Fetch) -> None:
+    def fetched(self, fetch: FetchTimes) -> None:
         self.fetches.append(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:

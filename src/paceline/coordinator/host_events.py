@@ -27,7 +27,7 @@ from paceline.host.events import (
     VersionNotFinite,
     VersionWritten,
 )
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 
 
 def note(run_state: RunState, event: HostEvent) -> None:
@@ -49,7 +49,7 @@ def note(run_state: RunState, event: HostEvent) -> None:
             if direction != "average":  # a share that is made later ends an average later: see `GroupAveraged`
                 members[worker].transfers.append((direction, times.began, times.ended))
             ledger.transferred(worker, direction, number, size, times)
-        case Fetch(worker=fetcher, began=began, ended=ended):
+        case FetchTimes(worker=fetcher, began=began, ended=ended):
             if fetcher is not None:
                 members[fetcher].transfers.append(("push", began, ended))
             run_state.journal.fetched(event)

@@ -24,7 +24,7 @@ from paceline.job.compatibility import (
     unpromised,
     work,
 )
-from paceline.records.before import read_before
+from paceline.records.reading import read_before
 from paceline.records.segments import ON_DEVICES, PLACEMENT
 from paceline.records.snapshots import replica_file, worker_file
 

@@ -31,8 +31,8 @@ from paceline.host.worker_output import WorkerOutput
 from paceline.host.workers import Workers
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
-from paceline.records.before import Before
 from paceline.records.journal import Journal
+from paceline.records.reading import Before
 from paceline.records.snapshots import State
 from paceline.scenario.group_links import GroupLinks
 

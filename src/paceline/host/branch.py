@@ -41,7 +41,7 @@ from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.transfer.fetcher import RemoteFetcher
 from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
 from paceline.transfer.manager import TransferManager
@@ -488,7 +488,7 @@ class Branch:
 
     # --- items --------------------------------------------------------------------------------------
 
-    def _has_fetched(self, fetch: Fetch) -> None:
+    def _has_fetched(self, fetch: FetchTimes) -> None:
         if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
             fetch = fetch.moved()
         self._report(host_messages.Fetched.of(fetch))

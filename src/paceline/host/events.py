@@ -15,7 +15,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import ApplyUpdate
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Count, Message
-from paceline.records.times import Fetch, TransferTimes
+from paceline.records.times import FetchTimes, TransferTimes
 
 # --- of workers, where they are --------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class ProcessLost:
 
 HostEvent = (
     WorkerEvent
-    | Fetch
+    | FetchTimes
     | Prepared
     | StandInsCame
     | HostDrains
@@ -246,7 +246,7 @@ HostEvent = (
     | Impossible
     | ProcessLost
 )
-"""What is reported of a run, each thing once. `Fetch`: a host has fetched an item from another one."""
+"""What is reported of a run, each thing once. `FetchTimes`: a host has fetched an item from another one."""
 Report = Callable[[HostEvent], None]
 """Takes an event. It may call back at once, also within a command that a timer or a signal has led to.
 

@@ -10,7 +10,7 @@ from paceline.core.items import Item
 from paceline.host.host_memory import HostMemory
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.ipc.memory import Span
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
@@ -72,7 +72,7 @@ class ItemTable:
         self,
         shelf: Shelf,
         kinds: Mapping[type[Item], ItemKind[Any]],
-        fetched: Callable[[Fetch], object],
+        fetched: Callable[[FetchTimes], object],
         emptied: Callable[[], object],
     ) -> None:
         """`fetched` hears of each fetch. `emptied` is called when a place is free that bytes were still to come to."""
@@ -98,7 +98,7 @@ class ItemTable:
         if self._shelf.settled(number):
             self._emptied()
 
-    def fetched(self, fetch: Fetch) -> None:
+    def fetched(self, fetch: FetchTimes) -> None:
         """See `Items`."""
         self._fetched(fetch)
 

@@ -17,7 +17,7 @@ from paceline.host.machine import Machine
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 from paceline.records.summary import Outcome
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.scenario.scenario import MOST_WORKERS
 from paceline.transfer.item_names import Fields
 
@@ -527,7 +527,7 @@ class Taken(Message):
 
 
 class Fetched(Message):
-    """This host has fetched an item. The fields are those of `records.times.Fetch`."""
+    """This host has fetched an item. The fields are those of `records.times.FetchTimes`."""
 
     source: Word
     kind: Annotated[str, msgspec.Meta(pattern="^(version|update|sum|partial|mean|replica|other)$")]
@@ -538,13 +538,13 @@ class Fetched(Message):
     """How long that took, by this host's clock."""
 
     @classmethod
-    def of(cls, fetch: Fetch) -> Fetched:
+    def of(cls, fetch: FetchTimes) -> Fetched:
         """Return the message."""
         return cls(fetch.source, fetch.kind, fetch.worker, fetch.number, fetch.bytes, fetch.ended - fetch.began)
 
-    def heard(self, host: str, at: float) -> Fetch:
+    def heard(self, host: str, at: float) -> FetchTimes:
         """Return the fetch by that host, as the head hears of it at that moment."""
-        return Fetch(
+        return FetchTimes(
             host=host,
             source=self.source,
             kind=self.kind,

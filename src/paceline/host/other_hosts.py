@@ -29,7 +29,7 @@ from paceline.host.reports.remote import KEPT, RemoteReports
 from paceline.host.shards.migration import Moves
 from paceline.host.shards.summands import HeadSummands, UpdateBuffers
 from paceline.ipc import messages
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.transfer.item_names import ADOPTED, FIXED
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class OtherHosts:
         else:
             self._awaited.setdefault(version, {})[other.name] = other
 
-    def _fetched_here(self, fetch: Fetch) -> None:
+    def _fetched_here(self, fetch: FetchTimes) -> None:
         """This host has fetched that."""
         fetch = fetch.ending(self._now())
         if (item := fetch.summand) is not None and self.moves.had(item):

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its ledger and its summary. Never imports torch."""
+"""A run's ledger and summary, and what is read from them. Never imports torch."""

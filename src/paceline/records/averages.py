@@ -1,4 +1,4 @@
-"""Averages of groups with members on several hosts: what moved for each, and over which link its last part came."""
+"""Averages of groups with members on several hosts: what moved for each, and which link brought the last part."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline.records.times import Busy
 
 
 @dataclass(slots=True)
-class Moved:
-    """What moved in one way between two hosts."""
+class MovedBytes:
+    """Bytes that moved one way between two hosts."""
 
     bytes: int = 0
     busy: Busy = field(default_factory=Busy)
-    """The time in which any of it did."""
+    """The time in which any of them moved."""
 
     def add(self, size: int, began: float, ended: float) -> None:
-        """Count a fetch. They come in the order of their ends."""
+        """Count a fetch. Fetches are added in the order of their ends."""
         self.bytes += size
         self.busy.add(began, ended)
 
@@ -35,26 +35,26 @@ class Average:
     """`parameters` or `gradients`."""
     members: tuple[int, ...]
     hosts: tuple[str, ...]
-    """In the order in which they sum."""
+    """In the order of their sums."""
     after: dict[int, int]
-    """By member: the last step that it had computed as this was ordered, or -1."""
+    """By member: the last step that it had computed when the average was ordered, or -1."""
     began: float
     ended: float = inf
     outcome: str | None = None
     """`finished` or `failed`."""
-    moved: dict[tuple[str, str], dict[str, Moved]] = field(default_factory=dict)
+    moved: dict[tuple[str, str], dict[str, MovedBytes]] = field(default_factory=dict)
     """By source and host, and by kind."""
     last: tuple[str, str] | None = None
-    """The link that brought the last part. None: nothing has moved."""
+    """The link that brought the last part; None if nothing has moved."""
     waited: dict[int, float] = field(default_factory=dict)
-    """By member: seconds that it waited meanwhile, with its gradient ready and its next step not begun."""
+    """By member: seconds between its ready gradient and its next step, during the average."""
 
 
-class Averages:
-    """Finds all of a run, in the order in which they end. Keeps those that have not ended."""
+class AverageTracker:
+    """Finds all averages between hosts of a run, in the order of their ends. Keeps only those that go on."""
 
     def __init__(self, ledger: sqlite3.Connection, hosts: Mapping[int, str]) -> None:
-        """`hosts`: by worker, as it is known when a group begins."""
+        """`hosts`: by worker. It is read when a group begins."""
         self._hosts = hosts
         self._rows = ledger.execute(
             "SELECT fact, kind, source, host, number, bytes, began, ended FROM fetches "
@@ -66,7 +66,7 @@ class Averages:
         self._at_work: dict[int, Average] = {}
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> Average | None:
-        """Take the next fact, and the orders that followed from it. Return the average that has ended."""
+        """Take the next fact with its orders. Return the average that it ends, if any."""
         self._number += 1
         ended = None
         match fact:
@@ -88,14 +88,14 @@ class Averages:
         return ended
 
     def horizon(self) -> float:
-        """Return the moment before which nothing matters to the averages that have not ended."""
+        """Return when the oldest average that goes on began. Earlier steps need not be kept."""
         return min((one.began for one in self._at_work.values()), default=inf)
 
     def _read(self) -> None:
-        """Read what had been fetched before the last fact."""
+        """Read the fetches before the last fact."""
         while self._next is not None and self._next[0] < self._number:
             _, kind, source, host, group, size, began, ended = self._next
             if (average := self._at_work.get(group)) is not None:
-                average.moved.setdefault((source, host), {}).setdefault(kind, Moved()).add(size, began, ended)
+                average.moved.setdefault((source, host), {}).setdefault(kind, MovedBytes()).add(size, began, ended)
                 average.last = source, host
             self._next = next(self._rows, None)

@@ -1,9 +1,9 @@
-"""Sets of steps and versions, with a bit for each member: a run has millions."""
+"""Sets of steps and versions with a bit for each member, as a run has millions of them."""
 
 from __future__ import annotations
 
 PAGE = 10
-"""Members whose numbers differ in no more than this many last bits are together in one page."""
+"""Bits of a number that choose its place in a page."""
 
 
 class Bitset:
@@ -15,14 +15,13 @@ class Bitset:
         self._size = 0
 
     def add(self, first: int, second: int) -> None:
-        """Add this pair."""
         if (first, second) not in self:
             page, bit = (first, second >> PAGE), 1 << (second & (1 << PAGE) - 1)
             self._pages[page] = self._pages.get(page, 0) | bit
             self._size += 1
 
     def remove(self, first: int, second: int) -> None:
-        """Remove this pair, which is there."""
+        """Remove this pair, which must be in the set."""
         self._pages[first, second >> PAGE] ^= 1 << (second & (1 << PAGE) - 1)
         self._size -= 1
 

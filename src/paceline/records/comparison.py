@@ -1,4 +1,4 @@
-"""What several runs under several protocols come to, side by side: arithmetic on their summaries."""
+"""Compares runs under several protocols, by arithmetic on their summaries."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T95 = (
 NORMAL95 = 1.960
 """The same quantile for infinitely many degrees."""
 LEAST = 3
-"""Runs that an interval needs. With two, Student's t is 12.7, and the interval is wider than the values themselves."""
+"""Runs that an interval needs. With two, Student's t is 12.7: the interval would be wider than the values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean over runs, in the unit of what was measured."""
+class MeanOfRuns:
+    """A mean over runs."""
 
     mean: float
     plus_minus: float | None
@@ -39,11 +39,11 @@ class Mean:
     runs: int
     low: float
     high: float
-    """The least and the greatest value."""
+    """The greatest value; `low` is the least."""
 
 
-def mean(values: Iterable[float | None]) -> Mean | None:
-    """The mean of the values that are there; None if there are none.
+def mean(values: Iterable[float | None]) -> MeanOfRuns | None:
+    """Return the mean of the values that are not None, or None if there are none.
 
     >>> mean([4.0, 6.0])
     Mean(mean=5.0, plus_minus=None, runs=2, low=4.0, high=6.0)
@@ -52,7 +52,7 @@ def mean(values: Iterable[float | None]) -> Mean | None:
     if not known:
         return None
     half = t95(len(known) - 1) * stdev(known) / math.sqrt(len(known)) if len(known) >= LEAST else None
-    return Mean(fmean(known), None if half is None else float(f"{half:.9g}"), len(known), min(known), max(known))
+    return MeanOfRuns(fmean(known), None if half is None else float(f"{half:.9g}"), len(known), min(known), max(known))
 
 
 def t95(freedom: int) -> float:
@@ -63,7 +63,7 @@ def t95(freedom: int) -> float:
 
 
 def seconds_to(target: Target, summary: Summary) -> float | None:
-    """When the target was first met, in seconds: a version was made, or a value was logged. None if it was not."""
+    """Return when a version or a logged value first met the target, in seconds; None if none did."""
     met = [row["at_seconds"] for row in summary["evaluations"] if target.met_by(_metrics(row))][:1]
     logged = summary.get("logged", {}).get(target.metric)
     if logged is not None and (found := first_logged(target, logged)) is not None:
@@ -72,7 +72,7 @@ def seconds_to(target: Target, summary: Summary) -> float | None:
 
 
 def final(metric: str, summary: Summary) -> float | None:
-    """The metric of the last version, or as it was logged last. None if there is neither, or it is not finite."""
+    """Return the metric of the last version, or its last logged value. None: there is none, or it is not finite."""
     last = summary["evaluations"][-1] if summary["evaluations"] else {}
     logged = summary.get("logged", {}).get(metric)
     value: float | None = last.get(metric) if metric in last or logged is None else logged["last"]["value"]
@@ -80,14 +80,14 @@ def final(metric: str, summary: Summary) -> float | None:
 
 
 def waiting(summary: Summary) -> float | None:
-    """The share of all workers' time that they waited, 0 to 1."""
+    """Return the share of waiting in all workers' time, 0 to 1."""
     rows = summary["per_worker"]
     total = math.fsum(row[f"{part}_seconds"] for row in rows for part in PARTS)
     return math.fsum(row["wait_seconds"] for row in rows) / total if total else None
 
 
 def plain_run(summary: Summary, target: Target | None, metric: str | None) -> dict[str, Any]:
-    """What is compared of one run."""
+    """Return the values of one run that are compared."""
     completed = summary["outcome"] == "completed"
     return {
         "outcome": summary["outcome"],
@@ -102,11 +102,11 @@ def plain_run(summary: Summary, target: Target | None, metric: str | None) -> di
 
 
 def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: bool) -> list[dict[str, Any]]:
-    """One row for each protocol, in order. `runs`: by protocol and seed, as `plain_run` makes them.
+    """Return one row for each protocol, in order. `runs`: by protocol and seed, from `plain_run`.
 
-    `seconds` is the time to the target, over the runs that came there, or else the whole time of those that
-    completed. The speed-up is the first protocol's time over this one's, both over the seeds with which both came
-    there; None if there is no such seed.
+    `seconds` is the time to the target, of the runs that met it. Without a target it is the whole time of completed
+    runs. The speed-up is the first protocol's time over this one's, for the seeds for which both have a time. It is
+    None if there is no such seed.
     """
     times = {protocol: {seed: _seconds(run, target) for seed, run in of.items()} for protocol, of in runs.items()}
     first = next(iter(times.values()), {})
@@ -131,9 +131,9 @@ def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: boo
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The folders of the runs that the comparison in that folder has so far, protocol by protocol.
+    """Return the folders of this comparison's runs so far, protocol by protocol.
 
-    Raises ConfigError, in one line, if it has none or can't be read.
+    Raises ConfigError, in one line, if there are none or the comparison can't be read.
     """
     file = folder / COMPARISON
     try:

@@ -1,4 +1,4 @@
-"""Where a run's time went, which workers waited for which, and why: in sentences with the numbers behind them."""
+"""Explains a run in sentences with numbers: where its time went, which workers waited for which, and why."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from paceline.core.facts import (
 from paceline.core.orders import Release, Why
 from paceline.core.phrases import count, listed, workers_named
 from paceline.errors import ConfigError
-from paceline.records import waits
-from paceline.records.averages import Average, Averages, Moved
-from paceline.records.links import Link, Moving, links
+from paceline.records import violations
+from paceline.records.averages import Average, AverageTracker, MovedBytes
+from paceline.records.links import InTransit, LinkTraffic, links
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import Segment
 from paceline.records.update_outcomes import Dropped, Fate, Undone, UpdateOutcomes
-from paceline.records.waits import Blame, Wait, Waits
+from paceline.records.waits import LEAST, Blame, Waits, WorkerWait
 
 WORTH_SAYING = 0.05
-"""A share of the time. A run does not suffer from what takes less."""
+"""A share of the time. What takes less is not mentioned."""
 SLOWER = 1.2
-"""Times as long as the others' steps. A worker below that is not called slow."""
+"""The ratio to the others' steps from which a worker is called slow."""
 MOVED = {
     "version": "what training began with",
     "partial": "sums of members",
@@ -48,34 +48,33 @@ MOVED = {
     "replica": "replicas",
     "other": "other things",
 }
-"""What moves between hosts where each worker owns a replica."""
+"""What moves between hosts if each worker owns a replica, by kind."""
 SHARED = 0.75
-"""A share of what a host's workers made others wait. One worker with more of it is named itself."""
+"""A share of the waiting that a host's workers caused. A worker that caused more of it is named instead of the host."""
 RATES = ((1.0, "B/s"), (1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s"))
 FEW = 3
-"""How many of the longest waits are shown."""
+"""The longest waits that are shown."""
 SHOWN = 16
-"""How many workers have a row of their own, or a step told."""
+"""Workers with a row of their own, or with their step explained."""
 
 MILDER = {
     "parameter-server": ("asp", "ssp"),
     "decentralized": ("ad-psgd", "ripples"),
 }
-"""By family: a protocol without waits for a particular worker, and one that evens out short slowness."""
+"""By family: a protocol without waits for a particular worker, and one that smooths out short slowness."""
 
 
 @dataclass(slots=True)
-class Copies:
-    """Seconds of copies to and from a device. They overlap all other times, so no sum of times has them.
+class DeviceCopies:
+    """Seconds of copies to and from a device, or None if parameters are in memory.
 
-    None: there were none, as parameters are in memory.
+    They overlap all other times, so no sum includes them.
     """
 
     to_device: float | None = None
     from_device: float | None = None
 
     def add(self, to_device: float | None, from_device: float | None) -> None:
-        """Add those of another step or worker."""
         if to_device is not None:
             self.to_device = (self.to_device or 0.0) + to_device
         if from_device is not None:
@@ -85,13 +84,13 @@ class Copies:
         return (self.to_device, self.from_device) != (None, None)
 
     def said(self, written: Callable[[float], str]) -> str:
-        """How long they took, as a sentence. `written` writes out seconds."""
+        """Return a sentence about them. `written` formats seconds."""
         both = ("to", self.to_device), ("from", self.from_device)
         took = [f"copies {way} the device took {written(one)}" for way, one in both if one is not None]
         return f"{' and '.join(took).capitalize()}. They overlap the times above and add nothing to them."
 
     def plain(self) -> dict[str, float | None]:
-        """As JSON values. Nothing where there were none."""
+        """Return JSON values; empty if there were no copies."""
         return {"to_device_seconds": self.to_device, "from_device_seconds": self.from_device} if self else {}
 
 
@@ -102,111 +101,111 @@ class Spent:
     compute: float = 0.0
     wait: float = 0.0
     transfer: float = 0.0
-    copies: Copies = field(default_factory=Copies)
+    copies: DeviceCopies = field(default_factory=DeviceCopies)
     stayed: float = 0.0
 
     @property
     def other(self) -> float:
-        """All other time: data, its own optimizer, the script between steps."""
+        """Time outside these parts: data, the worker's own optimizer, the script between steps."""
         return max(0.0, self.stayed - self.compute - self.wait - self.transfer)
 
     def share(self, seconds: float) -> float:
-        """As a share of its time in the run."""
+        """Return these seconds as a share of its time in the run."""
         return seconds / self.stayed if self.stayed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Where one step's time went, in seconds, and its copies."""
+    """One step's seconds, and its copies."""
 
     compute: float
     push: float
-    copies: Copies
+    copies: DeviceCopies
 
 
 @dataclass(slots=True)
 class Meanwhile:
-    """What workers did while others waited for them. In seconds."""
+    """The seconds that others waited for workers, and what these did meanwhile."""
 
     waited: float = 0.0
     computing: float = 0.0
     moving: float = 0.0
-    """Beside that, what they needed or had made was under way between hosts."""
+    """Not computing, while their versions or updates moved between hosts."""
 
     def add(self, other: Meanwhile) -> None:
-        """Add another time."""
         self.waited += other.waited
         self.computing += other.computing
         self.moving += other.moving
 
 
 @dataclass(slots=True)
-class Waited:
+class WaitTotals:
     """Sums over all waits."""
 
     seconds: float = 0.0
     for_others: float = 0.0
-    """Of these, seconds until another worker's fact."""
+    """Of these, seconds of waits that another worker's fact ended."""
     culprits: Counter[int] = field(default_factory=Counter)
-    """Seconds that others waited because of each worker."""
+    """By worker: seconds that others waited because of it."""
     victims: Counter[int] = field(default_factory=Counter)
-    """Seconds that each worker waited for others."""
+    """By worker: seconds that it waited for others."""
     meanwhile: dict[int, Meanwhile] = field(default_factory=dict)
-    """By worker: what it did during the waits that were due to it most."""
+    """By worker: what it did during the waits for which it is most to blame."""
 
 
 @dataclass(slots=True)
 class Past:
-    """What an explanation of a run needs: sums, and the details of what was asked about."""
+    """The sums over a run, and the details of the worker or step in question."""
 
     run: RecordedRun
     worker: int | None = None
-    """The worker that is to be explained; None: all."""
+    """The worker in question; None: all."""
     step: int | None = None
-    """The step that is to be explained; None: all."""
+    """The step in question; None: all."""
     spent: dict[int, Spent] = field(default_factory=dict)
     """By worker, ascending."""
     typical: dict[int, float] = field(default_factory=dict)
     """By worker that finished a step: the median of its steps, in seconds."""
     hosts: dict[int, str] = field(default_factory=dict)
-    """By worker: where it was last."""
+    """By worker: its last host."""
     head: str = ""
-    """The host of the head."""
-    links: list[Link] = field(default_factory=list)
-    """Between hosts; none in a run on one host."""
+    """The head's host."""
+    links: list[LinkTraffic] = field(default_factory=list)
+    """Links between hosts; none in a run on one host."""
     averaged: dict[tuple[str, str], Counter[int]] = field(default_factory=dict)
-    """By source and host: seconds that each worker waited for averages whose last part came over that link."""
+    """By source and host, and by worker: seconds of waiting for averages whose last part came over that link."""
     averages: list[Average] = field(default_factory=list)
     """The averages between hosts of the worker or step in question."""
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By worker: the first and the last step that it was released for."""
-    waited: Waited = field(default_factory=Waited)
-    waits: list[tuple[Wait, dict[int, float]]] = field(default_factory=list)
+    waited: WaitTotals = field(default_factory=WaitTotals)
+    waits: list[tuple[WorkerWait, dict[int, float]]] = field(default_factory=list)
     """The waits of the worker or step in question, each with its seconds by the worker to blame."""
     kept_waiting: Counter[int] = field(default_factory=Counter)
-    """How often each worker waited because of the worker in question."""
+    """By worker: how often it waited because of the worker in question."""
     released: dict[int, tuple[float, int, Why]] = field(default_factory=dict)
-    """By worker: the moment and version of the release for the step in question, and the reason."""
+    """By worker: the moment, version and reason of the release for the step in question."""
     measured: dict[int, Measured] = field(default_factory=dict)
-    """By worker: where the time of the step in question went, if copies were measured in it."""
+    """By worker: the times of the step in question, if copies were measured in it."""
     ready: dict[int, float] = field(default_factory=dict)
-    """By worker: the moment when the gradient of the step in question was ready."""
+    """By worker: when the gradient of the step in question was ready."""
     fates: dict[int, Fate] = field(default_factory=dict)
-    """By worker: what became of the update of the step in question."""
+    """By worker: the outcome of the step's update."""
     settled: dict[int, float] = field(default_factory=dict)
-    """By worker: the moment when that was decided."""
+    """By worker: when that outcome was decided."""
 
     def asked(self, worker: int, step: int) -> bool:
-        """Whether that step of that worker is in question."""
+        """Whether this step of this worker is in question."""
         return self.worker in (None, worker) and self.step in (None, step)
 
 
 def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -> Past:
-    """Read the run, in one pass. `worker` and `step` are in question, or None for the whole run."""
+    """Read the run in one pass. `worker` and `step` are in question; None: all."""
     found = Past(run, worker, step)
     here: dict[int, float] = {}
-    fates, holds, steps, moving = UpdateOutcomes(), Waits(), _Steps(run, found.spent), Moving(run.ledger, found.hosts)
-    blame, averages = Blame(holds), Averages(run.ledger, found.hosts)
+    fates, holds, steps = UpdateOutcomes(), Waits(), _Steps(run, found.spent)
+    moving, averages = InTransit(run.ledger, found.hosts), AverageTracker(run.ledger, found.hosts)
+    blame = Blame(holds)
     at = 0.0
     for fact, orders in run.history():
         before, at = at, fact.at
@@ -255,8 +254,10 @@ def _release(found: Past, order: Release, at: float) -> None:
         found.released[order.worker] = at, order.version, order.why
 
 
-def _judge(found: Past, blame: Blame, steps: _Steps, moving: Moving, ended: Iterable[Wait], now: float) -> None:
-    """Add up the waits of which it is known by now to whom they were due."""
+def _judge(
+    found: Past, blame: Blame, steps: _Steps, moving: InTransit, ended: Iterable[WorkerWait], now: float
+) -> None:
+    """Add up the waits that can be judged by now."""
     steps.read(now)
     moving.read(now)
     waited, about_worker = found.waited, found.step is None and found.worker is not None
@@ -265,7 +266,7 @@ def _judge(found: Past, blame: Blame, steps: _Steps, moving: Moving, ended: Iter
         if wait.awaited is not None:
             waited.for_others += wait.seconds
             waited.victims[wait.worker] += wait.seconds  # type: ignore[assignment]
-        _add(waited.culprits, due)
+        waited.culprits.update(due)
         if due:
             culprit = max(due, key=lambda worker: due[worker])
             computing = steps.computing(culprit, wait.began, wait.ended)
@@ -280,7 +281,7 @@ def _judge(found: Past, blame: Blame, steps: _Steps, moving: Moving, ended: Iter
 
 def _averaged(found: Past, steps: _Steps, average: Average) -> None:
     """Add up how long members waited for an average that has ended."""
-    if average.last is None:  # it failed before anything had moved, or a replay made all of it on one host
+    if average.last is None:  # it failed before anything moved, or a replay made it on one host
         return
     steps.read(average.ended)
     waited = found.averaged.setdefault(average.last, Counter())
@@ -293,7 +294,7 @@ def _averaged(found: Past, steps: _Steps, average: Average) -> None:
 
 
 class _Steps:
-    """The measured steps, read in the order in which they began. Keeps those that a wait may still overlap."""
+    """Reads the measured steps in the order of their beginnings, and keeps those that a wait may still overlap."""
 
     def __init__(self, run: RecordedRun, spent: dict[int, Spent]) -> None:
         self._spent = spent
@@ -301,14 +302,14 @@ class _Steps:
         self._rows = run.ledger.execute(f"SELECT {columns} FROM step_times ORDER BY began")
         self._next = next(self._rows, None)
         self._steps: dict[int, list[tuple[float, float, float]]] = {}
-        """By worker: when each step that is kept began, was computed, and when the worker went on, in order."""
+        """By worker: when each kept step began and was computed, and when the worker went on, in order."""
         self._kept = 0
-        self._most = waits.LEAST
+        self._most = LEAST
         self.finished: Counter[int] = Counter()
         """By worker."""
 
     def read(self, until: float) -> None:
-        """Read the steps that began before then, and add up where their time went."""
+        """Read the steps that began before `until`, and add up their times."""
         while self._next is not None and self._next[1] < until:
             worker, began, compute, push, wait, pull, *copies = self._next
             spent = self._spent.setdefault(worker, Spent())
@@ -322,13 +323,13 @@ class _Steps:
             self._next = next(self._rows, None)
 
     def computing(self, worker: int, began: float, ended: float) -> float:
-        """Return for how long that worker was computing within this time, in seconds."""
+        """Return the worker's seconds of computing within this time."""
         return sum(
             max(0.0, min(computed, ended) - max(since, began)) for since, computed, _ in self._of(worker, began, ended)
         )
 
     def waiting(self, worker: int, began: float, ended: float) -> float:
-        """Return for how long that worker had computed a step and not gone on within this time, in seconds."""
+        """Return the seconds within this time after which the worker had computed a step and not gone on."""
         return sum(
             max(0.0, min(goes_on, ended) - max(computed, began))
             for _, computed, goes_on in self._of(worker, began, ended)
@@ -342,17 +343,17 @@ class _Steps:
             at += 1
 
     def forget(self, before: float) -> None:
-        """Forget the steps that ended before then, now and then."""
+        """Forget the steps that ended before `before`, if there are many."""
         if self._kept <= self._most:
             return
         for steps in self._steps.values():
             del steps[: max(0, bisect_right(steps, (before, before)) - 1)]
         self._kept = sum(map(len, self._steps.values()))
-        self._most = max(waits.LEAST, 2 * self._kept)
+        self._most = max(LEAST, 2 * self._kept)
 
 
 def _typical(run: RecordedRun, finished: Mapping[int, int]) -> dict[int, float]:
-    """By worker, the median of its steps. The ledger sorts them, so they need not be in memory."""
+    """Return the median of each worker's steps. The ledger sorts them, so they need not be in memory."""
     rows = run.ledger.execute(
         "SELECT worker, began + compute - began AS length FROM step_times ORDER BY worker, length"
     )
@@ -364,24 +365,24 @@ def _typical(run: RecordedRun, finished: Mapping[int, int]) -> dict[int, float]:
 
 
 def _measured(run: RecordedRun, step: int) -> dict[int, Measured]:
-    """By worker: where the time of that step went, if copies were measured in it."""
+    """Return this step's times by worker, if copies were measured in it."""
     rows = run.ledger.execute(
         "SELECT worker, compute, push, to_device, from_device FROM step_times "
         "WHERE step = ? AND coalesce(to_device, from_device) IS NOT NULL",
         (step,),
     )
-    return {worker: Measured(compute, push, Copies(*copies)) for worker, compute, push, *copies in rows}
+    return {worker: Measured(compute, push, DeviceCopies(*copies)) for worker, compute, push, *copies in rows}
 
 
 def sentences(past: Past) -> list[str]:
-    """Explain the step in question, or the worker, or else the whole run, a line each. Raises ConfigError."""
+    """Explain the step or the worker in question, or else the whole run, in lines. Raises ConfigError."""
     if past.step is not None:
         return _of_step(past, past.step)
     return _verdict(past) if past.worker is None else _of_worker(past, past.worker)
 
 
 def _verdict(past: Past) -> list[str]:
-    """Explain the whole run: where its time went, who made whom wait, and what would help. A sentence or a row each."""
+    """Explain the whole run: where its time went, which workers made others wait, and what would help."""
     if not past.spent or not past.typical:
         return ["No step was finished in this run: there is nothing to explain."]
     total = sum(spent.stayed for spent in past.spent.values())
@@ -414,7 +415,7 @@ def _verdict(past: Past) -> list[str]:
 
 def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:
     """Yield a sentence about copies to and from devices, if there were any."""
-    copies, stayed = Copies(), 0.0
+    copies, stayed = DeviceCopies(), 0.0
     for one in spent:
         copies.add(one.copies.to_device, one.copies.from_device)
         stayed += one.stayed if one.copies else 0.0
@@ -434,7 +435,7 @@ def _resumed(past: Past) -> Iterator[str]:
 
 
 def _of_worker(past: Past, worker: int) -> list[str]:
-    """Explain one worker: where its time went, and who waited for whom. Raises ConfigError if there is none."""
+    """Explain one worker: where its time went, and its waits. Raises ConfigError if there is no such worker."""
     _known(past, worker)
     spent = past.spent[worker]
     lines = [
@@ -446,7 +447,7 @@ def _of_worker(past: Past, worker: int) -> list[str]:
     if past.waits:
         due_to: Counter[int] = Counter()
         for _, due in past.waits:
-            _add(due_to, due)
+            due_to.update(due)
         parts = [f"{_seconds(seconds)} {_for(other)}" for other, seconds in due_to.most_common()]
         if nobody := sum(wait.seconds for wait, due in past.waits if not due):
             parts.append(f"{_seconds(nobody)} {_for(None)}")
@@ -459,11 +460,11 @@ def _of_worker(past: Past, worker: int) -> list[str]:
             f"{_seconds(past.waited.culprits[worker])} in all."
         )
     for link in past.links:
-        kinds = ("versions", link.versions), ("its updates", link.updates), ("averages", link.averages)
-        for what, waited in kinds:
+        for what, waited in link.waited.items():
             if worker in waited:
                 seconds, share = _seconds(waited[worker]), _percent(waited[worker], spent.stayed)
-                lines.append(f"It waited {seconds}, {share} of its time, for {what} on the link {link}.")
+                of = "its updates" if what == "updates" else what
+                lines.append(f"It waited {seconds}, {share} of its time, for {of} on the link {link}.")
     for wait, due in sorted(past.waits, key=lambda one: -one[0].seconds)[:FEW]:
         when = "Before its first step" if wait.step < 0 else f"After step {wait.step}"
         lines.append(f"{when}: {_wait(past, wait, due)}")
@@ -474,7 +475,7 @@ def _of_worker(past: Past, worker: int) -> list[str]:
 
 
 def _of_step(past: Past, step: int) -> list[str]:
-    """Explain one step of one worker, or of all that had it. Raises ConfigError, with the range, if none had it."""
+    """Explain a step of one worker, or of all that had it. Raises ConfigError, with the range, if none had it."""
     if past.worker is not None:
         _known(past, past.worker)
     having = [one for one in past.spent if one in past.released and past.asked(one, step)]
@@ -490,9 +491,9 @@ def _of_step(past: Past, step: int) -> list[str]:
 
 
 def numbers(past: Past) -> dict[str, Any]:
-    """The values behind the sentences: of the worker or step in question, or of the whole run.
+    """Return the numbers behind the sentences, for the worker or step in question, or for the whole run.
 
-    The waits of the whole run are left out: `others_waited_seconds` sums them up.
+    For the whole run, `others_waited_seconds` takes the place of single waits.
     """
     shown = [one for one in past.spent if past.worker in (None, one) and (past.step is None or one in past.released)]
     workers = [
@@ -545,15 +546,16 @@ def numbers(past: Past) -> dict[str, Any]:
     return {"workers": workers, "waits": its, "steps": steps, **averages}
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: LinkTraffic) -> dict[str, Any]:
     return {
         "source": link.source,
         "host": link.host,
         "bytes": link.bytes,
         "busy_seconds": link.busy.seconds,
-        "waited_for_versions_seconds": {str(worker): seconds for worker, seconds in link.versions.items()},
-        "waited_for_updates_seconds": {str(worker): seconds for worker, seconds in link.updates.items()},
-        "waited_for_averages_seconds": {str(worker): seconds for worker, seconds in link.averages.items()},
+        **{
+            f"waited_for_{what}_seconds": {str(worker): seconds for worker, seconds in waited.items()}
+            for what, waited in link.waited.items()
+        },
         "kinds": _kinds(link.kinds),
     }
 
@@ -576,7 +578,7 @@ def _plain(average: Average) -> dict[str, Any]:
     }
 
 
-def _kinds(kinds: Mapping[str, Moved]) -> dict[str, Any]:
+def _kinds(kinds: Mapping[str, MovedBytes]) -> dict[str, Any]:
     return {kind: {"bytes": one.bytes, "busy_seconds": one.busy.seconds} for kind, one in kinds.items()}
 
 
@@ -592,7 +594,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _became(past: Past, fate: Fate) -> str:
-    """What became of an update, in a clause."""
+    """Return an update's outcome as a clause."""
     if isinstance(fate, Undone):
         return "was undone: the run was interrupted before it went into a version, and its samples were used again"
     if isinstance(fate, Dropped):
@@ -600,7 +602,7 @@ def _became(past: Past, fate: Fate) -> str:
     what = "its replica's version" if fate.replica else "the store's version"
     if fate.group is not None:
         what = f"the mean gradient of group {fate.group}, every replica's version"
-    between = _count(fate.staleness, "version") if fate.staleness else "with no other"
+    between = violations.count(fate.staleness, "version") if fate.staleness else "with no other"
     return f"went into {what} {fate.version}, {between} made in between"
 
 
@@ -621,14 +623,14 @@ def _table(past: Past) -> list[str]:
         shares = f"{cells[0]:>9.0%}  {cells[1]:>7.0%}  {cells[2]:>8.0%}  {cells[3]:>6.0%}"
         lines.append(f"{host}{worker:>6}  {shares}   {takes:>12}   {waited:>20}")
     if rest := len(past.spent) - len(worst):
-        lines.append(f"and {_count(rest, 'more worker')}, for which others waited no longer")
+        lines.append(f"and {violations.count(rest, 'more worker')}, for which others waited no longer")
     without = {one for link in past.links for one in (link.source, link.host)} - {past.head, *past.hosts.values()}
     did = "took no part" if past.run.choice.spec.in_groups else "made a part of every version"
     return [*lines, *(f"host {host} had no workers, and {did}" for host in sorted(without))]
 
 
 def _who(past: Past, total: float) -> list[str]:
-    """(culprit, victim) of the greatest waiting."""
+    """Say which workers made others wait most, and which worker waited most."""
     waited, blamed = past.waited.seconds, past.waited.culprits
     if not blamed or waited < WORTH_SAYING * total:
         if not waited:
@@ -649,7 +651,7 @@ def _who(past: Past, total: float) -> list[str]:
 
 
 def _culprits(past: Past) -> tuple[list[int], str]:
-    """The workers that made the others wait most, and what they are called: one worker, or those of a host."""
+    """Return the workers that made others wait most, one or those of a host, and what to call them."""
     if (host := _blamed_host(past)) is not None:
         return [worker for worker in past.spent if past.hosts[worker] == host], f"the workers of {host}"
     culprit, _ = past.waited.culprits.most_common(1)[0]
@@ -657,7 +659,7 @@ def _culprits(past: Past) -> tuple[list[int], str]:
 
 
 def _blamed_host(past: Past) -> str | None:
-    """The host that made others wait most, if several of its workers had a part in that."""
+    """Return the host whose workers made others wait most, if not mainly one of them did."""
     hosts: Counter[str] = Counter()
     for worker, seconds in past.waited.culprits.items():
         if past.links:
@@ -670,10 +672,10 @@ def _blamed_host(past: Past) -> str | None:
 
 
 def _links(past: Past) -> Iterator[str]:
-    """Yield a sentence for each link that workers waited for much of their time, the worst first."""
+    """Yield a sentence for each link that took much of workers' time, the worst first."""
     found = []
     for link in past.links:
-        for what, waited in (("versions", link.versions), ("updates", link.updates), ("averages", link.averages)):
+        for what, waited in link.waited.items():
             worth = [worker for worker in waited if past.spent[worker].share(waited[worker]) >= WORTH_SAYING]
             seconds, stayed = sum(waited[one] for one in worth), sum(past.spent[one].stayed for one in worth)
             if worth:
@@ -690,23 +692,23 @@ def _links(past: Past) -> Iterator[str]:
 
 
 def _carried(past: Past) -> Iterator[str]:
-    """Yield a sentence for each link of a run whose workers own replicas: what it carried. The busiest comes first."""
+    """If workers own replicas, yield a sentence about what each link carried, the busiest first."""
     if not past.run.choice.spec.in_groups:
         return
     busiest = sorted(past.links, key=lambda link: -link.busy.seconds)
     for link in busiest[:SHOWN]:
         yield f"The link {link} carried {_what_moved(link.kinds)}."
     if rest := busiest[SHOWN:]:
-        yield f"{_count(len(rest), 'more link')} carried things for a shorter time."
+        yield f"{violations.count(len(rest), 'more link')} carried things for a shorter time."
 
 
-def _what_moved(kinds: Mapping[str, Moved]) -> str:
+def _what_moved(kinds: Mapping[str, MovedBytes]) -> str:
     there = [(MOVED[kind], kinds[kind]) for kind in MOVED if kind in kinds]
     return listed([f"{_bytes(one.bytes)} of {name} in {_seconds(one.busy.seconds)}" for name, one in there])
 
 
 def _meanwhile(past: Past, culprits: Sequence[int]) -> str:
-    """What the culprits did while the others waited for them."""
+    """Say what the culprits did while the others waited."""
     its, culprit = Meanwhile(), culprits[0]
     for worker in culprits:
         its.add(past.waited.meanwhile.get(worker, Meanwhile()))
@@ -728,7 +730,7 @@ def _meanwhile(past: Past, culprits: Sequence[int]) -> str:
 
 
 def _other_end(past: Past, host: str) -> str:
-    """What the other ends of that host's links are called."""
+    """Return what to call the other ends of this host's links."""
     ends = {one for link in past.links for one in (link.source, link.host) if host in (link.source, link.host)}
     return "the head" if ends - {host} == {past.head} else "other hosts"
 
@@ -761,7 +763,8 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
         network = past.run.config.get("scenario", {}).get("network")  # without one, memory that all workers map
         how = "larger batches make" if network is None else "a faster network or larger batches make"
         if past.links:
-            how = f"a faster link {max(past.links, key=_waited_for)} or larger batches make"
+            worst = max(past.links, key=lambda link: sum(sum(waited.values()) for waited in link.waited.values()))
+            how = f"a faster link {worst} or larger batches make"
         lines.append(f"Transfers took {_percent(phases['transferring'], total)} of the time: {how} that less{than}.")
     if not lines:
         lines.append(
@@ -772,13 +775,13 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
 
 
 def _prediction(past: Past, names: Sequence[str]) -> str:
-    """What predicts the pace of these protocols."""
+    """Say how to predict the pace of these protocols."""
     protocols, scenario = f"-p {past.run.choice} -p {' -p '.join(names)}", past.run.scenario
     if not scenario.links_hosts:
         return (
             f"paceline simulate --from {past.run.folder} {protocols} predicts the pace; only a run shows the accuracy."
         )
-    if scenario.compute is None:  # neither the run's costs nor its scenario is enough to simulate links between hosts
+    if scenario.compute is None:  # links between hosts can be simulated only from a scenario with compute
         return "Only a run shows the pace and the accuracy."
     return (
         f"paceline simulate with the run's scenario file and {protocols} predicts the pace; only a run shows the "
@@ -787,7 +790,7 @@ def _prediction(past: Past, names: Sequence[str]) -> str:
 
 
 def _crowded(past: Past, share: str) -> list[str]:
-    """What helps on machines with fewer cores than threads that compute; nothing if the cores are not known."""
+    """Say what helps on machines with fewer cores than threads; nothing if the cores are unknown."""
     run = past.run
     environment = run.config.get("environment", {})
     if run.simulated or "cores" not in environment:
@@ -807,7 +810,7 @@ def _crowded(past: Past, share: str) -> list[str]:
 
 
 def _waited_for_cores(workers: int, threads: int, cores: int, of: str, share: str) -> list[str]:
-    """What helps on a machine with so many cores, if more threads compute there. `of`: whose cores they are."""
+    """Say what helps on one machine, if it has fewer cores than threads. `of`: whose cores they are."""
     if workers * threads <= cores:
         return []
     each = "" if threads == 1 else f" with {threads} threads each"
@@ -846,7 +849,7 @@ def _step(past: Past, worker: int, step: int) -> list[str]:
     return lines
 
 
-def _wait(past: Past, wait: Wait, due: Mapping[int, float]) -> str:
+def _wait(past: Past, wait: WorkerWait, due: Mapping[int, float]) -> str:
     behind = max(due, key=lambda worker: due[worker], default=wait.awaited)
     itself = "" if behind == wait.awaited else f", which waited for worker {behind} itself"
     ended = "it had not ended by the end of the ledger" if wait.fact is None else _fact(wait.fact)
@@ -858,7 +861,7 @@ def _wait(past: Past, wait: Wait, due: Mapping[int, float]) -> str:
 
 
 def _average(average: Average, worker: int) -> str:
-    """How long the worker waited for that average, and what moved for it."""
+    """Say how long the worker waited for this average, and what moved for it."""
     whose = f"the {average.what} of {workers_named(average.members)} on {listed(average.hosts)}"
     took = f"{average.outcome} after {_seconds(average.ended - average.began)}"
     moved = "; ".join(
@@ -874,7 +877,7 @@ def _average(average: Average, worker: int) -> str:
 
 
 def _fact(fact: Fact) -> str:
-    """What happened, in a clause."""
+    """Return a fact as a clause."""
     match fact:
         case GradientReady(worker=worker, step=step):
             return f"the gradient of step {step} of worker {worker} was ready"
@@ -909,7 +912,7 @@ def _known(past: Past, worker: int) -> None:
 
 
 def _ratio(past: Past, workers: Sequence[int]) -> float | None:
-    """How many times as long as the others' the steps of these workers take, by medians."""
+    """Return the ratio of these workers' median step to the others'; None if it is unknown."""
     theirs = [seconds for worker, seconds in past.typical.items() if worker in workers]
     others = [seconds for worker, seconds in past.typical.items() if worker not in workers]
     if not theirs or not others or not median(others):
@@ -917,18 +920,8 @@ def _ratio(past: Past, workers: Sequence[int]) -> float | None:
     return median(theirs) / median(others)
 
 
-def _add(total: Counter[int], part: Mapping[int, float]) -> None:
-    """Add these seconds by worker."""
-    for worker, seconds in part.items():
-        total[worker] += seconds  # type: ignore[assignment]
-
-
 def _for(awaited: int | None) -> str:
     return "for no particular worker" if awaited is None else f"for worker {awaited}"
-
-
-def _waited_for(link: Link) -> float:
-    return sum(sum(waited.values()) for waited in (link.versions, link.updates, link.averages))
 
 
 def _rate(rate: float) -> str:
@@ -953,7 +946,3 @@ def _percent(part: float, whole: float) -> str:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number:,} {one}{'' if number == 1 else 's'}"

@@ -1,6 +1,6 @@
-"""Runs as they lie on disk: which folders are runs, what each came to, and how much space it takes.
+"""The folders of runs: which folders are runs, how each run ended, and how much space it takes.
 
-A listing may be of thousands of runs, so that it reads `config.toml` and `summary.json` alone, and opens no ledger.
+A listing may have thousands of runs. So it reads only `config.toml` and `summary.json`, and opens no ledger.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import os
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.core.phrases import error_line
 from paceline.files import opened_record, read_json, read_record
 from paceline.records.reading import HEAD, LEDGER, MALFORMED, SUMMARY, is_written
 from paceline.records.summary import Target, metrics_of, values_of
@@ -20,22 +21,22 @@ from paceline.records.summary import Target, metrics_of, values_of
 UNREADABLE = OSError, *MALFORMED
 CONFIG, VERSIONS = "config.toml", "versions"
 STATUSES = ("running", "completed", "interrupted", "failed", "diverged", "crashed", "damaged")
-"""`crashed`: no process writes the run any more, and it has no summary. `damaged`: a file of it can't be read."""
+"""`crashed`: the run has no summary, and no process writes it. `damaged`: one of its files can't be read."""
 
 
 def edit_file(run: Path, number: int) -> Path:
-    """Return the file with that change of the model's structure, from 1, and the values of its new tensors."""
+    """Return the file of this change of the model's structure, from 1, with the values of new tensors."""
     return run / "structures" / f"{number}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A run, as a listing shows it. What its files do not say is None."""
+    """A run in a listing. What its files do not say is None."""
 
     folder: Path
     status: str
     error: str | None = None
-    """Of a damaged run, what can't be read; of any other one, what ended it."""
+    """What can't be read of a damaged run, or what ended any other run."""
     began: float | None = None
     """Seconds since 1970: when `config.toml` was last written, as training began."""
     protocol: str | None = None
@@ -49,32 +50,20 @@ class Listed:
     metrics: Mapping[str, float | None] | None = None
     """Of the last evaluated version."""
     targets: Mapping[str, float | None] | None = None
-    """By target, after how many seconds it was met."""
+    """By target: the seconds after which it was met."""
     best: Mapping[str, float | None] | None = None
-    """By target, the best value of its metric in any recorded version."""
+    """By target: the best value of its metric."""
 
     def to_plain(self) -> dict[str, Any]:
-        """As `--json` prints it, but for the time, which the command writes as a date."""
-        protocol = None if self.protocol is None else {"name": self.protocol, "config": self.config}
-        return {
-            "folder": str(self.folder),
-            "status": self.status,
-            "error": self.error,
-            "began": self.began,
-            "protocol": protocol,
-            "workers": self.workers,
-            "script": self.script,
-            "simulated": self.simulated,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "metrics": self.metrics,
-            "targets": self.targets,
-            "best": self.best,
-        }
+        """Return what `--json` prints. The command writes `began` as a date."""
+        plain = asdict(self)
+        config = plain.pop("config")
+        protocol = None if self.protocol is None else {"name": self.protocol, "config": config}
+        return plain | {"folder": str(self.folder), "protocol": protocol}
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """The runs in that folder, and in the folders in it, as a comparison's; or the folder itself, if it is a run.
+    """Yield the folder itself if it is a run, or else the runs in it and in its folders, such as a comparison's.
 
     Links are not followed. Folders that can't be read are left out.
     """
@@ -89,7 +78,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run of ours has written into that folder: it has a ledger and a configuration."""
+    """Whether the folder is a run's: it has a ledger and a configuration."""
     return (folder / LEDGER).is_file() and (folder / CONFIG).is_file()
 
 
@@ -103,12 +92,11 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> Listed:
-    """The run in that folder. What can't be read of it makes it a damaged one."""
+    """Return the run in this folder. One that can't be read is `damaged`."""
     try:
         return _listed(folder)
     except UNREADABLE as error:
-        what = " ".join(str(error).split())[:80] or type(error).__name__
-        return Listed(folder=folder, status="damaged", error=what, began=_written(folder / CONFIG))
+        return Listed(folder=folder, status="damaged", error=error_line(error, 80), began=_written(folder / CONFIG))
 
 
 def _listed(folder: Path) -> Listed:
@@ -139,7 +127,7 @@ def _listed(folder: Path) -> Listed:
 
 
 def _came_to(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What its summary says of a run."""
+    """Return the fields that follow from the run's summary."""
     outcome = str(summary["outcome"])
     if outcome not in STATUSES:
         raise ValueError(f'its outcome is "{outcome}"')
@@ -172,7 +160,7 @@ def _written(path: Path) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Bytes of a run's files. One that has two names, as the last version has, counts once."""
+    """Bytes of a run's files. A file with two names, such as the last version's, counts once."""
 
     versions: int
     ledger: int
@@ -180,12 +168,11 @@ class Size:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.versions + self.ledger + self.rest
 
 
 def size_of(folder: Path) -> Size:
-    """What the run in that folder takes. A file that goes while this looks is not counted."""
+    """Measure the run in this folder. A file that is removed meanwhile is not counted."""
     sizes, seen = {"versions": 0, "ledger": 0, "rest": 0}, set()
     for path, _, files in os.walk(folder):
         inside = Path(path).relative_to(folder).parts

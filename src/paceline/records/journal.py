@@ -1,4 +1,4 @@
-"""Tells everything worth keeping of a run to two books at once: the ledger keeps each thing, the tally counts."""
+"""Records a run in its ledger, which keeps everything, and in its tally, which counts."""
 
 from __future__ import annotations
 
@@ -8,71 +8,65 @@ from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.records.ledger import Ledger
 from paceline.records.summary import MOVED, Tally
-from paceline.records.times import Fetch, StepTimes
+from paceline.records.times import FetchTimes, StepTimes
 
 
 class Journal:
-    """Tells both books what they have in common. Tell `ledger` directly what only the ledger keeps."""
+    """Writes what the ledger and the tally have in common. What only the ledger keeps goes to `ledger` directly."""
 
     def __init__(self, ledger: Ledger, tally: Tally | None = None) -> None:
-        """`tally`: what is known of a run that is resumed."""
+        """`tally`: that of a resumed run."""
         self.ledger = ledger
         self.tally = Tally() if tally is None else tally
         self._deaths: dict[str, str] = {}
         self._unmeasured = [version for version, metrics in self.tally.metrics.items() if not metrics]
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
-        """A fact, and the orders that followed from it."""
         self.ledger.record(fact, orders)
         self.tally.record(fact, orders)
 
     def undone(self, worker: int, step: int) -> None:
-        """The worker had already left when its replica was ordered to make that step."""
+        """Note a step that a replica was ordered when its worker had already left."""
         self.ledger.undone(worker, step)
         self.tally.undone(worker, step)
 
     def ended(self, outcome: str, error: str | None, at: float | None = None, stopped: str | None = None) -> None:
-        """The run has come to its end, `at` seconds since its start (default: at the last fact).
-
-        `stopped`: why a script had it end.
-        """
+        """Note the run's end, `at` seconds since its start (default: at the last fact). See `Ledger.ended`."""
         self.ledger.ended(outcome, error, self.tally.latest if at is None else at, stopped)
 
     def died(self, worker: int, how: str) -> None:
-        """The worker's process has ended so, before its script had."""
+        """Note how the worker's process ended before its script did."""
         self._deaths[str(worker)] = how
         self.ledger.note("deaths", self._deaths)
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
-        """Where a finished step's time went."""
         self.ledger.step_times(worker, step, times)
         self.tally.step_times(worker, times)
 
-    def fetched(self, fetch: Fetch) -> None:
-        """A host has fetched an item from another one."""
+    def fetched(self, fetch: FetchTimes) -> None:
         self.ledger.fetched(fetch)
         self.tally.fetched(fetch)
 
     def moved(self, cpu_seconds: Mapping[str, float]) -> None:
-        """By host: moving bytes between hosts has taken so much time of processors since the run began, or went on."""
+        """Add the CPU seconds of moving bytes between hosts, by host, since the run began or was resumed."""
         self.tally.moved(cpu_seconds)
         if cpu_seconds:
             self.ledger.note(MOVED, self.tally.moved_seconds)
 
     def recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
-        """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""
+        """Note a recorded version. See `Ledger.version_recorded`."""
         self.ledger.version_recorded(version, at, samples, sha256, file)
         self.tally.recorded(version, at, samples)
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
-        """What the script's `evaluate` said of a recorded version."""
+        """Note the metrics of a recorded version."""
         self.ledger.evaluated(version, metrics)
         self.tally.evaluated(version, metrics)
-        if not metrics:  # otherwise no row of the ledger would tell this
+        if not metrics:  # the ledger has no row for a version without metrics
             self._unmeasured.append(version)
             self.ledger.note("unmeasured", self._unmeasured)
 
     def consensus(self, version: int, at: float, replicas: int, distance: float) -> None:
-        """How far so many replicas were from their mean, which is that recorded version. See `Tally.consensus`."""
+        """Note how far the replicas were from their mean. See `Ledger.consensus`."""
         self.ledger.consensus(version, at, replicas, distance)
         self.tally.consensus(version, at, distance)

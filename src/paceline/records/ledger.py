@@ -1,9 +1,9 @@
-"""The ledger: every fact and every order of a run, and what the run measured, in one SQLite file.
+"""The ledger: all facts, orders and measurements of a run, in one SQLite file.
 
-A thread of its own writes it, so that recording costs the decision path one put on a queue. What it
-finds there goes into one transaction: a fact is never without its orders, and a killed run leaves
-everything but its last fraction of a second. sqlite3, pandas or duckdb alone can read the file; the
-schema's comments say what each column is. Times are seconds, `at` and `began` since the run's start.
+A thread writes it, so recording costs the decision path one put on a queue. The thread writes what it finds there in
+one transaction. So a fact is never without its orders, and a killed run loses only its last fraction of a second.
+sqlite3, pandas or duckdb alone can read the file, and the schema's comments explain the columns. Times are seconds,
+and moments (`at`, `began`) count from the run's start.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.files import MODE, opened_record, unforeseen
-from paceline.records.times import Fetch, StepTimes, TransferTimes
+from paceline.records.times import FetchTimes, StepTimes, TransferTimes
 
 SCHEMA = 14
-"""The schema's number, in `PRAGMA user_version`. No other one is read."""
+"""The schema's number, in `PRAGMA user_version`. Only this one can be read."""
 SEVERAL = bytes.fromhex("d9d505f920a163d7")
-"""How a journal ends that is one of several databases'."""
+"""The last bytes of a journal that belongs to several databases."""
 MARKED = ("leases", "looks", "epochs", "transfers")
-"""The tables whose rows a mark counts, in the order of its columns."""
+"""The tables whose last rows a mark notes, in the order of its columns."""
 
 TABLES = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT);  -- value: JSON
@@ -243,7 +243,7 @@ _BEGAN = """
     ON CONFLICT (segment) DO UPDATE SET fact = excluded.fact, at = excluded.at, version = excluded.version,
         workers = excluded.workers, protocol = excluded.protocol, environment = excluded.environment
 """
-"""Note that a segment has begun. If it goes on from a snapshot, it has a row already."""
+"""Note that a segment has begun. One that goes on from a snapshot has a row already."""
 _MACHINES = """
     UPDATE segments SET environment = (SELECT value FROM run WHERE key = 'environment')
     WHERE segment = (SELECT max(segment) FROM segments)
@@ -258,11 +258,12 @@ _OPENED_OTHERWISE = """
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
 MOST_BEHIND = 200_000
-"""The most records that may wait to be written: some hundred megabytes. With a slower disk, recording waits."""
+"""Records that may wait to be written, some hundred megabytes. With a slower disk, recording waits."""
 
 FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
 """Decoders for the bodies of facts, by kind."""
-_ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
+ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
+"""Decoders for the bodies of orders, by kind."""
 
 
 _Rows = defaultdict[str, list[tuple[Any, ...]]]
@@ -272,16 +273,17 @@ _Statement = tuple[str, list[tuple[Any, ...]]]
 
 
 class Ledger:
-    """Writes a run's ledger. Any thread may call any method, and none fails before `close`.
+    """Writes a run's ledger. Any thread may call any method, but only one thread may call `record`.
 
-    None waits, but for `record`, while the disk is too far `behind`. One thread alone records. What is handed over must
+    Errors are raised by `close`. Only `record` waits, while the disk is too far `behind`. Values that were passed must
     not be changed afterwards. Nothing is recorded after `close`.
     """
 
     def __init__(self, path: Path, resume: bool = False) -> None:
-        """Create the file, or go on in the one that `records.truncate` has cut.
+        """Create the file, or open the one that `records.truncate` has cut.
 
-        Raises ConfigError if there is one, or none to go on in, and RunFailed if it cannot be written.
+        Raises ConfigError if a new file is there already or the old one is missing, and RunFailed if the file cannot be
+        written.
         """
         if path.exists() and not resume:
             raise ConfigError(f"{path} exists already; a run needs a folder of its own")
@@ -290,7 +292,7 @@ class Ledger:
         self._path = path
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._asked = self._reached = 0
-        """How often it was asked whether all is written, and up to which of these it is."""
+        """The last number that `ask` returned, and the last one up to which all is written."""
         self._facts = 0
         self._closing = threading.Event()
         self._error: Exception | None = None
@@ -313,7 +315,7 @@ class Ledger:
         self._thread.start()
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
-        """A fact, and the orders that followed from it. Waits while the disk is too far behind."""
+        """Record a fact with its orders. Waits while the disk is too far behind."""
         while self.behind:
             time.sleep(GATHER / 10)
         self._facts += 1
@@ -325,158 +327,155 @@ class Ledger:
         return self._facts
 
     def mark(self) -> None:
-        """A snapshot was taken after the last fact's orders: whatever is told until now belongs to it, and no more."""
+        """Note a snapshot after the last fact's orders. All that was recorded until now belongs to it."""
         self._queue.put(("mark", self._facts))
 
     def ask(self) -> int:
-        """Return a number for `has`: whatever is told until now."""
+        """Return a number for `has`, which stands for all that was recorded until now."""
         self._asked += 1
         self._queue.put(("asked", self._asked))
         return self._asked
 
     def has(self, number: int) -> bool:
-        """Whether all that was told before `ask` returned this number is in the file."""
+        """Whether all that was recorded before `ask` returned this number is in the file."""
         return self._reached >= number
 
     @property
     def broken(self) -> bool:
-        """Whether something could not be written, so that nothing is written any more. `close` says why."""
+        """Whether writing has failed. Nothing more is written, and `close` raises the reason."""
         return self._error is not None
 
     @property
     def behind(self) -> int:
-        """How many records wait to be written, if those are too many: then the recording thread waits for the disk."""
+        """How many records wait to be written, if they are too many; else 0."""
         waiting = self._queue.qsize()
         return waiting if waiting >= MOST_BEHIND else 0
 
     def pushed(self, worker: int, step: int, learning_rates: Sequence[float], batch: int | None) -> None:
-        """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
+        """Note a step's push: the learning rate of each parameter group, and the samples (None: not counted)."""
         self._queue.put(("pushes", worker, step, learning_rates, batch))
 
     def epoch_opened(
         self, epoch: int, order: Sequence[Sequence[int]], digest: str, first: int = 0, expected: int | None = None
     ) -> None:
-        """An epoch, or a block of it from batch `first` on: its batches' sample ids, and the digest up to there.
+        """Note an epoch, or a block of it from batch `first` on: its batches' sample ids, and the digest up to its end.
 
-        `expected`: samples in the whole epoch, if that is known.
+        `expected`: samples in the whole epoch, if known.
         """
         samples = sum(map(len, order))
         self._queue.put(("epochs", epoch, len(order), samples, digest, order, first, expected))
 
     def opened_otherwise(self, epoch: int) -> None:
-        """Forget how that epoch was opened before it was opened now: none of its batches was used.
+        """Forget the earlier row of this epoch, which was opened anew before any of its batches was used.
 
-        The new row is there already, so that no mark includes its number.
+        The new row is written first, so that no mark includes its number.
         """
         self._queue.put(("opened otherwise", epoch))
 
     def batch_used(
         self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped", "again"]
     ) -> None:
-        """Note that a batch went into this step's update, or was consumed before it and skipped.
+        """Note that a batch went into this step's update (`step`), or was consumed before it and skipped (`skipped`).
 
-        again: it went into this step's update after the worker had used it in an earlier step.
+        `again`: it went into this step's update after the worker had used it in an earlier step.
         """
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
     def leased(self, worker: int, during: int | None, batch: tuple[int, int] | None, for_now: bool = False) -> None:
-        """Note what the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing (for now).
+        """Note the answer to a worker that asked for a batch in epoch `during`: (epoch, batch), or nothing (for now).
 
-        No epoch: the worker joins, and from now on its new process asks.
+        `during` is None if the worker joins. Later questions come from its new process.
         """
         epoch, index = batch or ((-1, -1) if for_now else (None, None))
         self._queue.put(("leases", worker, during, epoch, index))
 
     def taken(self, worker: int, batch: tuple[int, int]) -> None:
-        """Note that the worker's last lease of that batch is void: another worker was given it before its use."""
+        """Note that the worker's last lease of this batch is void: it was given to another worker before its use."""
         self._queue.put(("leases", worker, None, *batch))
 
     def looked_at(self, worker: int, epoch: int, batch: int | None) -> None:
-        """The worker's loop only looked at that batch, or fetched it ahead meanwhile: it counts as never leased.
+        """Note that the worker's loop only looked at this batch, or fetched it ahead. It counts as never leased.
 
-        None: the loop was left nothing in the end, and its last question for a batch counts as never asked.
+        None: no batch was left for the loop at last, and its last question counts as never asked.
         """
         self._queue.put(("looks", worker, epoch, batch))
 
     def undone(self, worker: int, step: int) -> None:
-        """The worker had already left when its replica was ordered to make that step."""
+        """Note a step that a replica was ordered when its worker had already left."""
         self._queue.put(("undone", worker, step))
 
     def checked(self, version: int, checksum: int) -> None:
-        """That version was made. `checksum` is the sum of its bits, as whole numbers modulo 2**64."""
+        """Note a version's checksum: the sum of its bits, as whole numbers modulo 2**64."""
         self._queue.put(("checksums", version, f"{checksum:016x}"))
 
     def committed(self, version: int, at: float) -> None:
-        """The store has made that version, `at` seconds since the run's start."""
+        """Note when the store made a version, in seconds since the run's start."""
         self._queue.put(("commits", version, at))
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
-        """Where a finished step's time went."""
         t = times
         parts = (t.compute, t.push, t.wait, t.pull, t.other, t.to_device, t.from_device)
         self._queue.put(("step_times", worker, step, t.began, *parts))
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        """A transfer of so many bytes has ended: a step's push, a version's pull, or a part of a group's average.
+        """Note a transfer that has ended: a step's push, a version's pull, or a part of a group's average.
 
-        For an average, the number is the group's. The schema's text does not say so, as it has to stay as it is.
+        An average's number is the group's. The schema's text does not say so, because it must not change.
         """
         self._queue.put(("transfers", worker, direction, number, size, times.began, times.ended, times.delivered))
 
-    def fetched(self, fetch: Fetch) -> None:
-        """A host has fetched an item from another one."""
+    def fetched(self, fetch: FetchTimes) -> None:
         f = fetch
         columns = (f.host, f.source, f.kind, f.worker, f.number, f.bytes, f.began, f.ended)
         self._queue.put(("fetches", self._facts, *columns))
 
     def agreed(self, worker: int, call: tuple[int, int], how: str, value: Any, result: Any) -> None:
-        """A worker's call of `agree` was answered: (epoch, how manieth there), what it gave, and what it got."""
+        """Note a worker's call of `agree`, (epoch, its number in it from 0), with what it gave and what it got."""
         self._queue.put(("agreed", self._facts, worker, *call, how, json.dumps(value), json.dumps(result)))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
-        """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""
+        """Note a recorded version: when it was made, its samples in all, and its file in the run's folder."""
         self._queue.put(("versions", version, at, samples, sha256, file))
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
-        """What the script's `evaluate` said of a recorded version."""
+        """Note the metrics of a recorded version."""
         for metric, value in metrics.items():
             self._queue.put(("evaluations", version, metric, value))
 
     def consensus(self, version: int, at: float, replicas: int, distance: float) -> None:
-        """How far so many replicas were from their mean, which is that recorded version.
+        """Note how far the replicas were from their mean, which is this recorded version.
 
-        The root mean square of their Euclidean distances from it, `at` seconds since the run's start.
+        `distance` is the root mean square of their Euclidean distances from it.
         """
         self._queue.put(("consensus", version, at, replicas, distance))
 
     def logged(self, worker: int, step: int, at: float, name: str, value: float) -> None:
-        """A scalar that the script logged, `at` seconds since the run's start."""
         self._queue.put(("scalars", worker, step, at, name, value))
 
     def note(self, key: str, value: Any) -> None:
-        """Note something about the run as a whole, any JSON value. A later value replaces an earlier one."""
+        """Note a JSON value about the whole run. It replaces an earlier value of this key."""
         self.note_all({key: value})
 
     def note_all(self, values: Mapping[str, Any]) -> None:
-        """Note all of these, or none if the run is killed meanwhile."""
+        """Note all of these values in one transaction."""
         self._queue.put(("notes", [(key, _json(value)) for key, value in values.items()]))
 
     def machines_noted(self) -> None:
-        """What was noted of the machines since the newest segment began is true of that, as a host has come."""
+        """Copy what is noted of the machines into the newest segment, as a host has joined it."""
         self._queue.put(("machines",))
 
     def ended(self, outcome: str, error: str | None, at: float, stopped: str | None = None) -> None:
-        """The run has come to its end at `at` seconds. Note that, and the number of its facts, under the key `end`.
+        """Note how and when the run ended, and its number of facts, under the key `end`.
 
-        `stopped`: why a script had it end.
+        `stopped`: why a script ended it.
         """
         said = {} if stopped is None else {"stopped": stopped}
         self.note("end", {"outcome": outcome, "error": error, "at": at, "facts": self._facts, **said})
 
     def close(self) -> None:
-        """Write what is left, so that the one file has it all. A second call does nothing.
+        """Write what is left into the one file. A second call does nothing.
 
-        Raises RunFailed if anything could not be written; what had been committed is readable even then.
+        Raises RunFailed if anything could not be written. What was committed before stays readable.
         """
         self._closing.set()
         self._queue.put(None)
@@ -503,11 +502,11 @@ class Ledger:
                     self._database.execute("PRAGMA journal_mode = DELETE")
         except Exception as error:
             self._error = error
-            while not self._closing.is_set():  # this loop leaves nothing waiting
+            while not self._closing.is_set():  # empty the queue, so that `record` does not wait
                 self._queue.get()
 
     def _write_batch(self) -> bool:
-        """Commit what there is, as one transaction. Return whether more may come."""
+        """Commit all records in the queue, as one transaction. Return whether more may come."""
         batch = [self._queue.get()]
         if self._queue.qsize() < AT_MOST:
             self._closing.wait(GATHER)
@@ -520,7 +519,7 @@ class Ledger:
         return None not in batch
 
     def _statements(self, batch: Sequence[tuple[Any, ...] | None]) -> list[_Statement]:
-        """What is to be executed for these records. A mark and a beginning see the rows before them, and no others."""
+        """Return the statements for these records. A mark and a beginning see the rows before them, and no others."""
         found: list[_Statement] = []
         rows: _Rows = defaultdict(list)
         for item in batch:
@@ -553,14 +552,14 @@ class Ledger:
 
 
 class NoLedger(Ledger):
-    """Has a ledger's methods and keeps nothing: for simulations of which only the numbers are wanted."""
+    """A ledger that keeps nothing, for simulations without a folder."""
 
     def __init__(self) -> None:
         self._queue = _Nowhere()
         self._facts = 0
 
     def close(self) -> None:
-        """Do nothing."""
+        """Nothing is left to write."""
 
 
 class _Nowhere(SimpleQueue[Any]):
@@ -571,9 +570,9 @@ class _Nowhere(SimpleQueue[Any]):
 
 
 def _locked(folder: Path) -> int | None:
-    """The folder, open and locked; None if another process has locked it.
+    """Open and lock the folder. Return its descriptor, or None if another process has locked it.
 
-    The lock shows that the run still goes on, and ends with its launcher.
+    The lock shows that the run goes on. It ends with the launcher.
     """
     try:
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -583,7 +582,7 @@ def _locked(folder: Path) -> int | None:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(GATHER / 10)  # who only asks whether the run goes on locks it for a moment
+            time.sleep(GATHER / 10)  # a process that asks whether the run goes on locks it for a moment
         except OSError:  # not every file system has locks
             return directory
         else:
@@ -593,7 +592,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a ledger for reading, finished or not. Raises ConfigError if there is none that this version reads."""
+    """Open a ledger for reading, finished or not. Raises ConfigError if this version can't read it."""
     roll_back(path)
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
@@ -614,7 +613,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @cache
 def made() -> dict[str, str]:
-    """By name, how a run makes its tables and views, without comments."""
+    """Return the SQL of each table and view of the schema by name, without comments."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(TABLES)
         rows = database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
@@ -622,16 +621,16 @@ def made() -> dict[str, str]:
 
 
 def without_comments(sql: str) -> str:
-    """How a table is made. What its comments say of its columns may be put better later."""
+    """Return a table's SQL without comments, whose wording may differ between versions of Paceline."""
     return " ".join(re.sub("--.*", "", sql).split())
 
 
 def roll_back(path: Path) -> None:
-    """Undo the transaction that a killed process may have left half written. Reading alone can't.
+    """Undo a transaction that a killed process left half written, which a reader can't do.
 
-    SQLite writes without its write-ahead log only as that is switched on and off, at a run's beginning and end.
-    Raises ConfigError if the folder can't be written, or if one of SQLite's files is none that a run has written:
-    SQLite would write through a link, and remove any file that a journal of several databases names as their list.
+    Only switching the write-ahead log on and off, at a run's beginning and end, writes without that log. Raises
+    ConfigError if the folder can't be written, or if one of SQLite's files was not written by a run: SQLite would write
+    through a link, and remove any file that the journal of several databases names.
     """
     beside = [path.with_name(path.name + side) for side in ("", "-wal", "-shm", "-journal")]
     for file in beside:
@@ -660,7 +659,7 @@ def roll_back(path: Path) -> None:
 
 
 def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
-    """Yield every fact with its orders, `why` included, in the order in which they were recorded."""
+    """Yield every fact with its orders, `why` included, in their order."""
     with closing(connect(path)) as database:
         rows = database.execute(
             "SELECT facts.id, facts.kind, facts.body, orders.kind, orders.body, orders.why "
@@ -673,7 +672,7 @@ def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
 
 def _order(kind: str, body: str, why: str) -> Order:
     fields = body[: body.rindex("}")]  # no kind of order is without fields
-    order: Order = _ORDERS[kind].decode(f'{fields},"why":{why}}}')
+    order: Order = ORDERS[kind].decode(f'{fields},"why":{why}}}')
     return order
 
 
@@ -688,7 +687,7 @@ def _inserts(rows: _Rows) -> list[_Statement]:
 
 
 def _columns(value: Fact | Order) -> tuple[Any, ...]:
-    """Its kind, worker, step and version; None for fields that it lacks."""
+    """Return the kind, worker, step and version; None for a field that `value` lacks."""
     return (type(value).__name__, *(getattr(value, name, None) for name in ("worker", "step", "version")))
 
 

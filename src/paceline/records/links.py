@@ -1,4 +1,4 @@
-"""Links between hosts: how much moved over each, how fast, and how long workers waited for that."""
+"""Links between hosts: the bytes that each carried, how fast, and how long workers waited for them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from paceline.records.averages import Moved
+from paceline.records.averages import MovedBytes
 from paceline.records.reading import read_fetches
 from paceline.records.times import Busy
 
 LEAST = 1000
-"""How many spans are kept before those that no longer matter are forgotten."""
+"""Spans that are kept before those that no longer matter are forgotten."""
 
 _CAME_LAST = """
     SELECT kind, source, host, count(*) FROM (
@@ -20,36 +20,40 @@ _CAME_LAST = """
         GROUP BY kind, iif(kind = 'version', host, NULL), worker, number
     ) GROUP BY kind, source, host ORDER BY kind, source, host
 """
-"""For each link, how often it brought the last part of a version to a host, or of an update or a sum to all that need
-it."""
+"""How often each link brought the last part of a version to its host, or of an update or a sum to all its hosts."""
 
 
 @dataclass(slots=True, eq=False)
-class Link:
-    """One way between two hosts."""
+class LinkTraffic:
+    """What one direction between two hosts carried, and the waits for it."""
 
     source: str
     host: str
     bytes: int = 0
     busy: Busy = field(default_factory=Busy)
-    """The time in which anything moved over it."""
+    """The time in which anything moved."""
     versions: dict[int, float] = field(default_factory=dict)
-    """By worker: seconds that it waited for versions over this link.
+    """By worker: seconds of waiting for versions over this link.
 
-    A wait for several links is divided among them by how often each one was the last to bring its part."""
+    A wait for several links is divided among them by how often each brought its part last."""
     updates: dict[int, float] = field(default_factory=dict)
-    """By worker: seconds that it waited for its updates to go over this link, divided in the same way."""
+    """By worker: seconds of waiting for its updates over this link, divided in the same way."""
     averages: dict[int, float] = field(default_factory=dict)
-    """By worker: seconds that it waited for averages of its groups whose last part came over this link."""
-    kinds: dict[str, Moved] = field(default_factory=dict)
-    """By kind of what moved, as `Fetch` has it."""
+    """By worker: seconds of waiting for averages whose last part came over this link."""
+    kinds: dict[str, MovedBytes] = field(default_factory=dict)
+    """By `FetchTimes.kind`."""
 
     def __str__(self) -> str:
         return f"{self.source} → {self.host}"
 
     @property
+    def waited(self) -> dict[str, dict[int, float]]:
+        """By what was waited for: seconds by worker."""
+        return {"versions": self.versions, "updates": self.updates, "averages": self.averages}
+
+    @property
     def rate(self) -> float:
-        """Bytes a second, while anything moved."""
+        """Bytes a second while anything moved."""
         return self.bytes / self.busy.seconds if self.busy.seconds else 0.0
 
 
@@ -57,24 +61,24 @@ def links(
     ledger: sqlite3.Connection,
     hosts: Mapping[int, str],
     averaged: Mapping[tuple[str, str], Mapping[int, float]] | None = None,
-) -> list[Link]:
-    """All links of a run that anything moved over, in the order of their names. `hosts`: by worker.
+) -> list[LinkTraffic]:
+    """Return the links of a run that carried anything, in the order of their names. `hosts`: by worker.
 
-    `averaged`: where each worker owns a replica, by link and worker: the seconds of waiting for averages whose last
-    part came over that link. No worker waits for versions and updates there.
+    `averaged` is given if each worker owns a replica, where no worker waits for versions and updates. It has, by link
+    and worker, the seconds of waiting for averages whose last part came over the link.
     """
-    found: dict[tuple[str, str], Link] = {}
+    found: dict[tuple[str, str], LinkTraffic] = {}
     for fetch in read_fetches(ledger):
-        link = found.setdefault((fetch.source, fetch.host), Link(fetch.source, fetch.host))
+        link = found.setdefault((fetch.source, fetch.host), LinkTraffic(fetch.source, fetch.host))
         link.bytes += fetch.bytes
         link.busy.add(fetch.began, fetch.ended)
-        link.kinds.setdefault(fetch.kind, Moved()).add(fetch.bytes, fetch.began, fetch.ended)
+        link.kinds.setdefault(fetch.kind, MovedBytes()).add(fetch.bytes, fetch.began, fetch.ended)
     if averaged is not None:
         for ends, waited in averaged.items():
             found[ends].averages.update(sorted(waited.items()))
         return [found[ends] for ends in sorted(found)]
-    last: dict[tuple[str, str], dict[Link, int]] = {}
-    """By kind of item and the worker's host: how often each link was the one that was waited for."""
+    last: dict[tuple[str, str], dict[LinkTraffic, int]] = {}
+    """By kind of item and the worker's host: how often each link brought its part last."""
     for kind, source, host, times in ledger.execute(_CAME_LAST):
         key = ("version", host) if kind == "version" else ("update", source)
         brought, link = last.setdefault(key, {}), found[source, host]
@@ -89,17 +93,17 @@ def links(
     return [found[ends] for ends in sorted(found)]
 
 
-def _shares(times: Mapping[Link, int]) -> Iterator[tuple[Link, float]]:
-    """Yield each link and its share of all times."""
+def _shares(times: Mapping[LinkTraffic, int]) -> Iterator[tuple[LinkTraffic, float]]:
+    """Yield each link with its share of the sum of `times`."""
     for link, number in times.items():
         yield link, number / sum(times.values())
 
 
-class Moving:
-    """When anything of a worker's was under way between hosts. Read in the order of time, as far as is needed."""
+class InTransit:
+    """When a worker's updates and versions were moving between hosts. The ledger is read as far as needed."""
 
     def __init__(self, ledger: sqlite3.Connection, hosts: Mapping[int, str]) -> None:
-        """`hosts`: by worker, as it is known when a worker is asked for."""
+        """`hosts`: by worker. It is read by `seconds`."""
         self._hosts = hosts
         self._rows = ledger.execute(
             "SELECT kind, worker, iif(kind = 'sum', source, host), began, ended FROM fetches WHERE kind <> 'other' "
@@ -107,12 +111,12 @@ class Moving:
         )
         self._next = next(self._rows, None)
         self._spans: dict[int | tuple[str, str], list[tuple[float, float]]] = {}
-        """By worker, its updates; by kind and host, versions for it and sums that it made. In order, and none touch."""
+        """By worker: its updates. By kind and host: versions for the host, and its sums. In order; no two touch."""
         self._kept = 0
         self._most = LEAST
 
     def read(self, until: float) -> None:
-        """Read what began before then."""
+        """Read the fetches that began before `until`."""
         while self._next is not None and self._next[3] < until:
             kind, worker, host, began, ended = self._next
             spans = self._spans.setdefault(worker if kind == "update" else (kind, host), [])
@@ -124,7 +128,7 @@ class Moving:
             self._next = next(self._rows, None)
 
     def seconds(self, worker: int, began: float, ended: float) -> float:
-        """How long in this time the worker's update, its host's sum, or a version for its host, was under way."""
+        """Return how long the worker's update, its host's sum, or a version for its host moved in this time."""
         busy, host = Busy(), self._hosts.get(worker, "")
         spans = [one for key in (worker, ("version", host), ("sum", host)) for one in self._within(key, began, ended)]
         for since, until in sorted(spans, key=lambda span: span[1]):
@@ -132,7 +136,7 @@ class Moving:
         return busy.seconds
 
     def forget(self, before: float) -> None:
-        """Forget what ended before then, now and then."""
+        """Forget the spans that ended before `before`, if there are many."""
         if self._kept <= self._most:
             return
         for spans in self._spans.values():

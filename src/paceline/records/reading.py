@@ -1,4 +1,4 @@
-"""How every command opens a run's folder: what was run, its ledger, and its summary if the run has ended."""
+"""Opens a run's folder: its configuration, its ledger, and its summary if the run has ended."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.agreements import Call, Value
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import Order, Why
+from paceline.core.phrases import error_line
 from paceline.errors import ConfigError, ProtocolViolation
 from paceline.files import opened_record
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import MOVED, Summary, Tally, Target, read
-from paceline.records.times import Fetch, StepTimes
+from paceline.records.times import FetchTimes, StepTimes
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import from_plain
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
-"""The two files of a run's folder that say how it went."""
+"""The two files of a run's folder that say how the run went."""
 HEAD = b"SQLite format 3\0"
 SHOWN = 6
-"""How many runs of a folder a message names."""
+"""Runs of a folder that a message names."""
 
 
 MALFORMED = (
@@ -48,79 +50,77 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""Errors that reading a record may raise, if it was not written by a run."""
+"""Errors from reading a record that no run has written."""
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn errors from a malformed record of that run into ConfigError, in one line."""
+    """Turn errors from malformed records of this run into ConfigError, in one line."""
     try:
         yield
     except MALFORMED as error:
-        what = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ConfigError(f"{folder}: its ledger can't be read ({what}); see paceline check") from error
+        raise ConfigError(f"{folder}: its ledger can't be read ({error_line(error)}); see paceline check") from error
 
 
 class LedgerDamaged(ConfigError):
-    """There is a ledger, but SQLite can't read it."""
+    """SQLite can't read the ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run that was made, real or simulated. Close `ledger` when done with it."""
+    """A recorded run, real or simulated. Close `ledger` after use."""
 
     folder: Path
     choice: Choice
-    """The protocol that the run began with; of a run of several segments, its newest one."""
+    """The protocol that the newest segment began with."""
     segments: Sequence[Segment]
-    """Those that have begun, in order; one if the run was never resumed."""
+    """The segments that have begun, in order; one if the run was never resumed."""
     workers: int
-    """How many workers there were to be. The facts say which took part."""
+    """The configured workers. The facts say which took part."""
     seed: int
     scenario: Scenario
     config: Mapping[str, Any]
-    """All that the ledger's table `run` has, by key, except its end."""
+    """The ledger's table `run`, by key, without `end`."""
     simulated: bool
     ledger: sqlite3.Connection
     """For reading only."""
     end: Any
-    """What the ledger noted as the run came to its end; None if it crashed before."""
+    """The ledger's note `end`; None if the run crashed."""
     summary: Summary | None
-    """None if the run ended before it could write one."""
+    """None if the run crashed."""
 
     @property
     def ended(self) -> bool:
-        """Whether the run came to its end. If not, its ledger has all but its last moments."""
+        """Whether the run reached its end. If not, the ledger lacks its last moments."""
         return self.summary is not None
 
     def sentence(self, why: Why, at: float) -> str:
-        """Write out a reason of an order that was given at that moment."""
+        """Write out the reason of an order from that moment."""
         return segment_at(self.segments, at).choice.sentence(why)
 
     def scenario_of(self, segment: Segment) -> Scenario:
-        """What the machines were like in that segment: a run may go on with another scenario, or on other hosts."""
+        """Return the scenario of this segment. A resumed run may have another scenario, or other hosts."""
         noted = segment.notes.get("scenario")
         return self.scenario if noted is None else from_plain(noted, str(self.folder))
 
     @property
     def targets(self) -> list[Target]:
-        """The targets that the run was given."""
         return [Target.parse(text) for text in self.config.get("targets", ())]
 
     @property
     def metrics(self) -> list[str]:
-        """What they are of."""
+        """The targets' metrics."""
         return [target.metric for target in self.targets]
 
     @property
     def unended(self) -> str:
-        """A line for the reader if the run did not come to its end; else empty."""
+        """A line for the user if the run crashed; else empty."""
         if self.ended:
             return ""
         return f"{self.folder}: the run crashed before its end; this is what its ledger has, up to there"
 
     def history(self) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
-        """Every fact with its orders, `why` included, in the order in which they were recorded."""
+        """Yield every fact with its orders, `why` included, in their order."""
         return read_facts(self.folder / LEDGER)
 
 
@@ -131,9 +131,9 @@ def measure(
     *,
     metrics: Collection[str] = (),
 ) -> None:
-    """Tell the tally what the ledger's tables have measured. It knows the facts already. `at` is told each table.
+    """Add the ledger's measurements to a tally that has its facts. `at` is called with each table.
 
-    `metrics` are those of the run's targets: what scripts logged of these counts, too.
+    `metrics`: those of the run's targets. Logged values of these count, too.
     """
     at("step_times")
     parts = "compute, push, wait, pull, other, to_device, from_device"
@@ -168,9 +168,9 @@ def measure(
 def logged_of(
     ledger: sqlite3.Connection, metrics: Collection[str]
 ) -> Iterator[tuple[str, int, int, int, float, float]]:
-    """What scripts logged of these metrics, in that order: metric, worker, step, version, moment and value.
+    """Yield logged values of these metrics, in order: metric, worker, step, version, moment and value.
 
-    A value is of the version that its worker's step was released on.
+    The version is the one that the worker's step was released on.
     """
     names = sorted(set(metrics))
     rows = ledger.execute(
@@ -186,15 +186,15 @@ def logged_of(
         yield (*row, math.nan if value is None else value)
 
 
-def read_fetches(ledger: sqlite3.Connection) -> Iterator[Fetch]:
-    """Every fetch of a run on several hosts, in the order in which they ended."""
+def read_fetches(ledger: sqlite3.Connection) -> Iterator[FetchTimes]:
+    """Yield every fetch between hosts, in the order of their ends."""
     columns = ("host", "source", "kind", "worker", "number", "bytes", "began", "ended")
     for row in ledger.execute(f"SELECT {', '.join(columns)} FROM fetches ORDER BY rowid"):
-        yield Fetch(**dict(zip(columns, row, strict=True)))
+        yield FetchTimes(**dict(zip(columns, row, strict=True)))
 
 
 def moved(ledger: sqlite3.Connection) -> dict[str, float]:
-    """By host: the time of processors that moving bytes has taken, as the run has noted it."""
+    """Return the CPU seconds that moving bytes has taken, by host, as the run noted them."""
     row = ledger.execute("SELECT value FROM run WHERE key = ?", (MOVED,)).fetchone()
     found = {} if row is None else json.loads(row[0])
     known = found.items() if isinstance(found, dict) else ()
@@ -202,7 +202,7 @@ def moved(ledger: sqlite3.Connection) -> dict[str, float]:
 
 
 def tally_of(path: Path, metrics: Collection[str] = ()) -> Tally:
-    """What a tally knows of the run with this ledger: a run that goes on in the ledger counts on from there.
+    """Return the tally of the run with this ledger. A resumed run counts on from there.
 
     `metrics`: those of its targets.
     """
@@ -214,18 +214,47 @@ def tally_of(path: Path, metrics: Collection[str] = ()) -> Tally:
     return tally
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What the next segment of a resumed run needs from the ledger, once that is cut at the snapshot."""
+
+    recorded: dict[int, str]
+    """By recorded version: the hash of its parameters."""
+    went_on_from: set[int]
+    """Facts from whose snapshots segments of the run began."""
+    epoch_samples: int | None
+    """Samples in its first epoch; None if no epoch was opened, or they are not counted."""
+    agreed: dict[Call, Value]
+    """The results of `agree`, by call."""
+
+
+def read_before(folder: Path) -> Before:
+    """Read this from the ledger in that folder."""
+    with closing(connect(folder / LEDGER)) as ledger:
+        first = ledger.execute("SELECT expected FROM epochs ORDER BY rowid LIMIT 1").fetchone()
+        snapshots = ledger.execute("SELECT snapshot FROM segments WHERE snapshot IS NOT NULL")
+        return Before(
+            recorded=dict(ledger.execute("SELECT version, sha256 FROM versions")),
+            went_on_from={fact for (fact,) in snapshots},
+            epoch_samples=first[0] if first else None,
+            agreed={
+                Call(epoch, nth): json.loads(result)
+                for epoch, nth, result in ledger.execute("SELECT epoch, nth, result FROM agreed")
+            },
+        )
+
+
 def unmeasured(ledger: sqlite3.Connection) -> Any:
-    """The list of recorded versions for which the script's `evaluate` gave no metric, as a run writes it."""
+    """Return the list of recorded versions for which `evaluate` gave no metric, as the run noted it."""
     row = ledger.execute("SELECT value FROM run WHERE key = 'unmeasured'").fetchone()
     return [] if row is None else json.loads(row[0])
 
 
 def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
-    """Open the run in that folder. `known` is the registry of protocols.
+    """Open the run in this folder. `known` is the registry of protocols.
 
-    Raises LedgerDamaged if its ledger can't be read, and ConfigError, both in one line, for a folder that is no run,
-    for a run that is still going on, for one of another version's schema, and for one that knows protocols or
-    parameters that this version does not.
+    Raises LedgerDamaged if the ledger can't be read. Raises ConfigError if the folder is no run's, the run is still
+    going on, the schema is another version's, or the protocol or a parameter is unknown. Each message is one line.
     """
     path = folder / LEDGER
     if not path.is_file():
@@ -263,7 +292,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
 
 
 def _missing(folder: Path) -> str:
-    """What the folder has instead of a run, and what to name."""
+    """Say what the folder has instead of a run, and what to name."""
     if not folder.exists():
         return "there is no such folder; name a run's folder"
     if not folder.is_dir():
@@ -278,7 +307,7 @@ def _missing(folder: Path) -> str:
 
 
 def is_written(folder: Path) -> bool:
-    """Whether a process writes that folder's ledger now: it keeps the folder locked as long as it lives."""
+    """Whether a process writes this folder's ledger now. It keeps the folder locked while it lives."""
     with suppress(OSError):
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -291,7 +320,7 @@ def is_written(folder: Path) -> bool:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """See `connect`. A damaged ledger is told from a file that never was one."""
+    """Open the ledger. Raises LedgerDamaged for a damaged ledger, and ConfigError for a file that never was one."""
     try:
         with opened_record(path) as file:
             is_database = file.read(len(HEAD)) == HEAD

@@ -1,9 +1,8 @@
-"""Whether a replay worked out what was recorded: the tables of two ledgers beside each other.
+"""Compares a replay with its recording, table by table.
 
-A replay's facts and orders are the recording's own. What its workers made of them is compared, to the last bit: the
-order of each epoch, what was leased and used, learning rates, versions, evaluations, scalars. Times are not compared:
-a replay has the recorded ones. Of a run that did not come to its end, or of a replay up to a version, only that is
-compared which both must have.
+A replay's facts and orders are the recording's own. Its workers' results are compared to the last bit: the order of
+each epoch, leased and used batches, learning rates, versions, evaluations, scalars. Times are not compared, since a
+replay has the recorded ones. If the run crashed, or the replay ends at a version, only what both must have is compared.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, zip_longest
 from typing import Any
 
 from paceline.core.phrases import cut
@@ -26,39 +25,33 @@ BEGINS_OTHERWISE = (
     "--seed seeds, or the script has changed, or what it reads."
 )
 ABSENT = object()
-"""Stands for a row that one side lacks."""
+"""Takes the place of a row that one side lacks."""
 
 Tell = Callable[[str, str, Mapping[str, Any], str, Any, Any], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first row of a table that is not the same in both ledgers, or that only one of them has."""
+    """The first row of a table that differs between the ledgers, or that only one of them has."""
 
     table: str
     row: str
-    """What the row is of, in words."""
+    """The row in words."""
     key: Mapping[str, Any]
-    """The columns that find it in the table."""
+    """The columns that identify it."""
     what: str
     """The columns that differ, in words."""
     recorded: Any
-    """None: the recording has no such row."""
+    """None if the recording lacks the row."""
     again: Any
-    """None: the replay has no such row."""
+    """None if the replay lacks the row."""
 
     def __str__(self) -> str:
         return f"{self.row} is the first that differs: {self.what} {_said(self.again)}, recorded {_said(self.recorded)}"
 
     def to_plain(self) -> dict[str, Any]:
-        """The difference as JSON values."""
-        return {
-            "table": self.table,
-            "key": dict(self.key),
-            "what": self.what,
-            "recorded": self.recorded,
-            "again": self.again,
-        }
+        """Return the difference as JSON values."""
+        return {name: value for name, value in asdict(self).items() if name != "row"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,11 +59,11 @@ class Compared:
     """The result of comparing a replay with its recording."""
 
     differences: list[Difference] = field(default_factory=list)
-    """At most one of each table, in the order in which a run comes to them."""
+    """At most one for each table, in the order of a run."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many of each thing were compared."""
+    """How many rows of each kind were compared."""
     last: tuple[int, str] | None = None
-    """The replay's last recorded version, and its hash."""
+    """The replay's last recorded version, with its hash."""
 
     @property
     def same(self) -> bool:
@@ -85,7 +78,7 @@ class Compared:
 
     @property
     def sentences(self) -> list[str]:
-        """Lines for the user: what is the same, then what is not."""
+        """Lines for the user: what is the same, then what differs."""
         counts = self.counts
         said = []
         if self.bits and self.last is not None:
@@ -116,13 +109,13 @@ RESULTS = {
     "evaluations": ("value of evaluations", "values of evaluations"),
     "scalars": ("scalar", "scalars"),
 }
-"""The names of what is compared beside versions and checksums: of one and of several."""
+"""What is compared beside versions and checksums, in the singular and the plural."""
 
 
 def compare(
     recorded: RecordedRun, again: sqlite3.Connection, until: int | None = None, excused: Collection[str] = ()
 ) -> Compared:
-    """Compare what the replay's ledger has with the recording. `excused` are scalars and metrics that may differ."""
+    """Compare the replay's ledger with the recording. `excused`: scalars and metrics that may differ."""
     compared = Compared()
     found: dict[str, Difference] = {}
 
@@ -157,13 +150,13 @@ _LEASES = f"""
         FROM (SELECT worker, during, epoch, batch, rowid AS number, {SEGMENT_OF_LEASE} AS segment FROM leases)
     ) WHERE during IS NOT NULL
 """
-"""SQL: the table `leases`, with the number of the process that had each, and of the worker's last process.
+"""SQL: the table `leases`, with the number of the process that had each lease, and of the worker's last process.
 
-A process is told by its segment, and how often the worker had come back in that."""
+A process is identified by its segment, and by how often the worker had come back in that segment."""
 
 
 class _Sides:
-    """Both ledgers, and what of them must be the same."""
+    """Both ledgers, and which of their rows must be the same."""
 
     def __init__(self, recorded: RecordedRun, again: sqlite3.Connection, until: int | None) -> None:
         self.recorded = recorded.ledger
@@ -172,48 +165,48 @@ class _Sides:
         self.evaluated = (recorded.summary or {}).get("outcome") == "completed"
         """Whether all of the recording's versions were evaluated, if any were. Then the replay's are, too.
 
-        A replay whose workers have all died has nobody for that. A run may have a process that evaluates beside them.
+        If all workers of a replay have died, none is left to evaluate. A run may evaluate in a process beside them.
         """
         self.cuts = [segment.version for segment in recorded.segments[1:]]
-        """The store's versions from which the run went on."""
+        """The versions from which the run went on."""
         self.completed = self.evaluated and until is None
         steps = "SELECT worker, step FROM facts WHERE kind = 'GradientReady'"
         self.told = set(again.execute(steps))
-        """(worker, step) of the steps that both have made. How far workers came beyond those is chance."""
+        """(worker, step) of the steps that both have made. How much further workers came is chance."""
         left = "SELECT worker, json_extract(body, '$.reason') FROM facts WHERE kind = 'WorkerLeft'"
         reasons = again.execute(left).fetchall()
         self.finished = {worker for worker, reason in reasons if reason == "finished"}
-        """The workers of which everything is in both; of a worker that came back, everything since."""
+        """Workers whose rows must all be in both. Of a worker that came back, only later rows must."""
         joined = "SELECT worker, max(step) FROM facts WHERE kind = 'WorkerJoined' GROUP BY worker"
         self.joined = dict(again.execute(joined))
-        """By worker that came back: the first step that it has made since."""
+        """By worker that came back: its first step since."""
         began = again.execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'").fetchone()
         members = {} if began is None else {member[0] for member in json.loads(began[0])["members"]}
         self.all_finished = self.completed and self.finished == set(members)
 
     def both(self, query: str) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """What either ledger answers."""
+        """Return the rows of both ledgers."""
         return self.recorded.execute(query).fetchall(), self.again.execute(query).fetchall()
 
     def made(self, worker: int, step: int) -> bool:
-        """Whether both have made that step, to its end."""
+        """Whether both have finished this step."""
         whole = worker in self.finished and step >= self.joined.get(worker, 0)
         return whole or (worker, step) in self.told
 
     def may_lack(self, version: int, has: Collection[int]) -> bool:
-        """Whether the recording, with these versions, may lack that one: it was cut off before it, or goes on."""
+        """Whether the recording, which `has` these versions, may lack this one: it ended or was cut before."""
         if self.until is not None and version >= self.until:
             return True
         if any(version <= cut and not any(version < one <= cut for one in has) for cut in self.cuts):
-            return True  # a run that is killed is cut at its end, and what it wrote last may be missing
+            return True  # a killed run is cut at its end, and its last version may be missing
         return self.until is None and not self.completed and version > max(has, default=-1)
 
 
 def _beginning(sides: _Sides, tell: Tell) -> None:
-    """What each segment began with. A run that crashed before that has no such note. Older runs have none, either.
+    """Compare what each segment began with. Older runs, and runs that crashed early, have no such note.
 
-    What scripts change is noted when that is written, which is before any worker's first step. If a segment ended
-    before such a step, it is chance whether either of the two had come so far.
+    Scripts' changes are noted when they are written, before any worker's first step. If a segment ended before such a
+    step, it is chance whether they were.
     """
     query = (
         "SELECT segment, json_extract(notes, '$.beginning') FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL "
@@ -237,7 +230,7 @@ def _epochs(sides: _Sides, tell: Tell) -> int:
         f"SELECT worker, during, epoch, max(batch) FROM ({_LEASES}) WHERE stay = last GROUP BY worker, during, epoch"
     )
     needed: dict[int, int] = {}
-    """By epoch: the last batch that some worker had to be told of."""
+    """By epoch: the last batch that some worker asked for."""
     for side in sides.both(leased):
         for worker, during, epoch, batch in side:
             if worker in sides.finished:
@@ -257,7 +250,7 @@ def _epochs(sides: _Sides, tell: Tell) -> int:
             tell("epochs", row, key, "digest", ABSENT if one is None else one[2], ABSENT if other is None else other[2])
             continue
         orders = _listed(one[3]), _listed(other[3])
-        for batch, (before, after) in enumerate(_beside(*orders), first):
+        for batch, (before, after) in enumerate(_pairs(*orders), first):
             if before != after:
                 tell("epochs", row, {**key, "batch": batch}, f"batch {batch}", before, after)
         for name, before, after in zip(("batches", "samples", "digest"), one, other, strict=False):
@@ -274,7 +267,7 @@ def _leases(sides: _Sides, tell: Tell) -> int:
     for worker, stay in sorted(then.keys() | now.keys()):
         whole = worker in sides.finished and stay == last.get(worker)  # how far it came before it died is chance
         leases = (side.get((worker, stay), []) for side in (then, now))
-        for number, (one, other) in enumerate(_beside(*leases), 1):
+        for number, (one, other) in enumerate(_pairs(*leases), 1):
             both += ABSENT not in (one, other)
             if one != other and (whole or ABSENT not in (one, other)):
                 key = {"worker": worker, "number": number}
@@ -283,7 +276,7 @@ def _leases(sides: _Sides, tell: Tell) -> int:
 
 
 def _steps(sides: _Sides, tell: Tell) -> int:
-    """For each step: the batches that it took or skipped, its samples and its learning rates."""
+    """Compare each step's batches, taken or skipped, its samples and its learning rates."""
     query = "SELECT worker, step, epoch, batch, used FROM batches ORDER BY worker, step, rowid"
     used = tuple(_grouped(side, 2) for side in sides.both(query))
     query = "SELECT worker, step, samples, learning_rates FROM pushes ORDER BY worker, step"
@@ -293,12 +286,12 @@ def _steps(sides: _Sides, tell: Tell) -> int:
         if not sides.made(worker, step):
             continue
         row, key = f"step {step} of worker {worker}", {"worker": worker, "step": step}
-        for place, (one, other) in enumerate(_beside(*(side.get((worker, step), []) for side in used))):
+        for place, (one, other) in enumerate(_pairs(*(side.get((worker, step), []) for side in used))):
             if one != other:
                 tell("batches", row, {**key, "place": place}, "[epoch, batch, used]", one, other)
         pushes = [side.get((worker, step), []) for side in pushed]
         both += all(pushes)
-        for one, other in _beside(*pushes):
+        for one, other in _pairs(*pushes):
             if one is ABSENT or other is ABSENT:
                 tell("pushes", row, key, "[samples, learning rates]", one, other)
             else:
@@ -335,7 +328,7 @@ def _of_versions(sides: _Sides, tell: Tell, table: str, columns: Mapping[str, tu
 
 
 def _recorded(sides: _Sides) -> set[int]:
-    """Versions that both have recorded."""
+    """Return the versions that both have recorded."""
     then, now = sides.both("SELECT version FROM versions")
     return {version for (version,) in set(then) & set(now) if sides.until is None or version <= sides.until}
 
@@ -345,7 +338,7 @@ def _consensus(sides: _Sides, tell: Tell) -> int:
     then, now = (_grouped(side, 1) for side in sides.both(query))
     compared = [(version,) for version in sorted(_recorded(sides)) if (version,) in then or (version,) in now]
     for key in compared:
-        for one, other in _beside(then.get(key, []), now.get(key, [])):
+        for one, other in _pairs(then.get(key, []), now.get(key, [])):
             if one != other:
                 tell("consensus", f"version {key[0]}", {"version": key[0]}, "[replicas, distance]", one, other)
     return len(compared)
@@ -358,7 +351,7 @@ def _evaluations(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
         _grouped([row for row in side if row[0] in both and row[1] not in excused], 2) for side in sides.both(query)
     )
     for version, metric in sorted(then.keys() | now.keys()):
-        for one, other in _beside(then.get((version, metric), []), now.get((version, metric), [])):
+        for one, other in _pairs(then.get((version, metric), []), now.get((version, metric), [])):
             if one != other and (sides.evaluated or ABSENT not in (one, other)):
                 tell("evaluations", f"version {version}", {"version": version, "metric": metric}, metric, one, other)
     return sum(map(len, then.values()))
@@ -372,14 +365,14 @@ def _scalars(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
     )
     for worker, step, name in sorted(then.keys() | now.keys()):
         key = {"worker": worker, "step": step, "name": name}
-        for one, other in _beside(then.get((worker, step, name), []), now.get((worker, step, name), [])):
+        for one, other in _pairs(then.get((worker, step, name), []), now.get((worker, step, name), [])):
             if one != other:
                 tell("scalars", f"step {step} of worker {worker}", key, name, one, other)
     return sum(map(len, then.values()))
 
 
 def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> dict[tuple[Any, ...], list[Any]]:
-    """The rest of each row, by its first columns. A single column left is the value itself."""
+    """Return the rest of each row by its first columns. A rest of one column is that value itself."""
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for key, members in groupby(rows, key=lambda row: row[:columns]):
         rest = [row[columns:] for row in members]
@@ -387,15 +380,13 @@ def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> dict[tuple[Any, .
     return groups
 
 
-def _beside(then: Iterable[Any], now: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Both side by side. Rows that only one has stand beside ABSENT."""
-    one, other = list(then), list(now)
-    for place in range(max(len(one), len(other))):
-        yield (one[place] if place < len(one) else ABSENT), (other[place] if place < len(other) else ABSENT)
+def _pairs(then: Iterable[Any], now: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the rows of both in pairs. A row that only one has is paired with ABSENT."""
+    return zip_longest(then, now, fillvalue=ABSENT)
 
 
 def _listed(text: Any) -> Any:
-    """What the ledger has as JSON, if it can be read as that."""
+    """Return the value of this JSON, or the text if it is not JSON."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:

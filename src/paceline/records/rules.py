@@ -1,4 +1,4 @@
-"""The rules that facts and orders keep under every protocol: `Rules` judges them as they come, from whatever source."""
+"""The rules that facts and orders keep under every protocol. `Rules` checks them as they come."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ from paceline.records.violations import (
 )
 
 WEIGHTS = 1e-9
-"""How far the sum of a version's weights may be from 1, as they are rounded."""
+"""How far rounding may move the sum of a version's weights from 1."""
 
 
 @dataclass(slots=True)
 class Rules:
-    """Rules for every protocol's facts and orders. A fact comes before its orders."""
+    """Checks facts and orders under any protocol. A fact comes before its orders."""
 
     spec: Spec
     at: float = -math.inf
     version: int | None = None
     """The store's version."""
     replicas: dict[int, int | None] = field(default_factory=dict)
-    """By worker that is here: its replica's version; None if that is not known yet."""
+    """By present worker: its replica's version; None if not known yet."""
     copies: dict[int, int | None] = field(default_factory=dict)
-    """By worker that is to get a copy: the version of the replica that it is of. It is void if its source dies."""
+    """By worker that gets a copy: the version of the source's replica."""
     used: dict[int, int] = field(default_factory=dict)
     """By worker: its last step number."""
     taken: dict[int, int] = field(default_factory=dict)
     fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
     arrived: set[tuple[int, int]] = field(default_factory=set)
-    """Updates that are at the store, and neither applied nor dropped yet."""
+    """Updates in the store that are neither applied nor dropped yet."""
     applied: Bitset = field(default_factory=Bitset)
     dropped: Bitset = field(default_factory=Bitset)
     groups: dict[int, Reduce] = field(default_factory=dict)
@@ -83,7 +83,6 @@ class Rules:
     """(0, its number) of each group so far."""
     busy: dict[int, int] = field(default_factory=dict)
     """By worker: the group that it is in."""
-    copying: dict[int, int | None] = field(default_factory=dict)
     staleness: Counter[int] = field(default_factory=Counter)
     versions: int = 0
     pulls: int = 0
@@ -95,21 +94,21 @@ class Rules:
     released: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (worker, step): the number of its order."""
     stepping: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By worker that is here: steps that its replica may not have made, with the numbers of their orders."""
+    """By present worker: steps that its replica may not have made, with the numbers of their orders."""
     may_be_undone: set[tuple[int, int]] = field(default_factory=set)
-    """The same for workers that left."""
+    """The same of workers that left, as (worker, step)."""
     undone: frozenset[tuple[int, int]] = frozenset()
-    """Steps that the ledger says were not made."""
+    """Steps that were not made, as the ledger notes."""
     own: Bitset = field(default_factory=Bitset)
     """Steps that a replica was ordered to make with its worker's own gradient."""
     gone: set[int] = field(default_factory=set)
-    """Workers that left, and have not come back."""
+    """Workers that left and have not come back."""
     came_back: Counter[int] = field(default_factory=Counter)
-    """How often each worker came back after it had left."""
+    """How often each worker came back."""
     reasons: set[str] = field(default_factory=set)
-    """Of workers that left."""
+    """Why workers left."""
     finished: set[int] = field(default_factory=set)
-    """Workers that left because there was no data left."""
+    """Workers that left because no data was left."""
     dealt_anew: bool = False
     """Whether an order freed data that was set aside for one worker."""
 
@@ -133,7 +132,7 @@ class Rules:
                 self.ready[worker] = step
                 began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
                 for made in [made for made, number in stepping.items() if number < began]:
-                    del stepping[made]  # it went on after that
+                    del stepping[made]  # the worker went on after that step
             case UpdateArrived(worker=worker, step=step):
                 self.arrived.add((worker, step))
             case ParametersTaken(worker=worker, version=version):
@@ -174,7 +173,7 @@ class Rules:
         self.fates.fact(fact)
 
     def _go_on(self, fact: TrainingBegan) -> None:
-        """The run was resumed. What was outstanding is undone, and numbers go on from the snapshot."""
+        """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
         if self.spec.family == "parameter-server" and fact.version != self.version:
             raise Violation(GOES_ON, f"version {self.version}", f"version {fact.version}")
         for worker, _, step in fact.members:
@@ -230,7 +229,7 @@ class Rules:
             self._count(fate)
 
     def _count(self, fate: Applied | Dropped) -> None:
-        """Count how stale it was, unless its replica did not make the step."""
+        """Count the update's staleness, unless its replica did not make the step."""
         applied, times = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
         if applied is not None and applied.staleness is not None:
             own = applied.replica and applied.group is None

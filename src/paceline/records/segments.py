@@ -1,7 +1,7 @@
-"""The segments of a run: what it was in each, and what was undone before each.
+"""The segments of a run, and what was undone before each.
 
-A run that was interrupted and resumed has several. Each begins with a fact `TrainingBegan`, and goes on in the same
-ledger from a snapshot. What had come after that snapshot is undone. It is kept in a ledger of its own.
+A run that was interrupted and resumed has several. Each begins with a fact `TrainingBegan`, and a later one goes on
+from a snapshot in the same ledger. What came after that snapshot is undone, and is kept in a ledger of its own.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from paceline.core.machine import Spec
 from paceline.core.phrases import count
 
 PLACEMENT = "placement"
-"""The key under which a run notes which hosts make versions, if several do: by host, the first byte of its range and
-the byte after its last one. Without it the head makes all of each version."""
+"""The note of the hosts that make versions, if several do: by host the first byte of its range, and the byte after its
+last one. Without it the head makes all of each version."""
 MOVES = "moves"
-"""The key under which a run notes how ranges have moved: for each time the version after which others make versions,
-and who does then, as under `PLACEMENT`."""
+"""The note of each move of ranges: the version after which other hosts make versions, and those hosts, as under
+`PLACEMENT`."""
 LACKING = "lacking"
-"""The key under which a run notes the workers whose replicas its last mean goes without, as they can't be read any
-more: their processes, or their hosts, ended in a step, and the run before the machine was told."""
+"""The note of the workers whose replicas the last mean lacks. Their processes or hosts ended in a step, and the run
+ended before the machine was told."""
 ON_DEVICES = "on_devices"
-"""The key under which a run notes the devices that workers computed on: by worker, the GPU's name; empty: none."""
+"""The note of the devices that workers computed on: by worker the GPU's name, or an empty string."""
 OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING, ON_DEVICES)
-"""Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
+"""Keys of the table `run` about the newest segment alone. Those of earlier ones are in the table `segments`."""
 ASKED = (
     *("arguments", "threads", "devices", "shards", "record", "limits", "learning_rate_scale", "start"),
     *("hosts", "shards_on", "scenario"),
 )
-"""Keys of the table `run` that a resumed run may have otherwise. Those of earlier segments are in that table, too."""
+"""Keys of the table `run` that a resumed run may change. Those of earlier segments are in `segments`, too."""
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"
 """SQL: one more than the number of the segment that a row of `facts` is in; 0 if the ledger has no such table."""
@@ -46,7 +46,7 @@ SEGMENT_OF_LEASE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A stretch of a run that was undone: it came after the snapshot from which the run went on."""
+    """A stretch of a run that came after the snapshot from which the run went on, and was undone."""
 
     versions: int = 0
     samples: int | None = 0
@@ -54,10 +54,10 @@ class Stretch:
     seconds: float = 0.0
     facts: int = 0
     files: tuple[str, ...] = ()
-    """The ledgers that have it, in the run's folder."""
+    """The ledgers of the stretch, in the run's folder."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything in it that a reader may miss."""
+        """Whether it has anything that a user may miss."""
         return bool(self.versions or self.samples or self.seconds)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run, from one `TrainingBegan` to the next."""
+    """The part of a run from one `TrainingBegan` to the next."""
 
     number: int
     """From 0."""
@@ -88,45 +88,35 @@ class Segment:
     version: int
     """The version that it began with."""
     workers: int
-    """How many workers there were to be."""
+    """The configured workers."""
     choice: Choice
     """The protocol that it began with."""
     snapshot: int | None = None
-    """The fact whose snapshot it goes on from; None in the first one."""
+    """The fact of the snapshot that it goes on from; None in the first segment."""
     undone: Stretch = field(default_factory=Stretch)
     """What was undone before it."""
     hosts: int = 1
-    """How many hosts there were to be."""
+    """The configured hosts."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What it noted of the machines."""
+    """The note of the machines."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the keys in `OF_ONE`, what the run noted in this segment; of earlier ones also of those in `ASKED`."""
+    """The run's notes in this segment under the keys in `OF_ONE`; in earlier segments also under those in `ASKED`."""
 
 
 def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Mapping[str, Spec]) -> list[Segment]:
-    """The segments that have begun, in order. `config` is all that the table `run` has.
+    """Return the segments that have begun, in order. `config` is the table `run`.
 
-    A run that has not begun to train has one segment, as the table `run` says.
+    A run that has not begun to train has one segment, which follows from that table.
     """
     rows = ledger.execute(
         "SELECT segment, fact, at, version, workers, protocol, snapshot, notes, environment FROM segments "
         "WHERE at IS NOT NULL ORDER BY segment"
     ).fetchall()
+    if not rows:
+        protocol, environment = (json.dumps(config.get(key, {})) for key in ("protocol", "environment"))
+        rows = [(0, 1, 0.0, 0, config["workers"], protocol, None, None, environment)]
     undone = dict(undone_before(ledger))
     now, hosts = {key: config[key] for key in OF_ONE if key in config}, _hosts(config, config)
-    if not rows:
-        only = Segment(
-            number=0,
-            fact=1,
-            at=0.0,
-            version=0,
-            workers=int(config["workers"]),
-            choice=choice_of(config, known),
-            hosts=hosts,
-            environment=config.get("environment", {}),
-            notes=now,
-        )
-        return [only]
     return [
         Segment(
             number=number,
@@ -136,7 +126,7 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
             workers=int(workers),
             choice=choice_of({"protocol": json.loads(protocol)}, known),
             snapshot=snapshot,
-            undone=undone[number],
+            undone=undone.get(number, Stretch()),
             hosts=hosts if notes is None else _hosts(json.loads(notes), config),
             notes=now if notes is None else dict(json.loads(notes)),
             environment=json.loads(environment or "{}"),
@@ -146,12 +136,12 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
 
 
 def _hosts(notes: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """How many hosts there were to be, as these notes say, or the scenario's tables."""
+    """Return the configured hosts, from these notes or the scenario's tables."""
     return int(notes.get("hosts") or len(config["scenario"].get("host", ())) or 1)
 
 
 def undone_before(ledger: sqlite3.Connection) -> Iterator[tuple[int, Stretch]]:
-    """Yield each segment's number and what was undone before it, in order."""
+    """Yield each segment's number with what was undone before it, in order."""
     rows = ledger.execute(
         "SELECT segment, snapshot, undone_versions, undone_samples, undone_seconds, undone_facts, undone_files "
         "FROM segments ORDER BY segment"
@@ -166,16 +156,16 @@ def undone_before(ledger: sqlite3.Connection) -> Iterator[tuple[int, Stretch]]:
 
 
 def segment_at(segments: Sequence[Segment], at: float) -> Segment:
-    """The segment at that moment of the run; at the moment where one begins, that one."""
+    """Return the segment at that moment. At the beginning of a segment, return that one."""
     return next((one for one in reversed(segments) if one.at <= at), segments[0])
 
 
 FORMER = {"hsp": {"idle": "none", "stale": "next", "broadcast": "order"}}
-"""By protocol: what was the default of these parameters when a part was recorded without its defaults."""
+"""By protocol: the defaults of these parameters from when parts were recorded without their defaults."""
 
 
 def choice_of(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
-    """The protocol that a run's configuration says it began with."""
+    """Return the protocol that a run began with, from its configuration."""
     name, recorded = config["protocol"]["name"], config["protocol"]["config"]
     parts = known[name].parts if name in known else ()
     settings = ",".join(

@@ -1,7 +1,7 @@
-"""Snapshots of a run on disk: what each says, and the newest one that is whole.
+"""Snapshots of a run on disk, and the newest whole one.
 
-A snapshot is a folder below `snapshots/`, named after the fact at whose end it was taken. It is written under another
-name, and gets this one when all of it is on disk. `state.json` has the digests of the other files.
+A snapshot is a folder below `snapshots/`, named after the fact after which it was taken. It is written under another
+name, and renamed when all of it is on disk. `state.json` has the digests of the other files.
 """
 
 from __future__ import annotations
@@ -15,100 +15,101 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.phrases import error_line
 from paceline.files import opened_record, read_record
 
 SNAPSHOTS, STATE, STORE = "snapshots", "state.json", "store.safetensors"
 FORMAT = 1
 """The number of the format, in `state.json`."""
 KEPT = 2
-"""How many whole snapshots a run keeps: if the newest is damaged, there is another one."""
+"""Whole snapshots that a run keeps, in case the newest is damaged."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `state.json` says: how things were at the end of a fact's orders."""
+    """The contents of `state.json`: the run's state after a fact's orders."""
 
     format: int
     fact: int
     """How many facts the machine had been told."""
     version: int
-    """The newest version that was ordered; where every worker has a replica, the number of recorded means."""
+    """The newest version that was ordered. If every worker has a replica: the number of recorded means."""
     at: float
-    """When, in seconds since the run's start."""
+    """Seconds since the run's start."""
     steps: int
     """Updates in the model."""
     samples: int
-    """Samples in these."""
+    """Samples in these updates."""
     memory: Any
-    """What the machine declares durable."""
+    """The machine's durable memory."""
     leases: dict[str, Any]
     """See `core.leases.Leases.plain`."""
     epoch: int
-    """The epoch that scripts go on in: the first that has batches left, or one whose end a script has yet to see."""
+    """The epoch that scripts go on in: the first with batches left, or one whose end a script has yet to see."""
     next_steps: dict[int, int]
     """By worker that trained: its next step number."""
     scalars: dict[int, list[dict[str, Any]]]
-    """By worker: its optimizer's hyperparameters as of its last push."""
+    """By worker: its optimizer's hyperparameters at its last push."""
     edits: int = 0
-    """How often scripts had changed the model's structure."""
+    """How often scripts have changed the model's structure."""
     metrics: list[tuple[int, str]] = []
-    """Which ReduceLROnPlateau was stepped by what: a number in hexadecimal. Some workers may lack the last ones."""
+    """Each step of a ReduceLROnPlateau: which one, and its value in hexadecimal. Workers may lack the last ones."""
     shared_metrics: int = 0
-    """How many of these were for other workers than the deciding one by then."""
+    """How many of these were for other workers than the deciding one."""
     files: dict[str, str]
-    """The snapshot's other files, and the SHA-256 of each."""
+    """The SHA-256 of each of the snapshot's other files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that is whole."""
+    """A whole snapshot."""
 
     folder: Path
     state: State
 
 
 def worker_file(worker: int) -> str:
-    """The name of the file with what that worker packed."""
+    """Return the name of the file with this worker's state."""
     return f"worker-{worker}.safetensors"
 
 
 def replica_file(worker: int) -> str:
-    """The name of the file with that worker's replica."""
+    """Return the name of the file with this worker's replica."""
     return f"replica-{worker}.safetensors"
 
 
 def folder_of(run: Path, fact: int) -> Path:
-    """The folder of the snapshot that was taken at the end of that fact's orders."""
+    """Return the folder of the snapshot after this fact's orders."""
     return run / SNAPSHOTS / f"{fact:08d}"
 
 
 def draft_of(folder: Path) -> Path:
-    """Where a snapshot is written until it is whole."""
+    """Return the folder in which a snapshot is written until it is whole."""
     return folder.with_name(f".{folder.name}.part")
 
 
 def whole_of(draft: Path) -> Path:
-    """Where that draft is once it is whole."""
+    """Return the folder of this draft once it is whole."""
     return draft.with_name(draft.name.removeprefix(".").removesuffix(".part"))
 
 
 def remove_undone(run: Path, fact: int) -> None:
-    """Remove all that was kept after that fact, from which the run goes on: other facts will have the same numbers."""
+    """Remove the snapshots after this fact, from which the run goes on. New facts will have the same numbers."""
     for folder in whole(run):
         if int(folder.name) > fact:
-            folder.rename(draft_of(folder))  # not whole any more, even if it is not removed to its end
+            folder.rename(draft_of(folder))  # so that a half removed one is not taken for whole
     remove_drafts(run)
 
 
 def remove_drafts(run: Path) -> None:
-    """Remove what is there of snapshots that nobody writes any more."""
+    """Remove the drafts of snapshots that are no longer written."""
     for folder in (run / SNAPSHOTS).glob(".*.part"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[Snapshot | None, list[str]]:
-    """Return the newest whole snapshot of that run, and a line on each newer one that is passed over.
+    """Return the run's newest whole snapshot, and a line on each newer one that is passed over.
 
-    `fits` says why a snapshot can't be used; empty if it can.
+    `fits` returns why a snapshot can't be used, or an empty string.
     """
     passed: list[str] = []
     for folder in whole(run):
@@ -116,7 +117,7 @@ def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[
             snapshot = read(folder)
             why = fits(snapshot.state)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-            why = " ".join(str(error).split())[:200] or type(error).__name__
+            why = error_line(error)
         if not why:
             return snapshot, passed
         passed.append(f"{folder}: this snapshot can't be used ({why})")
@@ -124,7 +125,7 @@ def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[
 
 
 def whole(run: Path) -> Iterator[Path]:
-    """The folders of that run's snapshots that were written to their end, the newest first."""
+    """Yield the folders of the run's whole snapshots, the newest first."""
     try:
         folders = [path for path in (run / SNAPSHOTS).iterdir() if path.name.isdecimal()]
     except OSError:
@@ -133,7 +134,7 @@ def whole(run: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Snapshot:
-    """Read a snapshot. Raises OSError, ValueError or a msgspec error if a file of it is not as it was written."""
+    """Read a snapshot. Raises OSError, ValueError or a msgspec error if one of its files is damaged."""
     state = msgspec.json.decode(read_record(folder / STATE), type=State)
     if state.format != FORMAT:
         raise ValueError(f"its format is {state.format}; this version of Paceline reads {FORMAT}")

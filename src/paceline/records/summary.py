@@ -1,7 +1,7 @@
-"""The summary: what a run came to, as one JSON object with the same keys under every protocol.
+"""The summary: a run's results, as one JSON object with the same keys under every protocol.
 
-`Tally` counts while the run goes on, from the same calls that feed the ledger. Times in it are seconds;
-a moment (`at`, `at_seconds`) is counted from the run's start, as a fact's `at` is.
+`Tally` counts while the run goes on, from the same calls that feed the ledger. Times are seconds, and moments (`at`,
+`at_seconds`) count from the run's start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepRep
 from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
 from paceline.records.segments import Stretch
-from paceline.records.times import Busy, Fetch, StepTimes
+from paceline.records.times import Busy, FetchTimes, StepTimes
 from paceline.records.update_outcomes import Applied, UpdateOutcomes
 from paceline.version import __version__
 
@@ -46,7 +46,7 @@ Summary = dict[str, Any]
 DIGITS = 9  # significant digits of a float in a summary
 
 MOMENT = ("version", "at_seconds", "samples")
-"""Keys of an evaluation that are no metrics."""
+"""Keys of an evaluation beside the metrics."""
 
 _MEETS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -56,7 +56,7 @@ _MEETS: dict[str, Callable[[float, float], bool]] = {
 }
 
 _COUNTED = frozenset({ApplyUpdate, DropUpdate, Reduce, StepReplica, SwitchProtocol})
-"""Kinds of orders that a tally takes note of. Most orders are of other kinds."""
+"""The few kinds of orders that a tally counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class Target:
     """A metric and the value that it should reach."""
 
     text: str
-    """The target as the user wrote it, without spaces around the sign: its key in the summary."""
+    """The target as typed, without spaces around the sign. It is the key in the summary."""
     metric: str
     sign: str
     value: float
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Return the target that `text` writes. Raises ConfigError, in one line, for any mistake.
+        """Read a target. Raises ConfigError, in one line, for any mistake.
 
         >>> Target.parse("accuracy >= 0.95").text
         'accuracy>=0.95'
@@ -91,12 +91,12 @@ class Target:
         return cls(metric + sign + written, metric, sign, value)
 
     def met_by(self, metrics: Mapping[str, float]) -> bool:
-        """Whether these metrics reach the target. Without the metric, or with NaN, they do not."""
+        """Whether these metrics reach the target. A missing metric and NaN do not."""
         return _MEETS[self.sign](metrics.get(self.metric, math.nan), self.value)
 
 
 class Logged:
-    """What scripts logged of one metric. It keeps the records alone: the first value beyond each threshold is one."""
+    """The logged values of one metric. Only records are kept: the first value beyond each threshold is one of them."""
 
     def __init__(self) -> None:
         self.last: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class Logged:
         self._lows: list[dict[str, Any]] = []
 
     def add(self, worker: int, step: int, version: int, at: float, value: float) -> None:
-        """The worker logged it `at` seconds since the run's start, in a step that is computed on that version."""
+        """Add a value that was logged in this worker's step, which is computed on this version."""
         self.last = {"at_seconds": at, "value": value, "version": version, "worker": worker, "step": step}
         if not self._highs and math.isfinite(value):
             self._highs, self._lows = [self.last], [self.last]
@@ -119,20 +119,19 @@ class Logged:
         return [row["value"] for row in (*self._highs[-1:], *self._lows[-1:])]
 
     def plain(self) -> dict[str, Any]:
-        """As a summary has it."""
         return {"last": self.last, "highs": self._highs, "lows": self._lows}
 
 
 @dataclass(slots=True)
-class Share:
-    """One worker's part in the run, over all its stays."""
+class WorkerTotals:
+    """One worker's sums over the run."""
 
     host: str = ""
-    """Where it is, or was last."""
+    """The worker's last host."""
     since: float | None = None
-    """When its present stay began; None while it is not here."""
+    """When its present stay began; None while it is away."""
     stayed: float = 0.0
-    """Seconds of the stays that have ended."""
+    """Seconds of its earlier stays."""
     left: dict[str, Any] | None = None
     steps: int = 0
     samples: int = 0
@@ -140,37 +139,35 @@ class Share:
     wait: float = 0.0
     transfer: float = 0.0
     to_device: float | None = None
-    """Seconds of copies to the device, beside the parts above. None: of no step were there any."""
+    """Seconds of copies to the device, which overlap the parts above. None: there were none."""
     from_device: float | None = None
     max_lead: int = 0
     stale: int | None = None
     """The staleness of its last applied update."""
 
     def seconds(self, now: float) -> float:
-        """Its time in the run until now, in seconds."""
+        """Return its seconds in the run until `now`."""
         return self.stayed + (0.0 if self.since is None else now - self.since)
 
 
 MOVED = "moving_cpu_seconds"
-"""What a run notes of all hosts under this key."""
+"""The key of the run's note of CPU seconds by host."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """What one host has exchanged with others."""
+    """What one host has exchanged with other hosts."""
 
     cpu_seconds: float | None = None
-    """The time of processors that this took. None: it isn't known."""
-
+    """The CPU time that this took; None if unknown."""
     bytes_in: int = 0
     bytes_out: int = 0
     fetching: Busy = field(default_factory=Busy)
-    """The time in which it was fetching."""
 
 
 @dataclass(slots=True)
-class Switch:
-    """One protocol took over from another, while training went on."""
+class SwitchRecord:
+    """A switch from one protocol to another."""
 
     to: str
     at: float
@@ -178,7 +175,7 @@ class Switch:
     since: float
     """When the previous protocol began its last steps."""
     waiting: set[int]
-    """Workers whose first parameters under the new protocol have not come yet."""
+    """Workers without parameters under the new protocol yet."""
     pause: float = 0.0
     """Seconds from `since` until the last worker had them."""
 
@@ -188,39 +185,39 @@ class Tally:
     """Counts a run as it goes, O(1) for each fact, amortized."""
 
     began: float | None = None
-    """When training began, in seconds since the run's start."""
+    """When training began."""
     latest: float = 0.0
-    """`at` of the last fact."""
+    """The last fact's moment."""
     segments: int = 0
-    """How often training has begun: more than once in a run that was resumed."""
+    """How often training began: more than once in a resumed run."""
     paused: float = 0.0
-    """Seconds between the end of a segment and the beginning of the next one."""
+    """Seconds between segments."""
     undone_before: Stretch = field(default_factory=Stretch)
-    """What was undone as the run was resumed. Nothing else here counts it."""
+    """What was undone when the run was resumed. No other field counts it."""
     counts: Counts = field(default_factory=Counts)
-    shares: dict[int, Share] = field(default_factory=dict)
+    shares: dict[int, WorkerTotals] = field(default_factory=dict)
     fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
     versions: int = 0
     """Versions made in the store."""
     steps: int = 0
-    """Updates applied, without those that were lost with a replica."""
+    """Applied updates, without those lost with a replica."""
     staleness: Counter[int] = field(default_factory=Counter)
     counted: bool = True
-    """Whether every gradient so far said how many samples are in it."""
+    """Whether every gradient so far told its samples."""
     recorded_versions: dict[int, tuple[float, int | None]] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     logged: dict[str, Logged] = field(default_factory=dict)
-    """By metric of a target: what scripts logged of it."""
+    """By metric of a target."""
     distances: list[tuple[int, float, float]] = field(default_factory=list)
-    """(version, at, distance), as told to `consensus`."""
+    """(version, at, distance) of `consensus`."""
     exchanges: defaultdict[str, Exchange] = field(default_factory=lambda: defaultdict(Exchange))
     """By host; none in a run on one host."""
-    switches: list[Switch] = field(default_factory=list)
+    switches: list[SwitchRecord] = field(default_factory=list)
     left_undone: frozenset[tuple[int, int]] = frozenset()
-    """(worker, step) of steps that replicas were ordered and did not make, where that is known beforehand."""
+    """(worker, step) that replicas were ordered and did not make, if known beforehand."""
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
-        """A fact, and the orders that followed from it."""
+        """Count a fact and its orders."""
         before, self.latest = self.latest, fact.at
         match fact:
             case GradientReady():
@@ -265,16 +262,20 @@ class Tally:
                 stepped.append(order.worker)
             elif isinstance(order, SwitchProtocol):
                 waiting = {worker for worker, _, _ in order.members}
-                self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
+                self.switches.append(
+                    SwitchRecord(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since)
+                )
         if stepped:
             self._advance(stepped)
 
     def undone(self, worker: int, step: int) -> None:
-        """The replica does not make the step that it was just ordered: its worker had left. The step is taken back."""
-        self._take_back(worker, step)
+        """Take back the step that the worker's replica was ordered and did not make: the worker had left."""
+        lost = self.fates.taken_back(worker, step)
+        if lost is not None:
+            self._count(lost, -1)
 
     def step_times(self, worker: int, times: StepTimes) -> None:
-        """Where a finished step's time went. The summary works out `other` anew."""
+        """Add a finished step's times. The summary computes `other` anew."""
         share = self.shares[worker]
         share.compute += times.compute
         share.wait += times.wait
@@ -284,42 +285,37 @@ class Tally:
         if times.from_device is not None:
             share.from_device = (share.from_device or 0.0) + times.from_device
 
-    def fetched(self, fetch: Fetch) -> None:
-        """A host has fetched an item from another one."""
+    def fetched(self, fetch: FetchTimes) -> None:
+        """Count a fetch between hosts."""
         there = self.exchanges[fetch.host]
         there.bytes_in += fetch.bytes
         there.fetching.add(fetch.began, fetch.ended)
         self.exchanges[fetch.source].bytes_out += fetch.bytes
 
     def moved(self, cpu_seconds: Mapping[str, float]) -> None:
-        """By host: moving bytes between hosts has taken so much more time of processors."""
+        """Add the CPU seconds, by host, of moving bytes between hosts."""
         for host, seconds in cpu_seconds.items():
             if (exchange := self.exchanges.get(host)) is not None:
                 exchange.cpu_seconds = (exchange.cpu_seconds or 0.0) + seconds
 
     @property
     def moved_seconds(self) -> dict[str, float]:
-        """By host: the time of processors that moving bytes has taken in all, if that is known."""
+        """By host: the known CPU seconds of moving bytes in all."""
         known = {host: exchange.cpu_seconds for host, exchange in self.exchanges.items()}
         return {host: seconds for host, seconds in known.items() if seconds is not None}
 
     def recorded(self, version: int, at: float, samples: int | None) -> None:
-        """A recorded version: made `at` seconds since the run's start, of so many samples in all."""
         self.recorded_versions[version] = (at, samples)
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
-        """What the script's `evaluate` said of a recorded version."""
         self.metrics.setdefault(version, {}).update(metrics)
 
     def logs(self, metric: str, worker: int, step: int, version: int, at: float, value: float) -> None:
-        """A script logged this value of a target's metric. See `Logged.add`."""
+        """Add a logged value of a target's metric."""
         self.logged.setdefault(metric, Logged()).add(worker, step, version, at, value)
 
     def consensus(self, version: int, at: float, distance: float) -> None:
-        """How far the replicas were from their mean, which is that recorded version, `at` seconds.
-
-        `distance` is the root mean square, over the replicas, of each one's Euclidean distance from the mean.
-        """
+        """Add how far the replicas were from their mean, which is this recorded version. See `Ledger.consensus`."""
         self.distances.append((version, at, distance))
 
     def summary(
@@ -337,15 +333,16 @@ class Tally:
         final_parameters_sha256: str | None = None,
         targets: Sequence[Target] = (),
     ) -> Summary:
-        """Return what the run came to, ready for `write`.
+        """Return the summary, ready for `write`.
 
-        `ended` is when, in seconds since the run's start (default: at the last fact). `wall_seconds` and
-        the rates count from when training began until then, without the time between two segments. Before it
-        began both are 0. A worker still here stays until then. `samples_missed` is what `Leases.left_over` says.
-        Numbers of samples are None once any gradient came without one; the staleness of no updates is None. What
-        JSON cannot write (NaN, infinity) is None, too. The versions of a decentralized run are the recorded means of
-        its replicas; its steps are those applied to a replica, without those that died with it unshared. Only a run
-        on several hosts has `per_host`, and only one with parameters on devices says what copies to and from them took.
+        `ended`: the run's end (default: the last fact). `wall_seconds` and the rates count from the beginning of
+        training until then, without the time between segments. They are 0 before training begins. A present worker
+        stays until then. `samples_missed`: see `Leases.left_over`.
+
+        Numbers of samples are None once any gradient came without one. The staleness of no updates is None, and so is a
+        value that JSON cannot write (NaN, infinity). The versions of a decentralized run are the recorded means of its
+        replicas. Its steps are those applied to a replica, without those lost with it. Only a run on several hosts has
+        `per_host`, and only one with parameters on devices has the seconds of copies.
         """
         ended = self.latest if ended is None else ended
         copied = any((share.to_device, share.from_device) != (None, None) for share in self.shares.values())
@@ -398,7 +395,7 @@ class Tally:
         return tidied(summary)
 
     def _begin(self, at: float, before: float) -> None:
-        """Training has begun. A segment that was interrupted before it lasted until its last fact."""
+        """Begin a segment. An interrupted one before it ended with its last fact."""
         if self.began is None:
             self.began = at
         else:
@@ -412,13 +409,13 @@ class Tally:
 
     def _enter(self, worker: int, host: str, at: float) -> None:
         self.counts.enter(worker)
-        share = self.shares.setdefault(worker, Share())
+        share = self.shares.setdefault(worker, WorkerTotals())
         share.host, share.left = host, None
         if share.since is None:
             share.since = at
 
     def _resumed(self, worker: int, at: float | None) -> None:
-        """The worker has parameters from that moment on, or none will come."""
+        """Note when the worker got its first parameters after a switch. None: it left."""
         if self.switches and worker in self.switches[-1].waiting:
             switch = self.switches[-1]
             switch.waiting.discard(worker)
@@ -426,7 +423,7 @@ class Tally:
                 switch.pause = at - switch.since
 
     def _switches(self, protocol: Choice) -> list[dict[str, Any]]:
-        if not protocol.parts:  # also if earlier segments of the run had a protocol that has parts
+        if not protocol.parts:  # also if the protocol of an earlier segment had parts
             return []
         names = [*(part.spec.name for part in protocol.parts[:1]), *(switch.to for switch in self.switches)]
         return [
@@ -438,11 +435,11 @@ class Tally:
                 "why": protocol.sentence(switch.why),
             }
             for before, switch in zip(names, self.switches, strict=False)
-            if before != switch.to or switch.why[0] != "resumed"  # a segment goes on as the one before
+            if before != switch.to or switch.why[0] != "resumed"  # a segment may go on under the same part
         ]
 
     def _advance(self, workers: Sequence[int]) -> None:
-        """These workers have finished a step, at the same moment. A worker that has declined since does not lead."""
+        """Count a step of these workers, at the same moment. A worker that has declined since has no lead."""
         here = [worker for worker in workers if worker in self.counts.finished]
         for worker in here:
             self.counts.advance(worker)
@@ -453,15 +450,10 @@ class Tally:
     def _apply(self, applied: Applied) -> None:
         self.shares[applied.worker].stale = self._count(applied, 1)
         if self.left_undone and (applied.worker, applied.step) in self.left_undone:
-            self._take_back(applied.worker, applied.step)
-
-    def _take_back(self, worker: int, step: int) -> None:
-        lost = self.fates.taken_back(worker, step)
-        if lost is not None:
-            self._count(lost, -1)
+            self.undone(applied.worker, applied.step)
 
     def _count(self, applied: Applied, times: int) -> int:
-        """Count that update so many times. Return how stale it was."""
+        """Add the update `times` times. Return its staleness."""
         stale = applied.staleness
         assert stale is not None  # only gradients that were ready are applied
         self.steps += times
@@ -483,7 +475,7 @@ class Tally:
             "wait_seconds": share.wait,
             "transfer_seconds": share.transfer,
         }
-        # not by sum(), which rounds otherwise from Python 3.12 on: a summary is the same to the bit under each
+        # not by sum(), which rounds otherwise from Python 3.12 on: a summary is the same to the bit in all versions
         other = share.seconds(ended) - (share.compute + share.wait + share.transfer)
         copies = {"to_device_seconds": share.to_device, "from_device_seconds": share.from_device}
         for part in sorted(seconds, key=lambda name: seconds[name], reverse=True):  # clocks may disagree a little
@@ -530,27 +522,27 @@ class Tally:
 
 
 def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics that any of a summary's evaluations has, in the script's order."""
+    """Return the metrics of all evaluations, in the script's order."""
     return list(dict.fromkeys(name for one in evaluations for name in one if name not in MOMENT))
 
 
 def first_logged(target: Target, logged: Mapping[str, Any]) -> dict[str, Any] | None:
-    """When the target was first met by a logged value, and by which. `logged`: of its metric, as in a summary."""
+    """Return the first logged value that meets the target, or None. `logged`: its metric's part of a summary."""
     rows = logged["highs" if target.sign[0] == ">" else "lows"]
     found = next((row for row in rows if target.met_by({target.metric: row["value"]})), None)
-    # how many samples had gone into that version is not known
+    # that version's samples are not known
     return None if found is None else {**found, "samples": None}
 
 
 def values_of(metric: str, summary: Summary) -> list[float]:
-    """The finite values of a metric that a summary has, evaluated and logged ones: the best is among them."""
+    """Return a metric's finite values in a summary, evaluated and logged. The best is among them."""
     logged = summary.get("logged", {}).get(metric, {"highs": [], "lows": []})
     values = [row[metric] for row in summary["evaluations"] if row.get(metric) is not None]
     return values + [row["value"] for row in (*logged["highs"], *logged["lows"])]
 
 
 def first_met(target: Target, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """When the first evaluated version that meets the target was made, and of how many samples; None if none does."""
+    """Return the moment and the samples of the first evaluated version that meets the target, or None."""
     for row in evaluations:
         if target.met_by({name: row[name] for name in metrics_of([row])}):
             return {"at_seconds": row["at_seconds"], "samples": row["samples"]}
@@ -558,7 +550,7 @@ def first_met(target: Target, evaluations: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def tidied(summary: Summary) -> Summary:
-    """With floats to as many digits as mean something, and None for what JSON cannot write."""
+    """Round floats to `DIGITS` digits, and replace what JSON cannot write by None."""
     found: Summary = _tidy(summary)
     return found
 
@@ -580,7 +572,6 @@ def read(path: Path) -> Summary:
 
 
 def _tidy(value: Any) -> Any:
-    """Round floats to meaningful digits. None stands for what JSON cannot write."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):

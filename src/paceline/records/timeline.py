@@ -1,7 +1,7 @@
-"""What each worker did when, read from a run's ledger: for pictures, pages and sums.
+"""What each worker did when, from a run's ledger, for pictures, pages and sums.
 
-A worker's stay in the training is parted, without gap or overlap, into computing and waiting; its pushes and pulls,
-and the averages that its replica takes part in, go on beside these. All times are seconds since the run's start.
+Computing and waiting divide a worker's stay without gap or overlap. Pushes, pulls and averages of its replica go on
+beside them. All times are seconds since the run's start.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
-    """A step, from its first batch to its gradient, padded as the scenario asks."""
+class ComputingSpan:
+    """A step, from its first batch to its gradient, with the scenario's padding."""
 
     began: float
     ended: float
@@ -40,15 +40,15 @@ class Computing:
     version: int
     """The version that it was computed on."""
     made: int | None
-    """The version, of store or replica, that its update went into; None if it was never applied, or lost."""
+    """The version, of store or replica, that its update went into; None if it was not applied, or lost."""
     to_device: float | None = None
-    """Seconds of copies of its version to the device; None where parameters are in memory."""
+    """Seconds of copies of its version to the device; None if parameters are in memory."""
     from_device: float | None = None
-    """The same from the device. They overlap the step and what is around it."""
+    """Seconds of copies from the device. Both overlap the step and the time around it."""
 
     @property
     def copies(self) -> dict[str, float]:
-        """Seconds of copies by direction, in words; empty where parameters are in memory."""
+        """Seconds of copies by direction, in words; empty if parameters are in memory."""
         both = {"to the device": self.to_device, "from the device": self.from_device}
         return {way: seconds for way, seconds in both.items() if seconds is not None}
 
@@ -59,8 +59,8 @@ class Computing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """A push or a pull that took time. A pull from another host is that host's fetch, for several workers."""
+class TransferSpan:
+    """A push or a pull that took time. A pull from another host is its host's fetch, which several workers share."""
 
     began: float
     ended: float
@@ -72,23 +72,23 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Averaging:
-    """A group's average, from its order to its end. It is the same in the lane of each member."""
+class AveragingSpan:
+    """A group's average, from its order to its end. Each member's lane has it."""
 
     began: float
     ended: float
-    """The last fact's time, if it had not ended by then."""
+    """The last fact's time if it had not ended."""
     group: int
     members: tuple[int, ...]
     """Ascending."""
     what: Literal["parameters", "gradients"]
     outcome: Literal["finished", "failed"] | None
-    """None if it had not ended by the last fact."""
+    """None if it had not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Time between two steps, waiting for others, transfers, averages or data; or time in an unfinished step."""
+    """Time between two steps: waits for workers, transfers, averages or data. Or time in an unfinished step."""
 
     began: float
     ended: float
@@ -96,30 +96,30 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """A worker's stay, from its coming until it left."""
+    """A worker's stay, until it left."""
 
     began: float
     ended: float
     left: str | None
-    """`finished`, `died`, `stopped` or `drained`; `interrupted` if the run was, and went on without what came after a
-    snapshot; None if it was still there at the ledger's last fact."""
+    """`finished`, `died`, `stopped` or `drained`; `interrupted` if the run was interrupted and resumed; None if it was
+    present at the last fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """One worker's lane. Each kind is in the order of its times."""
+class WorkerLane:
+    """One worker's lane. Each kind of span is in the order of time."""
 
     worker: int
     stays: tuple[Stay, ...]
-    computing: tuple[Computing, ...]
+    computing: tuple[ComputingSpan, ...]
     waiting: tuple[Waiting, ...]
-    transfers: tuple[Transfer, ...]
-    averaging: tuple[Averaging, ...] = ()
+    transfers: tuple[TransferSpan, ...]
+    averaging: tuple[AveragingSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """When the version was ordered to be made, and of how many updates."""
+class VersionMark:
+    """The order to make a version, and its number of updates."""
 
     version: int
     at: float
@@ -127,8 +127,8 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """One protocol took over from another."""
+class SwitchMark:
+    """A switch from one protocol to another."""
 
     to: str
     """The new protocol's name."""
@@ -138,8 +138,8 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """The run was resumed: a segment began."""
+class ResumeMark:
+    """The beginning of a resumed run's segment."""
 
     at: float
     version: int
@@ -148,47 +148,47 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run, or as much of it as its ledger has."""
+    """A run, as far as its ledger goes."""
 
     protocol: str
     """The protocol's name; empty if the ledger does not say."""
     began: float
     """When training began."""
     ended: float
-    """The last fact's time; both are 0 if there was none."""
-    lanes: tuple[Lane, ...]
+    """The last fact's time. Both are 0 if there is no fact."""
+    lanes: tuple[WorkerLane, ...]
     """By worker, ascending."""
-    versions: tuple[Version, ...]
-    switches: tuple[Switch, ...]
-    resumed: tuple[Resumed, ...] = ()
+    versions: tuple[VersionMark, ...]
+    switches: tuple[SwitchMark, ...]
+    resumed: tuple[ResumeMark, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict)
-    """By worker, in a run on several hosts: where it was last."""
+    """The last host of each worker, in a run on several hosts."""
 
 
 class Course:
-    """Which workers were there when, and which protocol took over: of any run, however long."""
+    """The workers' stays, and the switches and resumptions of a run of any length."""
 
     def __init__(self) -> None:
         self.began: float | None = None
         self.latest = 0.0
         """The last fact's time."""
-        self.switches: list[Switch] = []
-        self.resumed: list[Resumed] = []
+        self.switches: list[SwitchMark] = []
+        self.resumed: list[ResumeMark] = []
         self.hosts: dict[int, str] = {}
-        """By worker: where it was last."""
+        """The last host of each worker."""
         self._here: dict[int, float] = {}
-        """Since when a worker has been there."""
+        """When each present worker's stay began."""
         self._stays: dict[int, list[Stay]] = {}
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """Take the next fact, and the orders that followed from it."""
+        """Take the next fact with its orders."""
         before, self.latest = self.latest, max(self.latest, fact.at)
         match fact:
             case TrainingBegan(members=members, version=version, at=at):
                 if self.began is None:
                     self.began = at
                 else:
-                    self.resumed.append(Resumed(at=at, version=version))
+                    self.resumed.append(ResumeMark(at=at, version=version))
                 for worker in list(self._here):
                     self._leave(worker, before, "interrupted")
                 for worker, host, _ in members:
@@ -200,14 +200,14 @@ class Course:
                 self._leave(worker, at, reason)
         for order in orders:
             if isinstance(order, SwitchProtocol):
-                self.switches.append(Switch(to=order.to, since=order.since, at=fact.at))
+                self.switches.append(SwitchMark(to=order.to, since=order.since, at=fact.at))
 
     def _leave(self, worker: int, at: float, why: str) -> None:
         stay = Stay(began=self._here.pop(worker), ended=at, left=why)
         self._stays.setdefault(worker, []).append(stay)
 
     def stays(self) -> dict[int, tuple[Stay, ...]]:
-        """Return the stays of each worker, ascending. One that is still there stays until the last fact."""
+        """Return the stays of each worker, ascending. A present worker stays until the last fact."""
         open_ = {worker: Stay(began=at, ended=self.latest, left=None) for worker, at in self._here.items()}
         return {
             worker: (*self._stays.get(worker, ()), *([open_[worker]] if worker in open_ else []))
@@ -216,7 +216,7 @@ class Course:
 
 
 class Notes:
-    """A whole timeline, noted as facts and orders come. It has every step, so it grows with the run."""
+    """Collects a whole timeline from facts and orders. It keeps every step, so it grows with the run."""
 
     def __init__(self) -> None:
         self.course = Course()
@@ -225,14 +225,14 @@ class Notes:
         """By worker and step: the version that its gradient was computed on."""
         self._made: dict[tuple[int, int], int] = {}
         """By worker and step: the version that it went into."""
-        self._groups: dict[int, Averaging] = {}
+        self._groups: dict[int, AveragingSpan] = {}
         """By number."""
         self._joined: dict[int, list[int]] = {}
         """By worker: the groups that it was in."""
-        self._versions: list[Version] = []
+        self._versions: list[VersionMark] = []
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """Take the next fact, and the orders that followed from it."""
+        """Take the next fact with its orders."""
         self.course.record(fact, orders)
         self._fates.fact(fact)
         match fact:
@@ -253,16 +253,16 @@ class Notes:
                 self._made.pop((fate.worker, fate.step), None)
         match order:
             case ApplyUpdate(version=version, contributions=contributions):
-                self._versions.append(Version(version=version, at=at, updates=len(contributions)))
+                self._versions.append(VersionMark(version=version, at=at, updates=len(contributions)))
             case Reduce(group=group, members=members, what=what):
-                self._groups[group] = Averaging(
+                self._groups[group] = AveragingSpan(
                     began=at, ended=at, group=group, members=members, what=what, outcome=None
                 )
                 for worker in members:
                     self._joined.setdefault(worker, []).append(group)
 
     def timeline(self, ledger: sqlite3.Connection) -> Timeline:
-        """Return the timeline, with the times that the ledger has of steps and transfers."""
+        """Return the timeline, with the ledger's times of steps and transfers."""
         course, stays = self.course, self.course.stays()
         protocol = ledger.execute("SELECT value FROM run WHERE key = 'protocol'").fetchone()
         steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
@@ -277,9 +277,11 @@ class Notes:
             hosts=course.hosts if fetched(ledger) else {},
         )
 
-    def _lane(self, worker: int, stays: tuple[Stay, ...], steps: Iterable[Step], transfers: Iterable[Transfer]) -> Lane:
+    def _lane(
+        self, worker: int, stays: tuple[Stay, ...], steps: Iterable[MeasuredStep], transfers: Iterable[TransferSpan]
+    ) -> WorkerLane:
         computing = tuple(
-            Computing(
+            ComputingSpan(
                 began=step.began,
                 ended=step.ended,
                 step=step.step,
@@ -291,7 +293,7 @@ class Notes:
             for step in cut(stays, steps)
         )
         averaging = (self._groups[group] for group in self._joined.get(worker, ()))
-        return Lane(
+        return WorkerLane(
             worker=worker,
             stays=stays,
             computing=computing,
@@ -301,7 +303,7 @@ class Notes:
         )
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A finished step, as it was measured."""
 
     step: int
@@ -311,24 +313,24 @@ class Step(NamedTuple):
     from_device: float | None = None
 
 
-def read_steps(ledger: sqlite3.Connection) -> Iterator[tuple[int, Step]]:
-    """Yield (worker, its next step), worker by worker. A step whose fact was not written any more is left out."""
+def read_steps(ledger: sqlite3.Connection) -> Iterator[tuple[int, MeasuredStep]]:
+    """Yield (worker, step), worker by worker. A step without its fact, in a crashed run, is left out."""
     rows = ledger.execute(
         "SELECT worker, step, began, began + compute, to_device, from_device FROM step_times "
         "WHERE (worker, step) IN (SELECT worker, step FROM facts WHERE kind = 'GradientReady') ORDER BY worker, began"
     )
     for worker, *step in rows:
-        yield worker, Step(*step)
+        yield worker, MeasuredStep(*step)
 
 
-def read_transfers(ledger: sqlite3.Connection) -> Iterator[tuple[int, Transfer]]:
-    """Yield (worker, its next transfer), worker by worker."""
+def read_transfers(ledger: sqlite3.Connection) -> Iterator[tuple[int, TransferSpan]]:
+    """Yield (worker, transfer), worker by worker."""
     moved = "SELECT worker, direction, number, bytes, began, ended FROM transfers WHERE direction <> 'average'"
     if fetched(ledger):
         moved = f"{moved} UNION ALL {_FETCHED}"
     rows = ledger.execute(f"{moved} ORDER BY 1, 5, 6")
     for worker, direction, number, size, began, ended in rows:
-        yield worker, Transfer(began=began, ended=ended, direction=direction, number=number, size=int(size))
+        yield worker, TransferSpan(began=began, ended=ended, direction=direction, number=number, size=int(size))
 
 
 _FETCHED = """
@@ -350,16 +352,16 @@ _FETCHED = """
         GROUP BY taken.id, fetches.source
     ) GROUP BY taken
 """
-"""Updates that were fetched, and for each version that a worker took, its host's last fetch of each part before."""
+"""Fetched updates, and for each version that a worker took, its host's last fetch of each part before."""
 
 
 def fetched(ledger: sqlite3.Connection) -> bool:
-    """Whether hosts fetched anything from each other: a run on one host has nothing of the kind."""
+    """Whether hosts fetched anything from each other."""
     return ledger.execute("SELECT 1 FROM fetches LIMIT 1").fetchone() is not None
 
 
 def of_each(workers: Iterable[int], rows: Iterator[tuple[int, T]]) -> Iterator[Iterator[T]]:
-    """Yield the rows of each of these workers, in turn. Both ascend."""
+    """Yield the rows of each of these workers in turn. Both ascend."""
     groups = groupby(rows, key=itemgetter(0))
     of, group = next(groups, (None, iter(())))
     for worker in workers:
@@ -368,10 +370,10 @@ def of_each(workers: Iterable[int], rows: Iterator[tuple[int, T]]) -> Iterator[I
         yield (row for _, row in (group if of == worker else ()))
 
 
-def cut(stays: Iterable[Stay], steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps, cut to the stays. Both are in the order of their times.
+def cut(stays: Iterable[Stay], steps: Iterable[MeasuredStep]) -> Iterator[MeasuredStep]:
+    """Yield the steps, cut to the stays. Both are in the order of time.
 
-    Clocks may disagree a little: a step begins when the one before has ended, at the earliest.
+    Clocks may disagree a little, so a step is also cut to begin after the end of the one before.
     """
     following = iter(steps)
     step = next(following, None)
@@ -385,8 +387,8 @@ def cut(stays: Iterable[Stay], steps: Iterable[Step]) -> Iterator[Step]:
             step = next(following, None)
 
 
-def _gaps(stays: Iterable[Stay], computing: Iterable[Computing]) -> Iterator[Waiting]:
-    """Yield what is left of the stays beside these steps, which were cut to them."""
+def _gaps(stays: Iterable[Stay], computing: Iterable[ComputingSpan]) -> Iterator[Waiting]:
+    """Yield the parts of the stays outside these steps, which were cut to the stays."""
     todo = deque(computing)
     for stay in stays:
         free = stay.began

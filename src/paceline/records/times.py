@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
 
 KEPT = 100
-"""How many spans of time are kept apart, as one that is told later may touch them."""
+"""How many spans of time are kept, as a later one may touch them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """In seconds. `began` counts from the run's start.
+    """The parts of one step, in seconds. `began` counts from the run's start.
 
-    Copies to and from a device overlap the other times, so no sum of times has them. None: parameters are in memory.
+    Copies to and from a device overlap the other parts, so no sum includes them. None: parameters are in memory.
     """
 
     began: float
@@ -30,7 +30,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """Seconds since the run's start: the times of the network's model, and when the run acted on the transfer's end."""
+    """A transfer in the network's model, and when the run acted on its end, in seconds since the run's start."""
 
     began: float
     ended: float
@@ -38,17 +38,17 @@ class TransferTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """An item that one host has fetched from another. The ledger's table `fetches` says what its moments are."""
+class FetchTimes:
+    """An item that one host has fetched from another. The ledger's table `fetches` explains its moments."""
 
     host: str
-    """The host that has the item now."""
+    """The host that fetched it."""
     source: str
-    """The host that had it."""
+    """The host that it was fetched from."""
     kind: str
     """`version`, `update`, `sum`, `partial`, `mean`, `replica` or `other`."""
     worker: int | None = None
-    """Whose update or replica it is."""
+    """The worker of an update or a replica."""
     number: int | None = None
     """The version, the update's step, the sum's number, the group, or how often the replica had changed."""
     bytes: int
@@ -56,7 +56,7 @@ class Fetch:
     ended: float
 
     @classmethod
-    def of(cls, item: Item, *, host: str, source: str, size: int, began: float, ended: float) -> Fetch:
+    def of(cls, item: Item, *, host: str, source: str, size: int, began: float, ended: float) -> FetchTimes:
         """Return the fetch of that item."""
         kind, worker, number = _named(item)
         return cls(
@@ -72,32 +72,31 @@ class Fetch:
 
     @property
     def summand(self) -> Update | Sum | None:
-        """What was fetched, if it is a part of what versions are made of."""
+        """The update or the sum that was fetched; None for any other item."""
         if self.number is None:
             return None
         if self.kind == "sum":
             return Sum(self.number)
         return Update(self.worker, self.number) if self.kind == "update" and self.worker is not None else None
 
-    def moved(self) -> Fetch:
-        """Return the fetch of a part of an update or a sum that had arrived before, as a range of versions moves."""
+    def moved(self) -> FetchTimes:
+        """Return the fetch as `other`: a range has moved, and brought a part of an update or a sum that had arrived."""
         return replace(self, kind="other", worker=None, number=None)
 
-    def ending(self, at: float) -> Fetch:
-        """Return the fetch as it is by another clock, which shows `at` now that it has ended."""
+    def ending(self, at: float) -> FetchTimes:
+        """Return the fetch in the times of another clock, which showed `at` at its end."""
         return replace(self, began=at - (self.ended - self.began), ended=at)
 
 
 class Busy:
-    """Adds up the time in which anything is under way. What is told ends in the order in which it is told."""
+    """Adds up the time in which any of several spans goes on. Spans are added in the order of their ends."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
-        """The last ones, none of which touch: (began, ended)."""
+        """The last spans, (began, ended), which don't touch."""
         self._earlier = 0.0
 
     def add(self, began: float, ended: float) -> None:
-        """Something was under way in this time."""
         while self._spans and self._spans[-1][1] >= began:
             before = self._spans.pop()
             began, ended = min(began, before[0]), max(ended, before[1])
@@ -108,7 +107,7 @@ class Busy:
 
     @property
     def seconds(self) -> float:
-        """How long that was in all."""
+        """The time in all, each second once."""
         total = self._earlier
         for began, ended in self._spans:
             total += ended - began
@@ -133,9 +132,9 @@ def _named(item: Item) -> tuple[str, int | None, int | None]:
 
 
 def exposed(transfers: Iterable[tuple[str, float, float]], since: float, until: float) -> tuple[float, float]:
-    """Seconds of pushes and of pulls within this time, in which a worker waited. No second counts twice.
+    """Return the seconds of pushes and of pulls between `since` and `until`, while a worker waited.
 
-    `transfers`: (direction, began, ended). Of two at the same time the one that began first counts.
+    `transfers`: (direction, began, ended). Where two overlap, only the one that began first counts.
     """
     seconds = {"push": 0.0, "pull": 0.0}
     for direction, began, ended in sorted(transfers, key=lambda transfer: transfer[1]):

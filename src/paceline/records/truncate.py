@@ -1,8 +1,8 @@
 """Cuts a run's ledger at a snapshot, so that the run can go on from there as if nothing had come after it.
 
-What came after the snapshot is undone. It goes into a ledger of its own, which is written whole before anything is
-taken away. Then one transaction takes it away. So a process that is killed meanwhile leaves either the whole ledger or
-the cut one, and cutting it once more comes to the same.
+What came after the snapshot is undone. It is first written to a ledger of its own. Then one transaction removes it from
+the run's ledger. So a process that is killed meanwhile leaves the whole ledger or the cut one, and a second cut gives
+the same result.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ _UNDONE = {
     **dict.fromkeys(_OF_A_VERSION, "version > :version"),
     **{table: f"rowid > (SELECT {table} FROM marks WHERE snapshot = :fact)" for table in MARKED},
 }
-"""By table: which rows came after the snapshot.
+"""By table: the SQL condition of rows that came after the snapshot.
 
-A row that belongs to a step stays if the gradient of that step was ready, and a row about a version stays if the
-snapshot has that version, whenever the row was written.
+A step's row stays if the step's gradient was ready, and a version's row stays if the snapshot has the version, whenever
+the row was written.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A ledger was cut."""
+    """The result of cutting a ledger."""
 
     segment: int
-    """The number of the segment that begins next."""
+    """The number of the next segment."""
     at: float
-    """The last moment that the ledger still has, in seconds since the run's start: the run's clock goes on from it."""
+    """The last moment in the cut ledger, in seconds since the run's start. The run's clock goes on from it."""
     undone: Stretch
-    """What came after the snapshot, with all that was undone before and had not begun anew."""
+    """What came after the snapshot, with what earlier cuts undid if no segment has trained since."""
 
 
 def cut(folder: Path, fact: int, version: int) -> Cut:
-    """Cut the ledger of the run in that folder at the snapshot that was taken after that fact, of that version.
+    """Cut the ledger of the run in this folder at the snapshot of this version that was taken after this fact.
 
-    Raises ConfigError, in one line, if the run is still going on, or if its ledger does not go as far as the snapshot:
-    an earlier snapshot may do then. Raises RunFailed if it can't be written.
+    Raises ConfigError, in one line, if the run is still going on, or if the ledger ends before the snapshot. An earlier
+    snapshot may do then. Raises RunFailed if the ledger can't be written.
     """
     path = folder / LEDGER
     _refuse_if_written(folder)
@@ -87,7 +87,7 @@ def _refuse_if_written(folder: Path) -> None:
 
 
 def why_not(folder: Path, fact: int, version: int) -> str:
-    """Why the ledger of the run in that folder can't be cut at that snapshot; empty if it can."""
+    """Return why the ledger of the run in this folder can't be cut at this snapshot; empty if it can."""
     with closing(connect(folder / LEDGER)) as ledger:
         try:
             _look_at(folder, ledger, {"fact": fact, "version": version})
@@ -103,7 +103,7 @@ def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut
     (number,) = ledger.execute(begun, point).fetchone()
     earlier = dict(undone_before(ledger))
     files = [file for undone in earlier.values() for file in undone.files]
-    undone = sum((earlier[one] for one in earlier if one >= number), Stretch())  # of segments that are undone, too
+    undone = sum((earlier[one] for one in earlier if one >= number), Stretch())  # these segments are undone, too
     at, present = _last_moment(ledger, point), _undone(ledger, point)
     if present.facts or _more(ledger, point):
         file = next(name for name in _names(number) if name not in files)
@@ -117,7 +117,7 @@ def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut
 
 
 def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> None:
-    """Raise ConfigError if the ledger has not all of the snapshot: a killed run leaves all but its last moments."""
+    """Raise ConfigError if the ledger lacks a part of the snapshot, as a killed run loses its last moments."""
     what = f"{folder}: its ledger has not all of the snapshot after fact {point['fact']}"
     if ledger.execute("SELECT 1 FROM marks WHERE snapshot = :fact", point).fetchone() is None:
         raise ConfigError(f"{what}; only an earlier snapshot may do")
@@ -127,7 +127,7 @@ def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) ->
 
 
 def _last_moment(ledger: sqlite3.Connection, point: dict[str, int]) -> float:
-    """The snapshot's moment. A version that was ordered by then may have been made and written a little later."""
+    """Return the snapshot's moment, or when its version was made and recorded, which may be a little later."""
     moments = (
         "SELECT at FROM facts WHERE id = :fact",
         "SELECT max(at) FROM commits WHERE version <= :version",
@@ -157,20 +157,20 @@ def _undone(ledger: sqlite3.Connection, point: dict[str, int]) -> Stretch:
 
 
 def _more(ledger: sqlite3.Connection, point: dict[str, int]) -> bool:
-    """Whether any table has rows that came after the snapshot. A segment's own row says what was undone before it."""
+    """Whether any table but `segments` has rows that came after the snapshot."""
     rest = {table: which for table, which in _UNDONE.items() if table != "segments"}
     queries = (f"SELECT 1 FROM {table} WHERE {which} LIMIT 1" for table, which in rest.items())
     return any(ledger.execute(query, point).fetchone() for query in queries)
 
 
 def _names(number: int) -> Iterator[str]:
-    """Yield names for the ledger: the second one if a segment of that number was undone itself, and so on."""
+    """Yield names for the ledger of what is undone. Later ones are for a segment that is undone again."""
     yield f"undone-{number}.sqlite"
     yield from (f"undone-{number}-{more}.sqlite" for more in count(2))
 
 
 def _write_aside(folder: Path, name: str, ledger: sqlite3.Connection, point: dict[str, int]) -> None:
-    """Write a ledger of all that came after the snapshot, whole or not at all."""
+    """Write a ledger of what came after the snapshot, whole or not at all."""
     part, file = folder / f".{name}.part", folder / name
     for left in (part, part.with_name(f"{part.name}-journal")):
         left.unlink(missing_ok=True)
@@ -191,14 +191,14 @@ def _write_aside(folder: Path, name: str, ledger: sqlite3.Connection, point: dic
 def _take_away(
     folder: Path, ledger: sqlite3.Connection, point: dict[str, int], number: int, at: float, undone: Stretch
 ) -> None:
-    """Take away what came after the snapshot, and note the segment that begins next, in one transaction."""
+    """Remove what came after the snapshot, and note the next segment, in one transaction."""
     ledger.execute("PRAGMA synchronous = FULL")
     ledger.execute("BEGIN IMMEDIATE")
     _refuse_if_written(folder)  # another process may have gone on with it meanwhile
     for table, which in _UNDONE.items():
         ledger.execute(f"DELETE FROM {table} WHERE {which}", point)
     _shorten(ledger, at)
-    notes = _notes(ledger)
+    notes = {key: json.loads(value) for key, value in ledger.execute("SELECT key, value FROM run")}
     ledger.execute(
         "UPDATE segments SET notes = ? WHERE segment = ? AND notes IS NULL",
         (json.dumps({key: notes[key] for key in (*OF_ONE, *ASKED) if key in notes}), number - 1),
@@ -215,12 +215,8 @@ def _take_away(
     ledger.execute("COMMIT")
 
 
-def _notes(ledger: sqlite3.Connection) -> dict[str, Any]:
-    return {key: json.loads(value) for key, value in ledger.execute("SELECT key, value FROM run")}
-
-
 def _shorten(ledger: sqlite3.Connection, at: float) -> None:
-    """End each worker's last step where the run's clock goes on: what it waited after that is undone."""
+    """End each worker's last step where the run's clock goes on. Its later waits are undone."""
     parts = ("wait", "pull", "push")
     rows = ledger.execute(
         f"SELECT rowid, began + compute + push + wait + pull, {', '.join(parts)} FROM step_times "
@@ -235,7 +231,7 @@ def _shorten(ledger: sqlite3.Connection, at: float) -> None:
 
 
 def _move_versions(folder: Path, version: int, number: int) -> None:
-    """Move the files of undone versions aside. The run has no final version now."""
+    """Move the files of undone versions aside, and remove the final version."""
     versions = folder / "versions"
     (versions / "final.safetensors").unlink(missing_ok=True)
     for file in sorted(versions.glob("*.safetensors")):
@@ -244,7 +240,7 @@ def _move_versions(folder: Path, version: int, number: int) -> None:
 
 
 def _move(file: Path, folder: Path) -> None:
-    """Move that file, if it is there, into that folder."""
+    """Move this file, if it exists, into this folder."""
     if file.exists():
         folder.mkdir(exist_ok=True)
         file.replace(folder / file.name)

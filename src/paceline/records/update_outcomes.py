@@ -1,7 +1,7 @@
-"""What each update came to: derived here once, for summaries, checks, explanations, timelines and reports.
+"""The outcome of each update, for summaries, checks, explanations, timelines and reports.
 
-`UpdateOutcomes` is told facts and orders as they come. It keeps what is outstanding, so that its memory does not grow
-with a run.
+`UpdateOutcomes` takes facts and orders as they come. It keeps only outstanding updates, so its memory does not grow
+with the run.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ class Applied:
     worker: int
     step: int
     version: int
-    """The version that it made, of the store or of its worker's replica."""
+    """The version that it went into, of the store or of its worker's replica."""
     staleness: int | None
-    """Versions made between the one that it was computed on and the one that it went into; None if no gradient of that
-    step was ready."""
+    """Versions made between the one that it was computed on and the one that it went into; None without a gradient."""
     samples: int | None
-    """How many samples are in it; None if they are not counted."""
+    """Samples in it; None if they are not counted."""
     replica: bool
     """Whether it stepped a replica."""
     group: int | None
-    """The group in whose mean gradient it is, if it is in one."""
+    """The group whose mean gradient contains it, if any."""
 
 
 @dataclass(slots=True)
 class Dropped:
-    """An update was never applied, or was lost with the one replica that had it."""
+    """An update was never applied, or was lost with the only replica that had it."""
 
     worker: int
     step: int
     lost: Applied | None
-    """What was lost with the replica; None if it had not been applied."""
+    """The applied update that was lost with the replica; None if it had not been applied."""
     why: Why
 
 
 @dataclass(slots=True)
 class Undone:
-    """An update was neither applied nor dropped where the run went on from: its samples are used again."""
+    """An update was neither applied nor dropped when the run was resumed. Its samples are used again."""
 
     worker: int
     step: int
@@ -56,21 +55,21 @@ Fate = Applied | Dropped | Undone
 
 @dataclass(slots=True)
 class UpdateOutcomes:
-    """Follows each update from its gradient to its end. Tell it each fact before the orders of that fact."""
+    """Follows each update from its gradient to its outcome. Pass each fact before its orders."""
 
     ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
-    """For each (worker, step) neither applied nor dropped yet: its version, and the samples in it."""
+    """By (worker, step) without an outcome: the version that it was computed on, and its samples."""
     alone: dict[int, dict[int, Applied]] = field(default_factory=dict)
-    """By worker: steps in its replica since that was last averaged. They are lost if it dies."""
+    """By worker: steps in its replica since the last average. They are lost if the worker dies."""
     averaging: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The members of each group of several that is averaging replicas."""
+    """The members of each group of several that averages replicas."""
     gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
-    """For each group whose mean gradient has stepped no replica yet: what is in that mean."""
+    """The contributions of each group whose mean gradient has stepped no replica yet."""
 
     def fact(self, fact: Fact) -> Sequence[Undone]:
-        """Take note of a fact. Return the updates that it undoes: where a run is resumed, those that are outstanding.
+        """Take a fact. Return the updates that it undoes: those outstanding when the run is resumed.
 
-        A snapshot has every replica, so no step is in one of them alone any more.
+        A snapshot has every replica, so from there on no step is lost with one of them.
         """
         if isinstance(fact, GradientReady):
             self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
@@ -88,7 +87,7 @@ class UpdateOutcomes:
         return ()
 
     def order(self, order: Order) -> Sequence[Applied | Dropped]:
-        """Return the fates that this order decides."""
+        """Return the outcomes that this order decides."""
         if isinstance(order, ApplyUpdate):
             return [self._applied(worker, step, order.version) for worker, step, _ in order.contributions]
         if isinstance(order, StepReplica):
@@ -109,7 +108,7 @@ class UpdateOutcomes:
         return ()
 
     def taken_back(self, worker: int, step: int) -> Applied | None:
-        """Take back a step that only this worker's replica had. Return what it was; None if there is no such step."""
+        """Take back a step that only this worker's replica had, and return it; None if there is no such step."""
         return self.alone.get(worker, {}).pop(step, None)
 
     def _applied(

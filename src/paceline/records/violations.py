@@ -1,4 +1,4 @@
-"""The rules that a check tries, each in a sentence, and how a broken one is reported."""
+"""The rules of a check, each as a sentence, and the report of a broken one."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ SUMMED_UP = "the summary says what the ledger comes to"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """The first thing that is wrong."""
+    """The first inconsistency."""
 
     table: str
     """The ledger's table, or the name of another file."""
     row: int | str | None
-    """The row's id or rowid in that table, or its key; None if it is no single row."""
+    """The row's id, rowid or key in the table; None if it is no single row."""
     rule: str
     expected: str
     found: str
@@ -100,7 +100,7 @@ class Wrong:
 
 
 class Violation(Exception):
-    """A broken rule, where the check is now; `table` and `row` if it is elsewhere."""
+    """A broken rule. `table` and `row` are given if it is elsewhere than the check."""
 
     def __init__(
         self, rule: str, expected: object, found: object, table: str | None = None, row: int | str | None = None
@@ -115,19 +115,19 @@ class Violation(Exception):
 
 
 class First:
-    """The first of several broken rules, in the order in which a check tells of them: not that in which it looks."""
+    """Keeps the first of several broken rules in the order of the report, which is not that of the search."""
 
     def __init__(self) -> None:
         self._broken: Violation | None = None
         self._place: tuple[int, ...] = ()
 
     def note(self, broken: Violation, *place: int) -> None:
-        """Take note of a broken rule, at this place."""
+        """Note a broken rule at this place in the report."""
         if self._broken is None or place < self._place:
             self._broken, self._place = broken, place
 
     def settle(self) -> None:
-        """Raise the first one, if there is any."""
+        """Raise the first broken rule, if there is any."""
         if self._broken is not None:
             raise self._broken
 
@@ -137,7 +137,7 @@ def brief(value: object) -> str:
 
 
 def _said(value: object) -> str:
-    """An order without its reason, which is compared separately."""
+    """Format a value; an order without its reason, which is compared separately."""
     text = repr(value)
     return f"{text[: text.index(', why=')]})" if ", why=" in text else text
 

@@ -1,6 +1,6 @@
-"""Which worker waited for which: every wait that a protocol ordered, and the fact that ended it.
+"""Every wait that a protocol ordered, the fact that ended it, and the workers to blame.
 
-Both classes take a run as it comes, and keep only what is outstanding.
+Both classes take a run as it comes, and keep only what may still matter.
 """
 
 from __future__ import annotations
@@ -15,32 +15,30 @@ from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepReplica, Why
 
 LEAST = 1000
-"""How many waits, or steps, are kept before those that no longer matter are forgotten. Looking costs time, too."""
+"""Waits or steps that are kept before those that no longer matter are looked for and forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """One worker was told to wait, until it was told to go on. What it then did itself is no wait."""
+class WorkerWait:
+    """The time from an order to wait until the order to go on."""
 
     worker: int
     step: int
-    """The step that it waited after: the last one whose gradient it had computed, or -1."""
+    """The last step whose gradient the worker had computed, or -1."""
     began: float
     ended: float
     """In seconds since the run's start."""
     awaited: int | None
-    """The worker whose fact ended it; None if it was its own transfer, a group's average, or nothing."""
+    """The worker whose fact ended it; None if that was its own transfer, a group's average, or nothing."""
     why: Why
     """The protocol's reason."""
     cause: int | None
-    """The row in the ledger's `facts` that ended it; None if it had not ended by the last fact, or by the last one
-    before the run was interrupted."""
+    """The row in the ledger's `facts` that ended it; None if the ledger ended first, or the run was interrupted."""
     fact: Fact | None = None
     """That row's fact."""
 
     @property
     def seconds(self) -> float:
-        """The length of the wait."""
         return self.ended - self.began
 
 
@@ -54,13 +52,12 @@ class _Open:
 
 
 class Waits:
-    """Finds every wait of a run, in the order in which they end.
+    """Finds every wait of a run, in the order of their ends.
 
-    A wait begins with `Hold`. It ends with the next order that lets its worker go on (`Release`, `StartPush`,
-    `StepReplica`, or a `Reduce` that it is in), when it leaves, or where it is given a reason of another kind, which
-    is a wait of its own; the same kind with other arguments goes on as one wait, with the last of them as its reason.
-    One that began and ended at the same moment is none. Where a run was interrupted and resumed, all waits have ended
-    with the last fact before that.
+    A wait begins with `Hold`. It ends when its worker leaves, or with the next order that lets the worker go on
+    (`Release`, `StartPush`, `StepReplica`, or a `Reduce` of which it is a member). A `Hold` with a reason of another
+    kind begins a new wait. One of the same kind goes on with the wait, and replaces its reason. Waits without length
+    are left out. When a run is interrupted, all waits end with the last fact.
     """
 
     def __init__(self) -> None:
@@ -70,8 +67,8 @@ class Waits:
         self._number = 0
         self._at = 0.0
 
-    def record(self, fact: Fact, orders: Iterable[Order]) -> list[Wait]:
-        """Take the next fact, and the orders that followed from it. Return the waits that have ended."""
+    def record(self, fact: Fact, orders: Iterable[Order]) -> list[WorkerWait]:
+        """Take the next fact with its orders. Return the waits that they end."""
         ended = self.rest() if isinstance(fact, TrainingBegan) else []
         self._number += 1
         self._at = fact.at
@@ -95,20 +92,20 @@ class Waits:
                         self._end(worker, fact, ended)
         return ended
 
-    def rest(self) -> list[Wait]:
-        """Return the waits that had not ended by the last fact."""
-        ended: list[Wait] = []
+    def rest(self) -> list[WorkerWait]:
+        """End all waits that go on with the last fact, and return them."""
+        ended: list[WorkerWait] = []
         for worker in list(self.waiting):
             self._end(worker, None, ended)
         return ended
 
-    def _end(self, worker: int, fact: Fact | None, ended: list[Wait]) -> None:
+    def _end(self, worker: int, fact: Fact | None, ended: list[WorkerWait]) -> None:
         wait = self.waiting.pop(worker, None)
         if wait is None or self._at <= wait.began:
             return
         other = getattr(fact, "worker", None)
         ended.append(
-            Wait(
+            WorkerWait(
                 worker=worker,
                 step=wait.step,
                 began=wait.began,
@@ -121,31 +118,23 @@ class Waits:
         )
 
 
-def waits(history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> Iterator[Wait]:
-    """Yield every wait of a whole run, in the order in which they ended."""
-    found = Waits()
-    for fact, orders in history:
-        yield from found.record(fact, orders)
-    yield from found.rest()
-
-
 class Blame:
-    """Tells the workers that each wait was due to.
+    """Finds the workers to blame for each wait.
 
-    While the awaited worker waited for another one itself, that one is to blame. A wait for no other worker is due to
-    nobody. So a wait can be judged when each of these has ended, too. O(n log n), but for long chains.
+    While the awaited worker itself waited for another one, that one is to blame. So a wait can be judged only when
+    those waits have ended, too. No worker is to blame for a wait for no other worker. O(n log n), but for long chains.
     """
 
     def __init__(self, found: Waits) -> None:
         self._found = found
-        self._own: dict[int, list[Wait]] = {}
-        """By worker: those waits that one which has not been judged may overlap."""
-        self._unjudged: deque[Wait] = deque()
+        self._own: dict[int, list[WorkerWait]] = {}
+        """By worker: waits that may overlap one that is not judged yet."""
+        self._unjudged: deque[WorkerWait] = deque()
         self._kept = 0
         self._most = LEAST
 
-    def judge(self, ended: Iterable[Wait]) -> Iterator[tuple[Wait, dict[int, float]]]:
-        """Take the waits that have ended. Yield those that can be judged, in order: seconds, by the worker to blame."""
+    def judge(self, ended: Iterable[WorkerWait]) -> Iterator[tuple[WorkerWait, dict[int, float]]]:
+        """Take waits that have ended. Yield those that can be judged, in order, with the seconds by worker to blame."""
         for wait in ended:
             self._own.setdefault(wait.worker, []).append(wait)
             self._unjudged.append(wait)
@@ -159,12 +148,12 @@ class Blame:
             self._forget()
 
     def horizon(self) -> float:
-        """Return the moment before which nothing matters to the waits that are not judged yet."""
+        """Return when the oldest wait that is not judged began. Earlier steps need not be kept."""
         since = (wait.began for waits in (self._found.waiting.values(), self._unjudged) for wait in waits)
         return min(since, default=inf)
 
-    def _due(self, wait: Wait) -> dict[int, float] | None:
-        """None: it is not known yet."""
+    def _due(self, wait: WorkerWait) -> dict[int, float] | None:
+        """Return the seconds by worker to blame; None if that is not known yet."""
         parts: dict[int, float] = {}
         if wait.awaited is not None:
             for worker, seconds in self._parts(wait.awaited, wait.began, wait.ended, (wait.worker,)):
@@ -176,7 +165,7 @@ class Blame:
     def _parts(
         self, awaited: int, began: float, ended: float, before: tuple[int, ...]
     ) -> Iterator[tuple[int | None, float]]:
-        """Yield (worker, seconds). None stands for a worker that is not known yet."""
+        """Yield the worker to blame, or None if it is not known yet, and the seconds."""
         if awaited in self._found.waiting and self._found.waiting[awaited].began < ended:
             yield None, 0.0
             return

@@ -45,7 +45,7 @@ from paceline.core.orders import (
 from paceline.core.phrases import workers_named
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
-from paceline.records.times import Fetch, StepTimes, TransferTimes, exposed
+from paceline.records.times import FetchTimes, StepTimes, TransferTimes, exposed
 from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
 from paceline.scenario.host_traffic import HostTraffic, ItemCame
 from paceline.scenario.network import LinkTransfer, SharedLink, Way
@@ -609,7 +609,7 @@ class World:
         """An item has come from one host to another."""
         self.now = came.ended
         host, source, times = came.target, came.source, {"began": came.began, "ended": came.ended}
-        self._journal.fetched(Fetch.of(came.item, host=host, source=source, size=came.size, **times))
+        self._journal.fetched(FetchTimes.of(came.item, host=host, source=source, size=came.size, **times))
         for worker, since in came.waiting:
             match came.item:
                 case Update(step=number):

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
 from paceline.transfer.fetch_table import Named, Peer, Range, Where
 
@@ -41,7 +41,7 @@ class Items(Protocol):
     def settled(self, number: int) -> None:
         """No byte comes by that number any more, not even a late one of what was cancelled."""
 
-    def fetched(self, fetch: Fetch) -> None:
+    def fetched(self, fetch: FetchTimes) -> None:
         """All that one host has of an item has come. Who waits for the item hears once it is whole, after this."""
 
     def look(self, item: Item, begin: int, end: int) -> Where:
@@ -91,7 +91,7 @@ class _Waiting:
     """None: the item is only expected."""
     since: float | None
     """None: nothing has come of what is expected."""
-    brought: list[Fetch] = field(default_factory=list)
+    brought: list[FetchTimes] = field(default_factory=list)
     """What has come of what is expected, host by host."""
 
 
@@ -335,7 +335,7 @@ class TransferManager:
             return
         waiting, now = list(want.waiting.values()), self._now()
         began = min((one.since for one in waiting if one.since is not None), default=now)
-        fetch = Fetch.of(want.named.item, host=self._host, source=source, size=size, began=began, ended=now)
+        fetch = FetchTimes.of(want.named.item, host=self._host, source=source, size=size, began=began, ended=now)
         if any(one.told is not None for one in waiting):
             self._items.fetched(fetch)
         else:

@@ -29,7 +29,7 @@ from paceline.host.remote_host import RemoteHost
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.net.numbered import LONGEST
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.transfer.item_names import ADOPTED, summand_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RemoteReports:
         self._coding = Coding(messages.worker.FromWorker)
         self._behind: dict[int, bytearray] = {}
         """By worker whose message is being fetched: what its host has said of it since, as bytes."""
-        self._fetched: dict[tuple[str, int], Fetch] = {}
+        self._fetched: dict[tuple[str, int], FetchTimes] = {}
         """By host and version: the last fetches."""
 
     def delivered(self, name: str, message: messages.Message) -> None:
@@ -279,7 +279,7 @@ class RemoteReports:
         bodies = Frames(LONGEST).receive(bytes(self._behind.pop(worker, b"")))
         return [_OF_WORKER.decode(body, ()) for body in bodies]
 
-    def _has_fetched(self, fetch: Fetch) -> None:
+    def _has_fetched(self, fetch: FetchTimes) -> None:
         if fetch.kind == "version" and fetch.number is not None:
             if len(self._fetched) >= KEPT * max(1, len(self._others.workers)):
                 del self._fetched[next(iter(self._fetched))]

@@ -1,7 +1,7 @@
-"""Verifies a run's ledger: tells its facts to a fresh machine, and tries every rule on what the ledger has.
+"""Verifies a run's ledger: tells its facts to a fresh machine, and checks every rule.
 
-The rules are those of the protocol (its declared invariants, after every fact), those that hold of all protocols, and
-what the ledger's tables and the summary have to do with each other. The first row that breaks one is named.
+The rules are the protocol's invariants after every fact, the rules of all protocols, and the relations between the
+ledger's tables and the summary. The first row that breaks a rule is reported.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Checked:
     """The result of a check."""
 
     wrong: Wrong | None
-    """The first thing that is wrong; None if nothing is."""
+    """The first inconsistency, or None."""
     proved: list[str]
-    """A line for each thing proved, with counts. What comes after the first wrong row was not looked at."""
+    """A line for each thing verified, with counts. What comes after the first wrong row is not checked."""
     counts: dict[str, int]
     unproved: list[str] = field(default_factory=list)
-    """A line for each thing that is usually proved, and could not be here."""
+    """A line for each thing that could not be verified in this run."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no inconsistency."""
         return self.wrong is None
 
 
 def check(run: RecordedRun) -> Checked:
-    """Check everything that can be told of this run. O(facts), with the invariants O(facts × workers)."""
+    """Check the run. O(facts), and O(facts × workers) for the invariants."""
     checking = Checking(run)
     wrong = None
     try:

@@ -1,4 +1,4 @@
-"""Whether averages of groups took what the model of their links says."""
+"""Checks that groups' averages took as long as the model of their links says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.records.violations import AVERAGED, LINK, TRANSFERS, First, Violat
 from paceline.scenario.group_links import GroupLinks, ring_bytes
 
 EXACT = 1e-9
-"""Relative, and in seconds: the links' model computes with these very moments."""
+"""Tolerance, relative and in seconds. The model computes with the same moments, so it is small."""
 
 _GROUPS = """
     SELECT json_extract(orders.body, '$.group') AS number, 'ordered' AS what, facts.at,
@@ -27,7 +27,7 @@ _GROUPS = """
     WHERE direction = 'average'
     ORDER BY 1, 2, 3
 """
-"""All that there is of each group: when its average was ordered and had ended, and each member's part of it."""
+"""All rows of each group: the order of its average, its end, and each member's part."""
 
 _MOVED = """
     SELECT transfers.number, min(transfers.rowid), transfers.bytes, transfers.began, transfers.ended,
@@ -38,7 +38,7 @@ _MOVED = """
 
 
 def averages(checking: Checking) -> None:
-    """Compare the transfers of a real run's averages with the facts, and ask the links' model again when they end."""
+    """Compare the transfers of a real run's averages with the facts and with the links' model."""
     if checking.replays or checking.run.simulated:
         return
     links = GroupLinks.of(checking.run.scenario, checking.run.workers)
@@ -49,7 +49,7 @@ def averages(checking: Checking) -> None:
         checking.unproved.append("the links' model was not asked again: the run went on with another scenario")
         return
     checking.table = "transfers"
-    unknown: list[tuple[float, float]] = []  # when averages may have been under way whose transfers are not noted
+    unknown: list[tuple[float, float]] = []  # when averages without noted transfers may have gone on
     sizes: dict[int, int] = {}
     moved = 0
     for group, rows in groupby(checking.run.ledger.execute(_GROUPS), key=itemgetter(0)):
@@ -85,7 +85,7 @@ def _one(
     averaged: float | None,
     sizes: dict[int, int],
 ) -> None:
-    """One average: each member has a part of it, at the same time, and its fact comes when the bytes have moved."""
+    """Check one average: each member has a part at the same time, and the fact comes after the bytes have moved."""
     network = checking.run.scenario.network
     message = None if network is None else network.message
     checking.row, _, size, began, ended, delivered = first = parts[0]
@@ -109,7 +109,7 @@ def _one(
 
 
 def _model(checking: Checking, links: GroupLinks, unknown: Sequence[tuple[float, float]]) -> int:
-    """Ask the model again, given when averages began. Return how many ended beside nothing unknown."""
+    """Compute the averages' ends with the model. Return how many are confirmed; unknown averages may disturb others."""
     under_way: dict[int, tuple[int, float, float]] = {}
     """By group: the row of its first part, and when it began and ended."""
     wrong, again = First(), 0

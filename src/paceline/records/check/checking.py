@@ -1,4 +1,4 @@
-"""The state of a check on its way through a ledger."""
+"""The state of a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.records.summary import Tally
 
 
 class Checking:
-    """A check on its way through the ledger. `table` and `row` say where it is."""
+    """A check's state. `table` and `row` are where it is in the ledger."""
 
     def __init__(self, run: RecordedRun) -> None:
         self.run = run
@@ -22,41 +22,41 @@ class Checking:
         self.rules = Rules(run.choice.spec)
         self.tally = Tally()
         self.unproved: list[str] = []
-        """A line for each thing that could not be looked at here."""
+        """A line for each thing that could not be verified."""
         self.here: dict[int, None] = {}
         self.repeating = 0
-        """Epochs whose order has some sample more than once."""
+        """Epochs with a sample more than once."""
         self.made = VersionsMade()
         """When versions were made, and of how many samples."""
         self.segment = run.segments[0]
-        """The one whose facts are told."""
+        """The segment of the present fact."""
         self.final: str | None = None
         """The SHA-256 of the last recorded version."""
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """The run's end as the ledger noted it; None for a run that crashed."""
+        """The ledger's note of the run's end; None if the run crashed."""
         return self.run.end if isinstance(self.run.end, dict) else None
 
     @property
     def resumed_in_vain(self) -> bool:
-        """Whether the run was resumed, and has not come to train since: its newest segment has no fact."""
+        """Whether the run was resumed and has not trained since: its newest segment has no fact."""
         return self.run.ledger.execute("SELECT 1 FROM segments WHERE at IS NULL").fetchone() is not None
 
     @property
     def completed(self) -> bool:
-        """Whether the run came to its end; known once all facts are told. A replay of a crashed run did not."""
+        """Whether the run reached its end. Known after all facts. A replay of a crashed run did not."""
         stopped_short = self.until is not None or (self.replays and bool(self.here))
         return self.end is not None and self.end.get("outcome") == "completed" and not stopped_short
 
     @property
     def replays(self) -> bool:
-        """Whether it repeats another run: its moments are that run's."""
+        """Whether it is a replay, which has the other run's moments."""
         return "replay_of" in self.run.config
 
     @property
     def until(self) -> int | None:
-        """The version that a replay was to go up to, as `paceline replay --until` notes it."""
+        """The last version of `paceline replay --until`."""
         return self.run.config.get("until")
 
     @property

@@ -1,4 +1,4 @@
-"""Whether config.toml and the ledger say the same of a run, whether that fits its kind, and what tables there are."""
+"""Checks the configuration in config.toml and the ledger, the ledger's tables, and its scalars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_THE_LEDGER = frozenset(
         *("replay_of", "simulation", "unmeasured", "until"),
     }
 )
-"""Keys of the table `run` that are known only after config.toml is written."""
+"""Keys of the table `run` that are noted after config.toml is written."""
 OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "script": str,
     "directory": str,
@@ -36,17 +36,17 @@ OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "targets": list,
     "environment": dict,
 }
-"""What is noted wherever a script runs, with the type of each value."""
+"""Keys that a run of a script has, with the type of each value."""
 ENVIRONMENT = ("python", "torch", "numpy", "cpu_capability", "platform", "cores")
 
 
 def configuration(checking: Checking) -> None:
-    """`config.toml` is for people, the ledger's table for programs. They must agree in every key."""
+    """Check that `config.toml`, which is for people, and the ledger's table `run` agree in every key."""
     checking.table = "run"
     config = dict(checking.run.config)
     written = _written(checking)
     begun = checking.run.ledger.execute("SELECT 1 FROM facts LIMIT 1").fetchone() is not None
-    if begun or checking.end is not None:  # else it may have been killed before the ledger had the script's part
+    if begun or checking.end is not None:  # else the run may have been killed before the ledger had the script's part
         for key in {**written, **config}:
             if key not in written and key in IN_THE_LEDGER:
                 continue
@@ -68,7 +68,7 @@ def _said(key: str, config: dict[str, Any]) -> str:
 
 
 def _of_its_kind(checking: Checking) -> None:
-    """A real run has a script. A simulation notes what it was made from, a replay the run that it repeats."""
+    """Check the keys of a real run, which has a script, of a simulation, and of a replay."""
     config, simulated = checking.run.config, checking.run.simulated
     for key, table in (("limits", config.get("limits")), ("simulation", config.get("simulation", {}))):
         if not isinstance(table, dict) or not isinstance(table.get("limits", {}), dict):
@@ -96,7 +96,7 @@ def _of_its_kind(checking: Checking) -> None:
 
 
 def tables(checking: Checking) -> None:
-    """Programs read a ledger through its views. A view with another definition would tell them something else."""
+    """Check the definitions of tables and views. Programs read a ledger through its views."""
     checking.table, checking.row = "sqlite_schema", None
     rows = checking.run.ledger.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
     expected, found = made(), {name: without_comments(sql) for name, sql in rows}
@@ -109,7 +109,6 @@ def tables(checking: Checking) -> None:
 
 
 def scalars(checking: Checking) -> None:
-    """Only the run's workers log."""
     checking.table = "scalars"
     workers = max(segment.workers for segment in checking.run.segments)
     for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):

@@ -1,4 +1,4 @@
-"""Whether every sample of an epoch is used once. Batches are never split, so the rules are told of batches."""
+"""Checks that every sample of an epoch is used once. Batches are never split, so the rules are about batches."""
 
 from __future__ import annotations
 
@@ -45,17 +45,14 @@ _BATCHES = """
     UNION ALL SELECT epoch, batch, 'used', rowid, worker, step, used FROM batches
     ORDER BY epoch, batch, what, 4
 """
-"""All that there is of each batch: to which workers it was leased, which of them gave it back, and which used it.
+"""All rows of each batch: its leases, the workers that gave it back after a look, and the workers that used it.
 
-A lease without an epoch says that the worker's last one is void: another worker was given the batch before its use.
+A lease without an epoch makes the worker's last one void: the batch was given to another worker before its use.
 """
 
 
 def data(checking: Checking) -> None:
-    """Every sample of an epoch is used once. Batches are never split, so the rule looks at batches.
-
-    What is wrong is told in the order of the ledger's tables, and in a table in the order of its rows.
-    """
+    """Check epochs, leases, uses and pushes. The first wrong row in the order of tables, and of rows, is reported."""
     opened = _epochs(checking)
     _returns(checking)
     batches = _Batches(checking, opened)
@@ -73,9 +70,9 @@ def data(checking: Checking) -> None:
 
 
 def _returns(checking: Checking) -> None:
-    """A row of `leases` without an epoch says that another process asks from there on: one for each that joined.
+    """Check rows of `leases` without an epoch: one for each return of a worker, whose new process asks from there on.
 
-    The fact may be missing where the run crashed, or was cut to go on. The row may be, where no data was left.
+    The fact may be missing if the run crashed or was cut. The row may be missing if no data was left.
     """
     ledger, checking.table = checking.run.ledger, "leases"
     for (row,) in ledger.execute("SELECT rowid FROM leases WHERE (epoch IS NULL) != (batch IS NULL) ORDER BY rowid"):
@@ -98,19 +95,19 @@ def _returns(checking: Checking) -> None:
 
 
 def _makes_a_step(ledger: sqlite3.Connection, worker: int, first: int, end: int) -> bool:
-    """Whether there is a gradient of one of these steps."""
+    """Whether one of these steps has a gradient."""
     query = "SELECT 1 FROM facts WHERE kind = 'GradientReady' AND worker = ? AND step >= ? AND step < ? LIMIT 1"
     return ledger.execute(query, (worker, first, end)).fetchone() is not None
 
 
 class _Opened:
-    """The batches of the epochs that were opened: for each, bytes that say what it came to."""
+    """The batches of opened epochs, with a flag for each."""
 
     def __init__(self) -> None:
         self.sizes: dict[int, array[int]] = {}
         """By epoch: samples in each batch."""
         self.leased: dict[int, bytearray] = {}
-        """By epoch: for each batch, whether a worker was leased it, and did not only look at it."""
+        """By epoch: for each batch, whether it was leased to a worker that did not only look at it."""
         self.used: dict[int, bytearray] = {}
         """By epoch: for each batch, whether it was applied or skipped."""
 
@@ -138,17 +135,17 @@ class _Opened:
 
 
 class _Batches:
-    """Tries the rules on all that there is of each batch."""
+    """Checks all rows of each batch."""
 
     def __init__(self, checking: Checking, opened: _Opened) -> None:
         self._checking = checking
         self._opened = opened
         self._most = f"one of {len(opened):,} batches"
-        # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
+        # steps ordered for stopped workers: their replicas never made them, and the samples are missed
         undone = checking.run.ledger.execute("SELECT worker, step FROM undone")
         self._undone = {key for key in undone if key in checking.rules.own}
         self._looked = {*checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks")}
-        """Each (worker, epoch) whose loop began anew, as the one before it only looked."""
+        """Each (worker, epoch) whose loop began again after one that only looked."""
         self.uses, self.leases = First(), First()
         self.skipped = self.again = 0
         """Samples."""
@@ -157,13 +154,13 @@ class _Batches:
             "WHERE snapshot IN (SELECT snapshot FROM segments) ORDER BY snapshot"
         ).fetchall()
         self._marks = [last for last, _, _ in marks]
-        """The last row of `leases` in each segment but the newest one."""
+        """The last row of `leases` in each segment but the newest."""
         opened_in = checking.run.ledger.execute("SELECT epoch, min(rowid) FROM epochs GROUP BY epoch")
         segments = ((epoch, bisect_left([last for _, _, last in marks], row)) for epoch, row in opened_in)
         self._void = {epoch: marks[segment - 1][:2] for epoch, segment in segments if segment}
-        """By epoch that was opened in a later segment than the first: the last rows of `leases` and `looks` before it.
+        """By epoch that a later segment opened: the last rows of `leases` and `looks` before that segment.
 
-        There may be some of that epoch, if it was opened with other data then.
+        Earlier rows of this epoch are of other data.
         """
 
     def take(self, epoch: int, batch: int, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -200,7 +197,7 @@ class _Batches:
     def _use(
         self, epoch: int, batch: int, size: int | None, held: Counter[int], uses: Sequence[tuple[Any, ...]]
     ) -> Counter[int]:
-        """Return how often each worker used it in an update that was dropped."""
+        """Check the uses. Return how often each worker used the batch in a dropped update."""
         rules, left, returned, user = self._checking.rules, Counter(held), Counter[int](), ""
         first: dict[int, int] = {}
         """By worker: its first step with this batch, or the one before the script skipped the batch."""
@@ -247,11 +244,10 @@ class _Batches:
         leases: Iterable[tuple[int, int, int]],
         returned: Mapping[int, int],
     ) -> None:
-        """A batch that a loop gave back as it was left early can come again only to a later loop: one of a later epoch,
-        or of the same one after a look.
+        """Check that a batch is leased twice to a worker in one loop only if it had returned.
 
-        What a worker held when it left has returned, and may be leased to it again if it comes back. What was
-        outstanding when the run was interrupted has returned, too.
+        A loop that ends early gives its batches back, for a loop of a later epoch, or of the same epoch after a look.
+        Batches of a worker that left, and outstanding ones of an interrupted run, have returned, too.
         """
         checking = self._checking
         times: Counter[tuple[int, int, int]] = Counter()
@@ -268,10 +264,10 @@ class _Batches:
 
 
 def _in_order(checking: Checking) -> None:
-    """A loader hands batches out in the order in which it was leased them, and a step has all since the last one.
+    """Check that workers used batches in the order of their leases.
 
-    So a step's batches were leased after those of the steps before it, and in the order that they have; of those that
-    were skipped in between it is not said when.
+    A loader hands batches out in that order, and a step uses all since the last step. Skipped batches may have been
+    leased anywhere between.
     """
     ledger = checking.run.ledger
     looks = Counter(ledger.execute("SELECT worker, epoch, batch FROM looks WHERE batch IS NOT NULL"))
@@ -300,16 +296,16 @@ def _in_order(checking: Checking) -> None:
 
 
 class _Queue:
-    """One worker's leases in their order, without those of batches that it only looked at."""
+    """One worker's leases in order, without batches that it only looked at."""
 
     def __init__(self, leases: Iterator[tuple[Any, ...]], looks: Counter[tuple[int, int, int]]) -> None:
         self._leases = leases
         self._looks = looks
         self._ahead: dict[tuple[int, int], deque[int]] = {}
-        """By batch: the numbers of its leases that were read, and not used yet."""
+        """By batch: the numbers of its leases that were read and not used yet."""
 
     def after(self, least: int, epoch: int, batch: int) -> int | None:
-        """Return the number of the first lease of that batch after this one; None if there is none."""
+        """Return the number of the first lease of this batch after number `least`, or None."""
         numbers = self._ahead.setdefault((epoch, batch), deque())
         while numbers and numbers[0] <= least:
             numbers.popleft()
@@ -329,7 +325,7 @@ def _epochs(checking: Checking) -> _Opened:
     checking.table = "epochs"
     opened = _Opened()
     digests: dict[int, str] = {}
-    """By epoch: of its order so far."""
+    """By epoch: the digest of its order so far."""
     repeating: set[int] = set()
     columns = "rowid, epoch, batches, samples, digest, batch_order, first"
     rows = checking.run.ledger.execute(f"SELECT {columns} FROM epochs ORDER BY rowid")
@@ -393,7 +389,9 @@ def _pushes(checking: Checking) -> None:
             if what == "a gradient":
                 gradient = number, samples
                 continue
-            told = samples if gradient is None else gradient[1]  # a run may have been stopped before the fact was told
+            told = (
+                samples if gradient is None else gradient[1]
+            )  # a run may be stopped before the machine is told of the gradient
             if told != samples:
                 expected = f"{told} samples in step {step} of worker {worker}"
                 wrong.note(Violation(PUSHED, expected, samples, "pushes", number), number)
@@ -408,7 +406,7 @@ def _pushes(checking: Checking) -> None:
 
 
 def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> None:
-    """What was not used: neither applied nor skipped. Batches that were used again are in neither."""
+    """Check the samples that were neither applied nor skipped."""
     if not len(batches):
         return
     checking.table = "leases"
@@ -426,7 +424,7 @@ def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> 
         raise Violation(MISSED, f"{rest} samples or fewer", f"{missed} missed", SUMMARY, "samples_missed")
     ran_out: list[int] = []
     if checking.completed and summary.get("samples_missed") is not None:
-        # What was set aside for one who died or was drained is missed, too, though nobody was leased it.
+        # Batches set aside for a worker that died or was drained are missed, too, though they were never leased.
         exact = not checking.rules.reasons & {"died", "drained"} and not checking.rules.dealt_anew
         if missed < held or (exact and missed > held):
             least = f"{held}{'' if exact else ' or more'} missed"
@@ -445,7 +443,7 @@ def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> 
     ]
     rest_said = f" ({', '.join(parts)})" if parts else ""
     once = f"samples in {count(epochs, 'epoch')} each used once{rest_said}"
-    if checking.repeating:  # a sampler may draw so, with replacement say
+    if checking.repeating:  # such as of a sampler with replacement
         often = f"{checking.repeating} of {count(epochs, 'epoch')} have some sample more than once"
         once = f"samples used, each batch once{rest_said}; {often}"
     once += f"; {count(again, 'sample')} again, of batches that scripts keep" if again else ""
@@ -465,7 +463,7 @@ def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> 
 
 
 def _to_its_end(batches: _Opened, ran_out: Container[int], spare: int) -> None:
-    """Of epochs that ran out of data, no more samples were never leased than are missed beside what was leased."""
+    """Check epochs that ran out of data: samples that were never leased are missed, beside what was leased."""
     never = [
         (epoch, batch)
         for epoch, flags in batches.leased.items()
@@ -480,12 +478,11 @@ def _to_its_end(batches: _Opened, ran_out: Container[int], spare: int) -> None:
 
 
 def _ran_out(checking: Checking) -> list[int]:
-    """Epochs that had nothing left at the end; none where that can't be told.
+    """Return the epochs that had nothing left at the end; none if the ledger can't show that.
 
-    Who asks in vain was left nothing: of a queue that is all; where batches are set aside for each worker, all of
-    them have to ask, but for those who died. Who had looked at batches of it and put them back has to ask, too.
-    Nothing is said of a run that was stopped, of one in which data was dealt anew, and of an epoch whose loop some
-    worker left early.
+    With one queue, a worker that asks in vain shows it. If batches are set aside for each worker, all that did not die
+    must have asked in vain. So must a worker that had looked at batches and put them back. Runs that were stopped, runs
+    in which data was dealt anew, and epochs whose loop a worker left early show nothing.
     """
     if checking.here or "stopped" in checking.rules.reasons or checking.rules.dealt_anew or not checking.rules.finished:
         return []
@@ -510,7 +507,7 @@ def _ran_out(checking: Checking) -> list[int]:
 
 
 def _digest(order: Sequence[Sequence[Any]], before: str) -> str | None:
-    """As workers compute it, after that digest; None where JSON has not kept what the sample ids were."""
+    """Compute the digest like workers, after the digest `before`. None if JSON has not kept the sample ids' types."""
     if not all(isinstance(sample, int | str) for batch in order for sample in batch):
         return None
     return hashlib.blake2b(f"{before}{order!r}".encode(), digest_size=8).hexdigest()

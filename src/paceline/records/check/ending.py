@@ -1,4 +1,4 @@
-"""How a run ended: what its ledger noted, its facts, and its limits."""
+"""Checks how a run ended, against its facts and its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed
 
 
 def ending(checking: Checking) -> None:
-    """The note `end` is the last thing that a run writes. A run without it crashed, and has no summary."""
+    """Check the note `end`, the last thing that a run writes. A run without it crashed, and has no summary."""
     end, deaths = _noted(checking), _deaths(checking)
     if end is None:
         if checking.run.summary is not None:
@@ -26,7 +26,7 @@ def ending(checking: Checking) -> None:
 
 
 def _deaths(checking: Checking) -> dict[str, str]:
-    """By worker, how it died in the newest segment, as the run noted it: `exit code 1`, `killed by SIGKILL`."""
+    """Return how workers died in the newest segment, such as `exit code 1` or `killed by SIGKILL`."""
     run = checking.run
     found = [segment.notes.get("deaths", {}) for segment in run.segments]
     for deaths in found:
@@ -70,7 +70,7 @@ def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
 
 
 def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) -> None:
-    """Check what the facts show of the outcome. Only the run itself can say that it failed or diverged, and how."""
+    """Check what the facts show of the outcome. Only the run itself knows that it failed or diverged, and how."""
     run, reasons, outcome = checking.run, checking.rules.reasons, end["outcome"]
 
     def broken(expected: str, found: object) -> Violation:
@@ -107,7 +107,7 @@ def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) ->
 
 
 def _came_back(checking: Checking) -> bool:
-    """Whether a worker came back after its last death, and found no data left: no fact tells of that."""
+    """Whether a worker came back after its last death and found no data left, which no fact shows."""
     segment = checking.run.segments[-1]
     query = "SELECT worker, count(*) FROM facts WHERE kind = 'WorkerJoined' AND id >= ? GROUP BY worker"
     joins = dict(checking.run.ledger.execute(query, (segment.fact,)))
@@ -115,7 +115,7 @@ def _came_back(checking: Checking) -> bool:
 
 
 def _missed(checking: Checking) -> str:
-    """A target that no value met, of those that were evaluated and logged; empty if there is none."""
+    """Return a target that no evaluated or logged value met; empty if all were met."""
     metrics: dict[int, dict[str, float]] = {}
     for version, metric, value in checking.run.ledger.execute("SELECT version, metric, value FROM evaluations"):
         metrics.setdefault(version, {})[metric] = math.nan if value is None else value
@@ -125,7 +125,7 @@ def _missed(checking: Checking) -> str:
 
 
 def _limits(checking: Checking) -> dict[str, float]:
-    """The limits that can stop workers."""
+    """Return the limits that can stop workers."""
     config = checking.run.config
     noted = config.get("simulation", {}).get("limits", config["limits"])
     limits = {key: value for key, value in noted.items() if key in ("max_steps", "max_seconds", "max_versions")}

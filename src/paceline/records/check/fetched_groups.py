@@ -15,7 +15,7 @@ from paceline.core.facts import TrainingBegan
 from paceline.core.phrases import listed
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import FACTS
-from paceline.records.times import Fetch
+from paceline.records.times import FetchTimes
 from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, Violation
 
 _EVENTS = """
@@ -32,7 +32,7 @@ _MEANS = "SELECT rowid, version, at, replicas FROM consensus WHERE at IS NOT NUL
 
 def fetches_of_groups(checking: Checking, rows: Iterator[tuple[Any, ...]]) -> int:
     """Compare each fetch with the groups at work. Return how many there were. For `rows` see `fetches`."""
-    there, number = _There(checking, checking.run.ledger.execute(_MEANS)), 0
+    there, number = _There(checking, means=checking.run.ledger.execute(_MEANS)), 0
     for fact, part, *event in merge(checking.run.ledger.execute(_EVENTS), rows, key=itemgetter(0, 1)):
         if part == 2:
             there.fetch(*event)
@@ -61,19 +61,42 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _There:
-    """What is where, while a segment is told."""
+class FetchesInOrder:
+    """Checks the order and the hosts of fetches, segment by segment."""
 
     checking: Checking
-    means: Iterator[tuple[int, int, float, int]]
-    """(row, version, when it began, of how many replicas) of recorded means that have not begun."""
     number: int = -1
     """The segment."""
+    ended: float = -math.inf
+    """When the last fetch had ended."""
+
+    def take(self, row: int, fetch: FetchTimes) -> None:
+        """Check the next fetch: there are several hosts, and it ends after it began and after the one before."""
+        self.checking.table, self.checking.row = "fetches", row
+        if self.checking.run.segments[max(0, self.number)].hosts == 1:
+            raise Violation(FETCHES, "none: there is one host", "one")
+        after = max(self.ended, fetch.began)
+        if not after <= fetch.ended:
+            raise Violation(FETCHES, f"it ends at {after!r} or later", fetch.ended)
+        self.ended = fetch.ended
+
+
+def fetched_before(ended: float, at: float, what: str, host: str) -> None:
+    """Check that this host fetched `what` before `at`. `ended`: when it did; infinity: never."""
+    if ended > at:
+        found = "it never was" if ended == math.inf else f"at {ended!r}"
+        raise Violation(FETCHED, f"{what} is fetched by {host} before {at!r}", found)
+
+
+@dataclass(slots=True)
+class _There(FetchesInOrder):
+    """What each host has, while a segment is told."""
+
+    means: Iterator[tuple[int, int, float, int]] = field(kw_only=True)
+    """(row, version, when it began, of how many replicas) of recorded means that have not begun."""
     head: str = ""
     host: dict[int, str] = field(default_factory=dict)
     """By worker, those that have left included."""
-    ended: float = -math.inf
-    """When the last fetch had ended."""
     groups: dict[int, _Group] = field(default_factory=dict)
     """By number, those with members on several hosts, until they have finished. For one that failed, hosts may have
     fetched before they heard of that."""
@@ -142,15 +165,9 @@ class _There:
             case "ReplicaCopied":
                 self._copied(told["source"], told["worker"], at)
 
-    def fetch(self, row: int, fetch: Fetch) -> None:
-        """An item has been fetched."""
-        self.checking.table, self.checking.row = "fetches", row
-        if self.checking.run.segments[max(0, self.number)].hosts == 1:
-            raise Violation(FETCHES, "none: there is one host", "one")
-        after = max(self.ended, fetch.began)
-        if not after <= fetch.ended:
-            raise Violation(FETCHES, f"it ends at {after!r} or later", fetch.ended)
-        self.ended = fetch.ended
+    def fetch(self, row: int, fetch: FetchTimes) -> None:
+        """Check a fetch."""
+        self.take(row, fetch)
         self.means_until(fetch.ended)
         if fetch.host == fetch.source or not {fetch.host, fetch.source} <= self.known:
             between = f"a fetch between two of {listed(sorted(self.known))}"
@@ -179,7 +196,7 @@ class _There:
         self.changes.update([*self.host])  # as scripts change what training begins with, before their first step
         self.mean = None  # what came for it after the snapshot is not in the ledger
 
-    def _beginning(self, fetch: Fetch) -> None:
+    def _beginning(self, fetch: FetchTimes) -> None:
         self.size = fetch.bytes if self.size is None else self.size
         self._is(fetch.bytes, self.size, f"bytes of version {self.first}, as of each replica")
         self.begin_with.add(fetch.host)
@@ -211,7 +228,7 @@ class _There:
             expected = f"{of - len(here)} replicas or more are fetched by {self.head} for version {version}"
             raise Violation(FETCHED, expected, len(self.for_mean - here), "consensus", row)
 
-    def _of_group(self, fetch: Fetch) -> None:
+    def _of_group(self, fetch: FetchTimes) -> None:
         assert fetch.number is not None
         what = "a slice of the mean"
         if fetch.kind == "partial":
@@ -247,9 +264,11 @@ class _There:
         for host in group.hosts:
             for source in group.hosts:
                 if host in makers and source != host:
-                    self._before(group.partials, (host, source), at, f"what {source} gives to group {number}")
+                    fetched = group.partials.get((host, source), math.inf)
+                    fetched_before(fetched, at, f"what {source} gives to group {number}", host)
                 if source in makers and source != host:
-                    self._before(group.means, (host, source), at, f"the slice of {source} of group {number}'s mean")
+                    fetched = group.means.get((host, source), math.inf)
+                    fetched_before(fetched, at, f"the slice of {source} of group {number}'s mean", host)
         self._bytes_of(number, group.hosts, makers)
 
     def _bytes_of(self, number: int, hosts: list[str], makers: list[str]) -> None:
@@ -271,7 +290,7 @@ class _There:
         if found != expected:
             raise Violation(FETCHES, f"{expected} {what}", found)
 
-    def _replica(self, fetch: Fetch) -> None:
+    def _replica(self, fetch: FetchTimes) -> None:
         assert fetch.worker is not None
         assert fetch.number is not None
         own = self.host.get(fetch.worker)
@@ -307,9 +326,3 @@ class _There:
             what = f"the replica of worker {source} is fetched by {self.host[worker]} for worker {worker}"
             found = "it never was" if ended is None else f"at {ended!r}"
             raise Violation(FETCHED, f"{what}, between {ordered[1]!r} and {at!r}", found)
-
-    def _before(self, fetched: dict[tuple[str, str], float], key: tuple[str, str], at: float, what: str) -> None:
-        ended = fetched.get(key)
-        if ended is None or ended > at:
-            found = "it never was" if ended is None else f"at {ended!r}"
-            raise Violation(FETCHED, f"{what} is fetched by {key[0]} before {at!r}", found)

@@ -14,12 +14,12 @@ from paceline.core.facts import TrainingBegan
 from paceline.core.phrases import listed
 from paceline.records.bitsets import Bitset
 from paceline.records.check.checking import Checking
-from paceline.records.check.fetched_groups import fetches_of_groups
+from paceline.records.check.fetched_groups import FetchesInOrder, fetched_before, fetches_of_groups
 from paceline.records.check.times import TICK
 from paceline.records.ledger import FACTS
 from paceline.records.segments import MOVES, PLACEMENT
-from paceline.records.times import Fetch
-from paceline.records.violations import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Violation, count
+from paceline.records.times import FetchTimes
+from paceline.records.violations import FETCHED_ONCE, FETCHES, READABLE, Violation, count
 
 KINDS = "version", "update", "sum", "partial", "mean", "replica", "other"
 DRIFT = 1e-3
@@ -109,7 +109,7 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
             expected = f"after fact {before} or later, of {checking.counts['facts']}"
             raise Violation(FETCHES, expected, f"after fact {fact}", "fetches", row)
         before = fact
-        fetch = Fetch(
+        fetch = FetchTimes(
             host=host, source=source, kind=kind, worker=worker, number=number, bytes=size, began=began, ended=ended
         )
         yield fact, part, row, fetch
@@ -144,12 +144,9 @@ class _Sum:
 
 
 @dataclass(slots=True)
-class _There:
-    """What is where, while a segment is told."""
+class _There(FetchesInOrder):
+    """What each host has, while a segment is told."""
 
-    checking: Checking
-    number: int = -1
-    """The segment."""
     head: str = ""
     """Empty: there is one host."""
     cuts: list[tuple[int, dict[str, list[int]]]] = field(default_factory=list)
@@ -165,8 +162,6 @@ class _There:
     """The version that the segment began with."""
     host: dict[int, str] = field(default_factory=dict)
     """By worker."""
-    ended: float = -math.inf
-    """When the last fetch had ended."""
     sizes: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """By kind, and the host that makes that range of a version. One that takes over another range has several."""
     links: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -185,7 +180,7 @@ class _There:
     """By worker, step and host: when the update was fetched that has not arrived yet."""
     has: dict[int, _Has] = field(default_factory=dict)
     """By worker."""
-    sums: dict[int, dict[str, Fetch]] = field(default_factory=dict)
+    sums: dict[int, dict[str, FetchTimes]] = field(default_factory=dict)
     """By number, and by host that has fetched it: sums that have not arrived yet."""
     arriving: dict[str, _Sum] = field(default_factory=dict)
     """By host: its last sum that has arrived."""
@@ -223,15 +218,9 @@ class _There:
                 self.ready = {key: at for key, at in self.ready.items() if key[0] != worker}
                 self.updates = {key: at for key, at in self.updates.items() if key[0] != worker}
 
-    def fetch(self, row: int, fetch: Fetch) -> None:
-        """An item has been fetched."""
-        self.checking.table, self.checking.row = "fetches", row
-        if self.checking.run.segments[max(0, self.number)].hosts == 1:
-            raise Violation(FETCHES, "none: there is one host", "one")
-        after = max(self.ended, fetch.began)
-        if not after <= fetch.ended:
-            raise Violation(FETCHES, f"it ends at {after!r} or later", fetch.ended)
-        self.ended = fetch.ended
+    def fetch(self, row: int, fetch: FetchTimes) -> None:
+        """Check a fetch."""
+        self.take(row, fetch)
         if fetch.kind == "other":
             return
         self._size(fetch)
@@ -274,7 +263,7 @@ class _There:
         if segment.hosts == 1:
             self.head = ""
 
-    def _size(self, fetch: Fetch) -> None:
+    def _size(self, fetch: FetchTimes) -> None:
         """Compare the bytes with those of other fetches of the same range."""
         key = fetch.kind, fetch.source if fetch.kind == "version" else fetch.host
         if fetch.kind == "version" and fetch.number == self.first and len(self.makers) > 1:
@@ -298,7 +287,7 @@ class _There:
         made = max(place for place, (after, _) in enumerate(self.cuts) if after < version)
         return [[one for one in shards if one != host] for _, shards in self.cuts[made:]]
 
-    def _version(self, row: int, fetch: Fetch) -> None:
+    def _version(self, row: int, fetch: FetchTimes) -> None:
         what = f"version {fetch.number}, by {fetch.host} from {fetch.source}"
         assert fetch.number is not None
         sources = [] if fetch.number < self.first else self._sources(fetch.number, fetch.host)[0]
@@ -312,7 +301,7 @@ class _There:
         self.versions.add(self._number_of(fetch.source, fetch.host), fetch.number)
         self.coming[fetch.source, fetch.host, fetch.number] = fetch.ended
 
-    def _update(self, fetch: Fetch) -> None:
+    def _update(self, fetch: FetchTimes) -> None:
         assert fetch.worker is not None
         assert fetch.number is not None
         key, what = (fetch.worker, fetch.number), f"step {fetch.number} of worker {fetch.worker}"
@@ -335,7 +324,7 @@ class _There:
             raise Violation(FETCHES, f"{what} is fetched at {since!r}, when it is {when}, or later", fetch.began)
         self.updates[*key, fetch.host] = fetch.ended
 
-    def _sum(self, fetch: Fetch) -> None:
+    def _sum(self, fetch: FetchTimes) -> None:
         assert fetch.number is not None
         what = f"sum {fetch.number}"
         if fetch.source == fetch.host or fetch.host not in self.fetchers:
@@ -369,7 +358,7 @@ class _There:
             if host == own:
                 continue
             fetch = fetched.get(host)
-            self._before(math.inf if fetch is None else fetch.ended, at, f"sum {number} of {own}", host)
+            fetched_before(math.inf if fetch is None else fetch.ended, at, f"sum {number} of {own}", host)
             if fetch is not None and (fetch.source != own or fetch.began < ready - TICK):
                 expected = f"sum {number} is fetched from {own} at {ready!r}, when its updates are ready, or later"
                 raise Violation(FETCHES, expected, f"at {fetch.began!r} from {fetch.source}")
@@ -380,7 +369,7 @@ class _There:
         for host in self.fetchers:
             if host != self.host[worker] and host in self.stay:
                 ended = self.updates.pop((worker, step, host), math.inf)
-                self._before(ended, at, f"the update of step {step} of worker {worker}", host)
+                fetched_before(ended, at, f"the update of step {step} of worker {worker}", host)
 
     def _taken(self, worker: int, version: int, at: float) -> None:
         host = self.host[worker]
@@ -394,14 +383,9 @@ class _There:
             ended[source] = then
         for source in min(self._sources(version, host), key=lambda some: max((ended[one] for one in some), default=at)):
             what = f"version {version}" if len(self.makers) == 1 else f"what {source} has of version {version},"
-            self._before(ended[source], at, f"{what} for worker {worker}", host)
+            fetched_before(ended[source], at, f"{what} for worker {worker}", host)
         if version > self.first:  # a script may still change the first one, which is fetched again then
             self.has[worker] = _Has(version)
-
-    def _before(self, ended: float, at: float, what: str, host: str) -> None:
-        if ended > at:
-            found = "it never was" if ended == math.inf else f"at {ended!r}"
-            raise Violation(FETCHED, f"{what} is fetched by {host} before {at!r}", found)
 
     def _number_of(self, source: str, host: str) -> int:
         return self.links.setdefault((source, host), len(self.links))

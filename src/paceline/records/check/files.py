@@ -1,4 +1,4 @@
-"""The files of recorded versions: whether their parameters have the hashes that were noted."""
+"""Checks the files of recorded versions against the hashes that were noted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paceline.records.check.checking import Checking
 from paceline.records.violations import FILE_HASH, FILE_NOTED, READABLE, Violation, count
 
 ORDER = "parameters"
-"""The key of a file's metadata with its parameters' names in the order of the hash, as `store.store` writes them."""
+"""The metadata key of the parameters' names in the order of the hash, as `store.store` writes them."""
 CHUNK = 1 << 20
 MOST = 100_000_000
-"""The most bytes of a header that the format allows."""
+"""The longest header that the format allows, in bytes."""
 
 
 def files(checking: Checking) -> None:
-    """Every file in `versions` is of a recorded version, and has its hash. A file that is gone proves nothing."""
+    """Check that every file in `versions` is a recorded version with its hash. A missing file is no inconsistency."""
     folder = checking.run.folder
     rows = checking.run.ledger.execute("SELECT version, sha256, file FROM versions ORDER BY rowid").fetchall()
     here = {file.name for file in (folder / "versions").glob("*.safetensors")}
@@ -33,7 +33,7 @@ def files(checking: Checking) -> None:
     stray = sorted(here - names.keys() - ({final} if rows else set()))
     if checking.completed and stray:
         raise Violation(FILE_NOTED, "files of recorded versions alone", stray[0], "versions/", None)
-    if rows and final in here and not stray:  # what a launcher that is killed wrote last may not be noted
+    if rows and final in here and not stray:  # a killed launcher may not have noted its last file
         names[final] = rows[-1][1]
     for name, noted in names.items():
         checking.table, checking.row = f"versions/{name}", None
@@ -58,7 +58,7 @@ def files(checking: Checking) -> None:
 
 
 def _sha256(path: Path) -> str | None:
-    """Return the SHA-256 over the raw bytes of its parameters, in their order; None if the file has no such order."""
+    """Return the SHA-256 of its parameters' raw bytes, in their order; None if the file has no order."""
     try:
         opened = opened_record(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Facts and orders: a fresh machine is told the facts and must give the same orders."""
+"""Checks facts and orders. A fresh machine is told the facts, and must give the same orders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.core.orders import Order
 from paceline.errors import ProtocolViolation
 from paceline.records.check.checking import Checking
 from paceline.records.check.ending import ending
-from paceline.records.ledger import FACTS
+from paceline.records.ledger import FACTS, ORDERS
 from paceline.records.violations import (
     ALL_LEFT,
     BELONGS,
@@ -40,7 +40,6 @@ from paceline.records.violations import (
 )
 
 _WHY = msgspec.json.Decoder()
-_ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = {kind: {field.name for field in fields(kind)} for kind in (*get_args(Fact), *get_args(Order))}
 
@@ -132,7 +131,7 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
 
 
 def _rows(checking: Checking) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, ...]]]]:
-    """Every row of `facts`, with its rows of `orders`."""
+    """Yield every row of `facts` with its rows of `orders`."""
     ledger = checking.run.ledger
     facts = ledger.execute("SELECT id, at, kind, worker, step, version, body FROM facts ORDER BY id")
     rows = ledger.execute(
@@ -170,9 +169,9 @@ def _fact(checking: Checking, row: Sequence[Any]) -> Fact:
 
 def _order(checking: Checking, row: Sequence[Any]) -> Order:
     _, _, _, kind, *columns, body, _ = row
-    if kind not in _ORDERS:
-        raise Violation(READABLE, f"one of {', '.join(_ORDERS)}", kind)
-    order: Order = _decoded(_ORDERS[kind], body)
+    if kind not in ORDERS:
+        raise Violation(READABLE, f"one of {', '.join(ORDERS)}", kind)
+    order: Order = _decoded(ORDERS[kind], body)
     _known(order, body)
     if _columns(order) != columns:
         raise Violation(READABLE, order, f"worker, step, version = {columns}")
@@ -206,9 +205,10 @@ def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Seque
 
 
 def _all_must_have_left(checking: Checking) -> bool:
-    """Where a simulation has a script's gradients, and in a replay, an interrupt may cut off everything.
+    """Whether every worker must have left by the last fact.
 
-    So it does before a resumed run has come to train: those who left at the end of the segment before are undone.
+    An interrupt may cut off a replay, or a simulation with a script's gradients, at any point. Before a resumed run
+    trains, the departures at the end of the segment before are undone.
     """
     if checking.completed:
         return True
@@ -217,7 +217,7 @@ def _all_must_have_left(checking: Checking) -> bool:
 
 
 def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yield each invariant with its test: those of the protocol, and those of its parts."""
+    """Yield each invariant of the protocol and its parts, with its test."""
     choice = checking.segment.choice
     for sentence, holds in choice.spec.invariants.items():
         yield sentence, lambda holds=holds: holds(machine)  # type: ignore[misc]
@@ -282,7 +282,7 @@ def _decoded(decoder: Any, body: Any) -> Any:
 
 
 def _known(value: Fact | Order, body: str) -> None:
-    """Decoders of dataclasses ignore unknown fields, and can't be told to refuse them."""
+    """Refuse unknown fields, which decoders of dataclasses ignore."""
     if strange := _FIELDS.decode(body).keys() - _NAMES[type(value)]:
         raise Violation(READABLE, "no other field", min(strange))
 

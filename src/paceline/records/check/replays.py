@@ -1,4 +1,4 @@
-"""What a replay relies on: checksums, steps that were not made, transfers."""
+"""Checks what a replay relies on: checksums, steps that were not made, and transfers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.scenario.network import SharedLink
 
 
 def for_replay(checking: Checking) -> None:
-    """`checksums`, `undone` and `transfers` have each thing that the facts and orders have, once."""
+    """Check `checksums`, `undone` and `transfers` against facts and orders."""
     _checksums(checking)
     _undone(checking)
     _transfers(checking)
@@ -79,7 +79,7 @@ _NOT_TRANSFERRED = """
         UNION ALL SELECT worker, direction, number, 0, 1, NULL FROM transfers
     ) GROUP BY worker, direction, number HAVING sum(noted) < sum(came) ORDER BY min(id) LIMIT 1
 """
-"""What came more often than it was transferred, the first of it."""
+"""The first update or version that came more often than it was transferred."""
 
 
 def _transfer(worker: int, direction: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Whether the table of segments says what the facts, the snapshots' marks and the undone ledgers say."""
+"""Checks the table of segments against the facts, the snapshots' marks and the undone ledgers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.records.segments import Segment, Stretch
 from paceline.records.violations import GOES_ON, SEGMENTS, Violation
 
 SETTINGS = ("workers", "protocol", "environment")
-"""What the newest segment's row has as the table `run` has it."""
+"""Columns that the newest segment's row has in common with the table `run`."""
 
 
 def segments(checking: Checking) -> None:
-    """Each segment has a row, and each row a fact. What is undone is as much as its ledgers have."""
+    """Check that each segment has a row and a fact, and that undone ledgers have as many facts as were undone."""
     _marks(checking)
     checking.table = "segments"
     _rows(checking)
@@ -55,7 +55,8 @@ def _rows(checking: Checking) -> None:
         if segment != number:
             raise Violation(SEGMENTS, f"segment {number}", f"segment {segment}")
         if at is None:
-            if not last or fact != checking.counts["facts"] + 1 or _came_to_its_work(checking):
+            trained = checking.end is not None and checking.end.get("outcome") in ("completed", "diverged")
+            if not last or fact != checking.counts["facts"] + 1 or trained:  # else its scripts may have failed before
                 raise Violation(SEGMENTS, "when it began", at)
         elif (found := next(began, None)) != (fact, at, version):
             expected = "no further one" if found is None else f"fact, at, version = {found}"
@@ -70,13 +71,8 @@ def _rows(checking: Checking) -> None:
         raise Violation(SEGMENTS, f"a segment that begins with fact {missing[0]}", "none")
 
 
-def _came_to_its_work(checking: Checking) -> bool:
-    """Whether the run ended in a way that only training comes to. Otherwise its scripts may have failed before that."""
-    return checking.end is not None and checking.end.get("outcome") in ("completed", "diverged")
-
-
 def _goes_on(checking: Checking, number: int, fact: int, snapshot: Any, amounts: list[Any]) -> None:
-    """The first segment goes on from nothing, and each other one from the fact before its own."""
+    """Check that a later segment goes on from the fact before its own, and the first from nothing."""
     if number == 0:
         if snapshot is not None or any(one is not None for one in amounts):
             raise Violation(SEGMENTS, "nothing undone before the first segment", (snapshot, *amounts))
@@ -91,11 +87,11 @@ def _goes_on(checking: Checking, number: int, fact: int, snapshot: Any, amounts:
 
 
 def _newest(checking: Checking, segment: Segment) -> None:
-    """The newest segment is as the table `run` says: that has the others' settings no more."""
+    """Check that the newest segment's row agrees with the table `run`."""
     row = checking.run.ledger.execute(
         f"SELECT {', '.join(SETTINGS)} FROM segments WHERE segment = ?", (segment.number,)
     ).fetchone()
-    if row is None or checking.resumed_in_vain:  # the table says it of what did not come to train
+    if row is None or checking.resumed_in_vain:  # else the table is about a segment that has not trained
         return
     checking.row = segment.number
     for key, value in zip(SETTINGS, row, strict=True):
@@ -108,7 +104,7 @@ def _newest(checking: Checking, segment: Segment) -> None:
 
 
 def _files(checking: Checking, segment: Segment) -> None:
-    """The undone ledgers have as many facts as were undone. One that is gone proves nothing."""
+    """Check the number of facts in the undone ledgers. A missing ledger is no inconsistency."""
     paths = [checking.run.folder / file for file in segment.undone.files]
     if strange := [file for file in segment.undone.files if Path(file).name != file]:
         raise Violation(SEGMENTS, "ledgers in the run's folder", strange[0])
@@ -129,7 +125,7 @@ def _files(checking: Checking, segment: Segment) -> None:
 
 
 def _marks(checking: Checking) -> None:
-    """Marks ascend, and none is beyond what there is."""
+    """Check that marks ascend, and that none is beyond the tables' ends."""
     checking.table = "marks"
     before = (0,) * (1 + len(MARKED))
     ledger = checking.run.ledger

@@ -1,4 +1,4 @@
-"""Whether the summary says what the ledger comes to."""
+"""Checks the summary against the ledger."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline.records.summary import Summary
 from paceline.records.violations import STALENESS, SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
-"""Relative tolerance of measured seconds: a summary has nine digits of them."""
+"""Relative tolerance of measured seconds, of which a summary has nine digits."""
 
 
 def summary(checking: Checking, summary: Summary) -> None:
-    """Make the summary anew from the ledger, and compare."""
+    """Compute the summary anew from the ledger, and compare."""
     checking.table, checking.row = SUMMARY, None
     counted = {str(stale): times for stale, times in sorted(checking.rules.staleness.items()) if times}
     reported = summary.get("staleness", {}).get("histogram")
@@ -58,8 +58,8 @@ def _take_measurements(checking: Checking) -> None:
 
 
 def _final(checking: Checking) -> str | None:
-    """The hash of the version that was made last, if that one was recorded."""
-    if checking.resumed_in_vain:  # what a run had recorded before, it takes up as it trains on
+    """Return the hash of the last version, if it was recorded."""
+    if checking.resumed_in_vain:  # a run takes up its earlier recordings only when it trains on
         return None
     rows = dict(checking.run.ledger.execute("SELECT version, sha256 FROM versions"))
     summary = checking.run.summary or {}
@@ -73,7 +73,7 @@ def _final(checking: Checking) -> str | None:
 
 
 def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:
-    """Where two JSON values first differ, and in what."""
+    """Return the path of the first difference of two JSON values, and both values there."""
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         parts = [(f"{path}.{key}", expected[key], found[key]) for key in expected]
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):

@@ -1,4 +1,4 @@
-"""Whether what was measured agrees with the facts: steps' times, and a scenario's padding."""
+"""Checks the measured times of steps against the facts and the scenario's padding."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from paceline.records.violations import (
 from paceline.scenario.scenario import Scenario, Slowdown
 
 TICK = 1e-6
-"""Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a
-64-bit float still has steps of 30 ns. What is worked out from several such readings is off by less than this."""
+"""Tolerance in seconds. All processes read one clock, in seconds since the machine started. After some years a 64-bit
+float still has steps of 30 ns, so what is computed from several readings is off by less than this."""
 PARTS = ("compute", "push", "wait", "pull", "other")
 COPIES = ("to_device", "from_device")
-"""What overlaps the parts. NULL where parameters are in memory."""
+"""Columns that overlap the parts. NULL if parameters are in memory."""
 
 _STEPS = """
     SELECT orders.worker AS worker, orders.step AS step, 'released' AS what, facts.id, facts.at,
@@ -40,7 +40,7 @@ _STEPS = """
     FROM step_times
     ORDER BY worker, step, what, 4
 """
-"""All that there is of each step: its release, its gradient, and where its time went."""
+"""All rows of each step: its release, its gradient and its times."""
 
 
 @dataclass(slots=True)

@@ -1,15 +1,14 @@
-"""Recorded versions: whether they were made, when they were due, and what was measured of them."""
+"""Checks recorded versions: that they were made and due, and their measurements."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from paceline.records.check.checking import Checking
 from paceline.records.check.first_mean import FirstMean
-from paceline.records.check.versions_made import Made, VersionsMade
+from paceline.records.check.versions_made import PossibleVersion, VersionsMade
 from paceline.records.reading import unmeasured
 from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.violations import (
@@ -26,14 +25,14 @@ from paceline.records.violations import (
 
 
 def to_be_made(checking: Checking, undone: frozenset[tuple[int, int]]) -> VersionsMade:
-    """Return what is to find out, from facts and orders, about the versions that the ledger has as recorded."""
+    """Return the collector of what facts and orders say about the recorded versions."""
     recorded = dict(checking.run.ledger.execute("SELECT version, samples FROM versions"))
     first = FirstMean(several_hosts=any(segment.hosts > 1 for segment in checking.run.segments))
     return VersionsMade(undone=undone, recorded=recorded, due=_due(checking), first=first)
 
 
 def _due(checking: Checking) -> RecordingSchedule | None:
-    """When versions are due; None if the ledger does not say how many an epoch has."""
+    """Return when versions are due; None if the ledger has no `record`."""
     times = checking.run.config.get("record")
     if not _whole(times):
         return None
@@ -44,7 +43,7 @@ def _due(checking: Checking) -> RecordingSchedule | None:
 
 
 def versions(checking: Checking) -> None:
-    """The recorded versions follow from the facts. Each was measured, or none was."""
+    """Check that recorded versions follow from the facts, and that all or none were evaluated."""
     checking.table = "versions"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, samples, sha256, file FROM versions ORDER BY rowid")
     recorded: dict[int, tuple[float, int | None]] = {}
@@ -74,15 +73,15 @@ def versions(checking: Checking) -> None:
 
 
 def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
-    """Every version of a store was ordered. Their samples say which ones are recorded."""
+    """Check a store's versions: each was ordered, and its samples decide whether it is recorded."""
     made = checking.made
-    # a real store makes a version after its order; and virtual time does not wait for processes that are being stopped
+    # a real store makes a version after its order, and virtual time does not wait for processes that stop
     exact = _virtual(checking) and not (checking.trained and "stopped" in checking.rules.reasons)
     counted = _counted(checking)
     last = max(made.versions, default=0)
     for version, (at, samples) in recorded.items():
         checking.row = numbers[version]
-        moment = made.versions.get(version, Made(0.0, 0) if version == 0 else None)
+        moment = made.versions.get(version, PossibleVersion(0.0, 0) if version == 0 else None)
         if moment is None:
             raise Violation(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
@@ -109,12 +108,12 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
 
 
 def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
-    """Means count up by one. Each is of the replicas after some step. The first was due, and so was the last."""
+    """Check means: they count up by one, each is of the replicas after some step, and the first and last were due."""
     made = checking.made
-    over = Made(made.at, made.samples, made.replicas)
-    # where no replica made a step, no order moved a replay's clock on; and a segment may stop before the first step
+    over = PossibleVersion(made.at, made.samples, made.replicas)
+    # without a step no order moves a replay's clock, and a segment may stop before its first step
     at_once = (checking.replays and not made.steps) or len(checking.run.segments) > 1
-    begun = [Made(0.0, 0, made.replicas)] if at_once else []
+    begun = [PossibleVersion(0.0, 0, made.replicas)] if at_once else []
     candidates, place = [*begun, *made.means, over], 0
     with_samples: dict[int, list[int]] = {}
     for number, moment in enumerate(candidates):
@@ -159,14 +158,17 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
 
 
 def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
-    """For every mean, how far replicas were from it is noted. For a store's versions nothing is."""
+    """Check that every mean has the replicas' distance from it, and that a store's versions have none."""
     checking.table = "consensus"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, replicas, distance FROM consensus ORDER BY rowid")
-    means = list(recorded) if checking.run.choice.spec.family == "decentralized" else []
+    decentralized = checking.run.choice.spec.family == "decentralized"
+    means = list(recorded) if decentralized else []
     seen: list[int] = []
     for checking.row, version, at, replicas, distance in rows:
         awaited = means[len(seen)] if len(seen) < len(means) else None
-        cut_off = awaited is None and not checking.completed and _next_mean(checking, means, version)
+        # a run may have crashed between measuring a mean and noting it as recorded
+        following = decentralized and version == max(means, default=0) + 1
+        cut_off = awaited is None and not checking.completed and following
         if version != awaited and not cut_off:
             raise Violation(
                 CONSENSUS, "none" if awaited is None else f"that of version {awaited}", f"version {version}"
@@ -184,15 +186,10 @@ def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]
         raise Violation(CONSENSUS, f"that of version {means[len(seen)]}", "none")
 
 
-def _next_mean(checking: Checking, means: Sequence[int], version: int) -> bool:
-    """Whether that mean was measured, and the run crashed before the mean was noted as recorded."""
-    return checking.run.choice.spec.family == "decentralized" and version == max(means, default=0) + 1
-
-
 def _evaluations(checking: Checking, recorded: list[int]) -> None:
-    """They are of recorded versions, in order: of all when a run is through with them, and of none if not of all.
+    """Check that evaluations are of recorded versions, in order, and in the end of all of them or none.
 
-    Where the script's `evaluate` gave no metric of a version, the ledger notes that.
+    The ledger notes versions for which `evaluate` gave no metric.
     """
     silent = unmeasured(checking.run.ledger)
     if not isinstance(silent, list) or not all(_whole(version) and version in recorded for version in silent):
@@ -228,12 +225,12 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
 
 
 def _virtual(checking: Checking) -> bool:
-    """Whether a version is made at the very moment of its order."""
+    """Whether versions are made at the moment of their orders."""
     return checking.run.simulated or checking.replays
 
 
 def _counted(checking: Checking) -> bool:
-    """Whether samples are counted: a script whose data is leased opens an epoch."""
+    """Whether samples are counted. A script with leased data opens an epoch."""
     return checking.run.ledger.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None
 
 

@@ -1,4 +1,4 @@
-"""When versions can have been made, and of how many samples, as far as facts and orders tell."""
+"""When versions can have been made, and with how many samples, as far as facts and orders show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.update_outcomes import Dropped, Fate, Undone, UpdateOutcomes
 
 
-class Made(NamedTuple):
+class PossibleVersion(NamedTuple):
     """A version that was made, or a mean of replicas that could be."""
 
     at: float
@@ -25,37 +25,35 @@ class Made(NamedTuple):
 
 @dataclass(slots=True)
 class VersionsMade:
-    """When the facts and orders allow versions, and of how many samples: counted as a run does."""
+    """The versions that facts and orders allow, with their samples, counted like a run."""
 
     undone: frozenset[tuple[int, int]] = frozenset()
-    """Steps that no replica made, though one was ordered to."""
+    """Steps that a replica was ordered and did not make."""
     recorded: Mapping[int, int | None] = field(default_factory=dict)
-    """By recorded version: the samples that it was noted with."""
+    """By recorded version: its samples as noted."""
     due: RecordingSchedule | None = None
-    """When a version is to be recorded; None if the ledger does not say how many samples an epoch has."""
-    versions: dict[int, Made] = field(default_factory=dict)
-    """Of the store's versions those that were recorded, and the last one."""
+    """When a version is to be recorded; None if the ledger has no `record`."""
+    versions: dict[int, PossibleVersion] = field(default_factory=dict)
+    """The store's recorded versions, and its last one."""
     expected: list[int] = field(default_factory=list)
     """The store's versions that were due."""
-    means: list[Made] = field(default_factory=list)
-    """After each step of a replica, when a mean may be recorded: of these, those of as many samples as a recorded
-    version."""
+    means: list[PossibleVersion] = field(default_factory=list)
+    """Means that may have been recorded after a replica's step: those with as many samples as a recorded version."""
     steps: int = 0
-    """How many steps replicas were ordered to make."""
+    """Steps that replicas were ordered to make."""
     first: FirstMean = field(default_factory=FirstMean)
-    """Of how many samples the first mean may be."""
+    """The samples that the first mean may have."""
     samples: int = 0
     at: float = 0.0
     replicas: int = 0
     _samples: frozenset[int | None] = frozenset()
-    """In recorded versions."""
+    """The samples of recorded versions."""
     _fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
 
     def __post_init__(self) -> None:
         self._samples = frozenset(self.recorded.values())
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """A fact and its orders."""
         self.at = fact.at
         self._fates.fact(fact)
         self.first.fact(fact)
@@ -70,13 +68,13 @@ class VersionsMade:
                 self._count(fate, mean)
             match order:
                 case ApplyUpdate(version=version):
-                    self._made(version, Made(fact.at, self.samples))
+                    self._made(version, PossibleVersion(fact.at, self.samples))
                 case StepReplica(worker=worker, step=step):
                     self.samples += mean.pop((worker, step), 0)
-                    self._mean(worker, step, Made(fact.at, self.samples, self.replicas))
+                    self._mean(worker, step, PossibleVersion(fact.at, self.samples, self.replicas))
 
     def _count(self, fate: Fate, mean: dict[tuple[int, int], int]) -> None:
-        """Count its samples, or put them into `mean`: a run counts those as it steps each member's own replica."""
+        """Count the update's samples, or put them into `mean`, for when its worker's own replica makes the step."""
         if isinstance(fate, Dropped):
             self.samples -= 0 if fate.lost is None else fate.lost.samples or 0
         elif isinstance(fate, Undone):
@@ -88,14 +86,14 @@ class VersionsMade:
         else:
             self.samples += fate.samples or 0
 
-    def _made(self, version: int, made: Made) -> None:
+    def _made(self, version: int, made: PossibleVersion) -> None:
         if self.versions and (last := max(self.versions)) not in self.recorded:
             del self.versions[last]
         self.versions[version] = made
         if self.due is not None and self.due.reached(made.samples):
             self.expected.append(version)
 
-    def _mean(self, worker: int, step: int, made: Made) -> None:
+    def _mean(self, worker: int, step: int, made: PossibleVersion) -> None:
         self.steps += 1
         if made.samples in self._samples:
             self.means.append(made)

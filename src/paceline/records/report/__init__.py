@@ -1,1 +1,1 @@
-"""A report of runs: `contents` reads their ledgers into plain numbers, which a page, figures and a trace show."""
+"""A report of runs. `contents` reads ledgers into plain numbers for a page, figures and a trace."""

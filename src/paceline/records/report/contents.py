@@ -1,7 +1,7 @@
-"""The contents of a report: numbers and words from ledgers, as one plain value that JSON can write.
+"""The contents of a report: numbers and words from ledgers, as one JSON value.
 
-Long runs are thinned out here, so that a report's size has a bound: everything in it but the runs' own sentences is
-a fixed number of points a run, or a share of `SLICES`.
+Long runs are thinned out here, so that a report's size is bounded. Each run has a fixed number of points, and its share
+of `SLICES`.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.orders import Order, StepReplica
-from paceline.records.reading import RecordedRun, measure
+from paceline.records.reading import LEDGER, RecordedRun, measure, tally_of
 from paceline.records.summary import Summary, Tally, metrics_of
 from paceline.records.timeline import (
     Course,
-    Lane,
+    MeasuredStep,
     Notes,
-    Resumed,
+    ResumeMark,
     Stay,
-    Step,
-    Switch,
+    SwitchMark,
     Timeline,
-    Transfer,
+    TransferSpan,
+    WorkerLane,
     cut,
     of_each,
     read_steps,
     read_transfers,
 )
-from paceline.records.waits import Wait, Waits
+from paceline.records.waits import Waits, WorkerWait
 from paceline.version import __version__
 
 Contents = dict[str, Any]
 
 SLICES = 50_000
-"""How many steps all timelines of one report show one by one, together."""
+"""Steps that all timelines of a report together show one by one."""
 WORKERS = 64
-"""How many workers a run's charts of single workers show. Of more workers, those that waited most are shown."""
+"""Workers in a run's charts of single workers: those that waited most."""
 BINS = 300
 """Points of a curve over a run's time."""
 PLACES = 6
 """Decimal places of seconds."""
 TICKS = 1e7
-"""A timeline's times are whole ticks: so many or fewer in a run, none shorter than a microsecond."""
+"""The most ticks of a run. A timeline's times are whole ticks of a microsecond or more."""
 
 
 def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
@@ -75,7 +75,7 @@ def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
 
 
 def labels(runs: Sequence[RecordedRun]) -> list[str]:
-    """A short, unique name for each: its protocol; if that is not enough, its folder or number, too."""
+    """Return a short, unique name for each run: its protocol, with its folder or number if needed."""
     names = [brief(run.choice.spec, run.choice.parameters()) for run in runs]
     for longer in ([run.folder.absolute().name for run in runs], map(str, range(1, len(runs) + 1))):
         times = Counter(names)
@@ -84,7 +84,7 @@ def labels(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Settings that differ between runs: `setting`, and its `values` as text, None where it is not set."""
+    """Return the settings that differ between runs, with their values as text, or None if not set."""
     flat = [dict(_flat(config)) for config in configs]
     places = {key: place for place, key in enumerate(dict.fromkeys(key for config in configs for key in config))}
     settings = dict.fromkeys(setting for one in flat for setting in one)
@@ -96,7 +96,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Each setting by its full name, as text."""
+    """Yield each setting's full name and its value as text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{path}.{key}" if path else key)
@@ -110,34 +110,23 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def summary_of(run: RecordedRun) -> Summary:
-    """The run's own summary. Without one, what its ledger comes to, up to where that ends."""
-    if run.summary is not None:
-        return run.summary
-    tally = _tally(run)
-    for fact, orders in run.history():
-        tally.record(fact, orders)
-    return _so_far(run, tally)
-
-
-def _tally(run: RecordedRun) -> Tally:
-    return Tally(left_undone=frozenset(run.ledger.execute("SELECT worker, step FROM undone")))
+    """Return the run's own summary, or for a crashed run that of its ledger."""
+    return _so_far(run, tally_of(run.folder / LEDGER, run.metrics)) if run.summary is None else run.summary
 
 
 def _so_far(run: RecordedRun, tally: Tally) -> Summary:
-    """The summary of a run that crashed. The tally knows its facts and orders."""
-    measure(run.ledger, tally, metrics=run.metrics)
-    return tally.summary(
-        protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed", error=None
-    )
+    """Return the summary of a run that crashed. The tally has counted its whole ledger."""
+    return tally.summary(protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed")
 
 
 def _run(run: RecordedRun, label: str, slices: int) -> Contents:
-    """Read the history once, and keep every step only if the timeline can show every step."""
+    """Read the history once. Keep every step only if the timeline can show every step."""
     (steps,) = run.ledger.execute("SELECT count(*) FROM step_times").fetchone()
     notes = Notes() if steps <= slices else None
     course = notes.course if notes is not None else Course()
-    tally = _tally(run) if run.summary is None else None
-    waits, waited, curves = Waits(), Waited(keep=notes is not None), Curves(*_span(run.ledger))
+    undone = frozenset(run.ledger.execute("SELECT worker, step FROM undone"))
+    tally = Tally(left_undone=undone) if run.summary is None else None
+    waits, waited, curves = Waits(), WaitMatrix(keep=notes is not None), Curves(*_span(run.ledger))
     for fact, orders in run.history():
         (notes or course).record(fact, orders)
         if tally is not None:
@@ -145,6 +134,8 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         waited.add(waits.record(fact, orders))
         curves.record(fact, orders)
     waited.add(waits.rest())
+    if tally is not None:
+        measure(run.ledger, tally, metrics=run.metrics)
     summary = _so_far(run, tally) if tally is not None else run.summary or {}
     shown = waited.most(course.stays())
     return {
@@ -173,7 +164,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
 
 
 def _metrics(summary: Summary) -> dict[str, list[list[Any]]]:
-    """By metric: moment, samples and value of each evaluated version, and of each logged value that was a record."""
+    """Return moment, samples and value of evaluated versions and of logged records, by metric."""
     evaluations, logged = summary["evaluations"], summary.get("logged", {})
     found: dict[str, list[list[Any]]] = {}
     for name in (*metrics_of(evaluations), *logged):
@@ -186,25 +177,24 @@ def _metrics(summary: Summary) -> dict[str, list[list[Any]]]:
 
 
 def _span(ledger: sqlite3.Connection) -> tuple[float, float]:
-    """When training began, and the last fact's time."""
+    """Return when training began, and the last fact's time."""
     began = ledger.execute("SELECT at FROM facts WHERE kind = 'TrainingBegan' ORDER BY id LIMIT 1").fetchone()
     (ended,) = ledger.execute("SELECT max(at) FROM facts").fetchone()
     return 0.0 if began is None else began[0], max(0.0, ended or 0.0)
 
 
-class Waited:
+class WaitMatrix:
     """Adds up how long workers waited for each other."""
 
     def __init__(self, keep: bool = False) -> None:
-        self.waits: dict[int, list[Wait]] | None = {} if keep else None
-        """By worker: each wait, if they are to be kept."""
+        self.waits: dict[int, list[WorkerWait]] | None = {} if keep else None
+        """By worker: its waits; None if they are not kept."""
         self._seconds: dict[tuple[int, int | None], float] = {}
-        """By the worker that waited, and the one that was awaited."""
+        """By worker, and by the worker that it waited for."""
         self._either: dict[int | None, float] = {}
         """By worker: how long it waited, and was waited for."""
 
-    def add(self, ended: Iterable[Wait]) -> None:
-        """Add these waits."""
+    def add(self, ended: Iterable[WorkerWait]) -> None:
         for wait in ended:
             pair = wait.worker, wait.awaited
             self._seconds[pair] = self._seconds.get(pair, 0.0) + wait.seconds
@@ -214,11 +204,11 @@ class Waited:
                 self.waits.setdefault(wait.worker, []).append(wait)
 
     def most(self, workers: Iterable[int]) -> list[int]:
-        """At most `WORKERS` of these workers: those that waited, and were waited for, the longest; ascending."""
+        """Return at most `WORKERS` workers that waited, and were waited for, the longest; ascending."""
         return sorted(sorted(workers, key=lambda worker: -self._either.get(worker, 0.0))[:WORKERS])
 
     def matrix(self, shown: Sequence[int]) -> Contents:
-        """`seconds`: a row for each of `shown`, how long it waited for each of them; `nobody`: for none of them."""
+        """Return `seconds`, how long each of `shown` waited for each of them, and `nobody`, for none of them."""
         place = {worker: at for at, worker in enumerate(shown)}
         seconds = [[0.0] * len(shown) for _ in shown]
         nobody = [0.0] * len(shown)
@@ -238,7 +228,7 @@ class Waited:
 
 
 class Curves:
-    """Draws curves over a run's time, in `BINS` parts of it."""
+    """Curves over a run's time, which is divided into `BINS` parts."""
 
     def __init__(self, began: float, ended: float) -> None:
         self.began = began
@@ -252,7 +242,7 @@ class Curves:
         """How many have begun."""
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """Take the next fact, and the orders that followed from it."""
+        """Take the next fact with its orders."""
         self._open_until(max(fact.at, self.began))
         advanced = [order.worker for order in orders if isinstance(order, StepReplica)]
         match fact:
@@ -276,9 +266,9 @@ class Curves:
             bins[-1] = max(bins[-1] or 0, self._counts.lead(worker))
 
     def contents(self, shown: Sequence[int]) -> Contents:
-        """`work`: [seconds, steps finished by all]; `leads`: the most that each of `shown` led by in each of `BINS`.
+        """Return `work`, as [seconds, steps finished by all], and `leads`, each worker's greatest lead in each bin.
 
-        A lead is steps finished beyond the slowest worker that is there; None where a worker was away all the time.
+        A lead is in steps, over the slowest present worker. It is None if the worker was away for the whole bin.
         """
         leads = [{"worker": worker, "lead": self._leads[worker]} for worker in shown if worker in self._leads]
         return {
@@ -287,7 +277,7 @@ class Curves:
         }
 
     def _open_until(self, now: float) -> None:
-        """Begin the bins up to that time. In each, every worker begins with the lead that it had."""
+        """Begin the bins up to this time. Each worker begins a bin with its present lead."""
         while self._bins < BINS and now >= self.began + self._bins * self._width:
             if self._bins and self._work[-1][1] != self._finished:
                 self._work.append([round(self.began + self._bins * self._width, PLACES), self._finished])
@@ -302,12 +292,12 @@ class Curves:
 
 
 def _timeline(
-    run: RecordedRun, notes: Notes | None, course: Course, waited: Waited, slices: int, shown: Sequence[int]
+    run: RecordedRun, notes: Notes | None, course: Course, waited: WaitMatrix, slices: int, shown: Sequence[int]
 ) -> Contents:
-    """A timeline in whole ticks since training began: the lanes of the workers in `shown`.
+    """Return the lanes of the workers in `shown`, in whole ticks since training began.
 
-    Up to `slices` steps, each is there with its transfers, averages, and for whom was waited before it; beyond them,
-    so many steps in a row as `each` says are one block, with the ticks of it that were computing, and transfers.
+    Up to `slices` steps, each step is listed with its transfers, averages and the awaited worker before it. Of more
+    steps, `each` steps in a row are one block, with its ticks of computing and of transfers.
     """
     if notes is None:
         stays = course.stays()
@@ -321,9 +311,9 @@ def _timeline(
     return drawn(notes.timeline(run.ledger), waited, shown)
 
 
-def in_detail(run: RecordedRun) -> tuple[Notes, Waited]:
-    """Read the whole history, and keep every step and every wait."""
-    notes, waits, waited = Notes(), Waits(), Waited(keep=True)
+def in_detail(run: RecordedRun) -> tuple[Notes, WaitMatrix]:
+    """Read the whole history, with every step and every wait."""
+    notes, waits, waited = Notes(), Waits(), WaitMatrix(keep=True)
     for fact, orders in run.history():
         notes.record(fact, orders)
         waited.add(waits.record(fact, orders))
@@ -331,8 +321,8 @@ def in_detail(run: RecordedRun) -> tuple[Notes, Waited]:
     return notes, waited
 
 
-def drawn(timeline: Timeline, waited: Waited, shown: Collection[int]) -> Contents:
-    """The lanes of these workers, step by step."""
+def drawn(timeline: Timeline, waited: WaitMatrix, shown: Collection[int]) -> Contents:
+    """Return the lanes of these workers step by step."""
     clock = _Clock.of(timeline.began, timeline.ended)
     chosen = [lane for lane in timeline.lanes if lane.worker in shown]
     waits = waited.waits or {}
@@ -353,7 +343,7 @@ def drawn(timeline: Timeline, waited: Waited, shown: Collection[int]) -> Content
 
 
 def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collection[int]) -> Contents:
-    """The lanes of these workers, so many steps in a block."""
+    """Return the lanes of these workers in blocks of `each` steps."""
     clock, stays = _Clock.of(course.began or 0.0, course.latest), course.stays()
     steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
     lanes = []
@@ -370,8 +360,8 @@ def _whole(
     each: int,
     lanes: list[Contents],
     groups: list[Any],
-    switches: Iterable[Switch],
-    resumed: Iterable[Resumed],
+    switches: Iterable[SwitchMark],
+    resumed: Iterable[ResumeMark],
 ) -> Contents:
     return {
         "tick": clock.tick,
@@ -386,26 +376,25 @@ def _whole(
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Seconds to ticks."""
+    """Converts seconds to ticks."""
 
     began: float
     tick: float
 
     @classmethod
     def of(cls, began: float, ended: float) -> _Clock:
-        """Return the clock of a run from then until then."""
         return cls(began, 10.0 ** max(-6, math.ceil(math.log10(max(ended - began, 1e-6) / TICKS))))
 
     def __call__(self, at: float) -> int:
         return round((at - self.began) / self.tick)
 
 
-def _steps(lane: Lane, waited: Sequence[Wait], clock: _Clock) -> Contents:
-    """One by one: the gap before each step, its length, its number, the version it is computed on, its staleness (-1:
-    never applied), who was awaited in the gap (-1: nobody) and how long; there is one more gap, after the last step.
+def _steps(lane: WorkerLane, waited: Sequence[WorkerWait], clock: _Clock) -> Contents:
+    """Return the columns of a lane step by step.
 
-    Numbers that only grow are said as differences, each from the one before. Where parameters are on a device, there
-    is how long copies to it and from it took.
+    They are the gap before each step, its length, its number, its version, its staleness (-1: never applied), the
+    worker awaited in the gap (-1: none), and for how long. There is one more gap after the last step. Growing numbers
+    are written as differences from the one before. If parameters are on a device, there are the lengths of copies.
     """
     began = [clock(step.began) for step in lane.computing]
     ended = [clock(step.ended) for step in lane.computing]
@@ -435,8 +424,8 @@ def _ticks(lengths: Iterable[float | None], clock: _Clock) -> list[int | None]:
     return [None if seconds is None else round(seconds / clock.tick) for seconds in lengths]
 
 
-def _awaited(gaps: Iterable[tuple[float, float]], waited: Sequence[Wait]) -> Iterator[tuple[int, float]]:
-    """The worker that was awaited for most of each gap, and for how long. Both are in the order of their times."""
+def _awaited(gaps: Iterable[tuple[float, float]], waited: Sequence[WorkerWait]) -> Iterator[tuple[int, float]]:
+    """Yield the worker awaited for most of each gap, and for how long. Gaps and waits are in the order of time."""
     at = 0
     for began, ended in gaps:
         while at < len(waited) and waited[at].ended <= began:
@@ -450,7 +439,7 @@ def _awaited(gaps: Iterable[tuple[float, float]], waited: Sequence[Wait]) -> Ite
         yield max(seconds.items(), key=itemgetter(1), default=(-1, 0.0))
 
 
-def _transfers(transfers: Sequence[Transfer], clock: _Clock) -> Contents:
+def _transfers(transfers: Sequence[TransferSpan], clock: _Clock) -> Contents:
     began = [clock(one.began) for one in transfers]
     return {
         "began": _differences(began),
@@ -464,16 +453,16 @@ def _stays(stays: Iterable[Stay], clock: _Clock) -> list[Any]:
 
 
 def _blocks(
-    stays: Iterable[Stay], steps: Iterator[Step], transfers: Iterator[Transfer], each: int, clock: _Clock
+    stays: Iterable[Stay], steps: Iterator[MeasuredStep], transfers: Iterator[TransferSpan], each: int, clock: _Clock
 ) -> Contents:
-    """Join so many steps into one block, which begins where the last one ended. A stay's end ends a block, too."""
+    """Join `each` steps into one block, which begins where the last one ended. A stay's end ends a block, too."""
     blocks: list[list[int]] = []  # began, ended, first step, steps, computing, transfers
     moving = _Moving(transfers)
     step = next(steps, None)
     for stay in stays:
         free = stay.began
         while step is not None and step.began < stay.ended:
-            part: list[Step] = []
+            part: list[MeasuredStep] = []
             while step is not None and step.began < stay.ended and len(part) < each:
                 part.append(step)
                 step = next(steps, None)
@@ -489,16 +478,18 @@ def _blocks(
 
 
 class _Moving:
-    """A worker's transfers around the block that is made."""
+    """A worker's transfers around the present block."""
 
-    def __init__(self, transfers: Iterator[Transfer]) -> None:
+    def __init__(self, transfers: Iterator[TransferSpan]) -> None:
         self._rest = transfers
         self._next = next(transfers, None)
-        self._near: deque[Transfer] = deque()
+        self._near: deque[TransferSpan] = deque()
 
     def seconds(self, began: float, ended: float) -> float:
-        """Return the seconds of transfers in this time, which is after the last one: of those that begin in it, and of
-        the last one before."""
+        """Return the seconds of transfers in this time: of those that begin in it, and of the last one before.
+
+        Each call's time is after the one before.
+        """
         while self._next is not None and self._next.began < ended:
             self._near.append(self._next)
             self._next = next(self._rest, None)
@@ -508,12 +499,12 @@ class _Moving:
 
 
 def _differences(values: Sequence[int]) -> list[int]:
-    """The first value, and then each one's difference from the one before."""
+    """Return the first value, then each one's difference from the one before."""
     return [value - before for value, before in zip(values, [0, *values], strict=False)]
 
 
 def page(contents: Contents) -> str:
-    """Return the page that shows these contents, which it has as JSON."""
+    """Return the page that shows these contents. It contains them as JSON."""
     names = [run["label"] for run in contents["runs"]]
     title = "Training with " + (", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and others")
     data = json.dumps(contents, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""A report's charts as pictures for papers: one PNG each, drawn by Matplotlib."""
+"""A report's charts as PNG pictures for papers, drawn by Matplotlib."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS = "seconds since the run's start"
 
 
 def draw(contents: Contents, folder: Path) -> list[Path]:
-    """Write every chart that has contents to that existing folder. Return the files."""
+    """Write every chart that has contents to this existing folder. Return the files."""
     files = []
     for name, size, paint in _charts(contents["runs"]):
         figure = Figure(figsize=size, dpi=DOTS, layout="constrained")
@@ -38,7 +38,7 @@ def draw(contents: Contents, folder: Path) -> list[Path]:
 
 
 def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Callable[[Axes], None]]]:
-    """Yield for each its name, its size in inches, and the function that draws it."""
+    """Yield each chart's name, its size in inches, and the function that draws it."""
     for metric in dict.fromkeys(metric for run in runs for metric in run["metrics"]):
         points = [run["metrics"].get(metric, []) for run in runs]
         yield f"{metric}-time", SIZE, _curves(runs, [[(at, y) for at, _, y in one] for one in points], SECONDS, metric)
@@ -120,7 +120,7 @@ def _time(axes: Axes, run: Contents) -> None:
 
 
 def _waits(axes: Axes, run: Contents, longest: float) -> None:
-    """`longest`: what the strongest colour stands for, in the pictures of all runs."""
+    """`longest`: the seconds of the strongest colour, in the pictures of all runs."""
     workers, seconds = run["waits"]["workers"], run["waits"]["seconds"]
     image = axes.imshow(seconds or [[0.0]], cmap="Oranges", vmin=0, vmax=longest or None)
     figure = axes.get_figure()

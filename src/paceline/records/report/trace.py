@@ -1,7 +1,7 @@
-"""Timelines in Chrome's trace format, which Perfetto and chrome://tracing show: every step, however long the run.
+"""Timelines with every step in Chrome's trace format, which Perfetto and chrome://tracing show.
 
-The format is that of "Trace Event Format" (JSON): a run is a process, a worker a thread, with its pushes and pulls in
-threads beside it, since they go on while it computes. Groups are asynchronous events. Times are microseconds.
+In this "Trace Event Format" (JSON) a run is a process and a worker a thread. Pushes and pulls are threads beside it,
+since they go on while it computes. Groups are asynchronous events. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from operator import attrgetter
 from typing import Any
 
 from paceline.core.orders import Why
-from paceline.records.timeline import Lane, Timeline
-from paceline.records.waits import Wait
+from paceline.records.timeline import Timeline, WorkerLane
+from paceline.records.waits import WorkerWait
 
 Event = dict[str, Any]
 Sentence = Callable[[Why, float], str]
-"""Writes out a reason that was given at that moment."""
+"""Writes out a reason from that moment."""
 THREADS = {"push": 1, "pull": 2}
-"""Of a worker's three threads, which has those transfers; the first has what it does."""
+"""Which of a worker's three threads has these transfers. Thread 0 has steps and waits."""
 
 
-def trace(runs: Iterable[tuple[str, Timeline, Mapping[int, Sequence[Wait]], Sentence]]) -> dict[str, Any]:
-    """Return the trace of these runs: for each its name, its timeline, each worker's waits, and its
-    `sentence`."""
+def trace(runs: Iterable[tuple[str, Timeline, Mapping[int, Sequence[WorkerWait]], Sentence]]) -> dict[str, Any]:
+    """Return the trace of these runs, each with its name, timeline, waits by worker, and `RecordedRun.sentence`."""
     return {
         "displayTimeUnit": "ms",
         "traceEvents": [event for number, run in enumerate(runs) for event in _run(number, *run)],
@@ -32,7 +31,7 @@ def trace(runs: Iterable[tuple[str, Timeline, Mapping[int, Sequence[Wait]], Sent
 
 
 def _run(
-    number: int, name: str, timeline: Timeline, waits: Mapping[int, Sequence[Wait]], sentence: Sentence
+    number: int, name: str, timeline: Timeline, waits: Mapping[int, Sequence[WorkerWait]], sentence: Sentence
 ) -> Iterator[Event]:
     yield _named("process_name", number, 0, name)
     for lane in timeline.lanes:
@@ -53,7 +52,7 @@ def _run(
         yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(at)}
 
 
-def _lane(number: int, name: str, lane: Lane, waits: Sequence[Wait], sentence: Sentence) -> Iterator[Event]:
+def _lane(number: int, name: str, lane: WorkerLane, waits: Sequence[WorkerWait], sentence: Sentence) -> Iterator[Event]:
     first = 3 * lane.worker + 1
     yield _named("thread_name", number, first, name)
     for step in lane.computing:
@@ -76,8 +75,8 @@ def _lane(number: int, name: str, lane: Lane, waits: Sequence[Wait], sentence: S
             yield _slice(number, first + place, "transfer", what, began, free, {"bytes": one.size})
 
 
-def _outside_steps(waits: Sequence[Wait], lane: Lane) -> Iterator[tuple[Wait, float, float]]:
-    """The waits, cut to the times between steps: slices of a thread may not overlap."""
+def _outside_steps(waits: Sequence[WorkerWait], lane: WorkerLane) -> Iterator[tuple[WorkerWait, float, float]]:
+    """Yield the waits, cut to the times between steps, as slices of a thread may not overlap."""
     gaps = deque(lane.waiting)
     for wait in sorted(waits, key=attrgetter("began")):
         while gaps and gaps[0].ended <= wait.began:
