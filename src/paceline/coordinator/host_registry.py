@@ -70,8 +70,6 @@ class HostRegistry:
         """By worker: its host. It is added to as hosts come."""
         self._stand_ins: dict[int, str] = {}
         """By number of a process that stands in for a worker: its host."""
-        self.added: list[Callable[[RemoteHost], None]] = []
-        """Told of a host that takes part for the first time, as others train."""
         self._incarnations: dict[str, int] = {}
         self._heard_at: dict[str, float] = {}
         """By host: when it was let in, or asked for more of the folder."""
@@ -86,8 +84,8 @@ class HostRegistry:
         seed_asked.tell(self._door)
         self._link = HeadLink(HeadEnd(head, meeting.run, host_messages.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
-        self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
-        """Whether any of these workers is to begin again. `RunState` sets it."""
+        self._begin_again: Callable[[Sequence[int]], bool]
+        """Whether any of these workers is to begin again. Nobody asks before the run's parts are made."""
         self._begun = False
         """Whether the run has begun: a host that comes from then on comes again."""
         self._close = host_messages.EndRun("interrupted")
@@ -170,10 +168,9 @@ class HostRegistry:
         if self._emulated is not None:
             self._emulated.carries(size)
 
-    def reports_to(self, hosts: OtherHosts, report: Report) -> None:
-        """What these hosts say goes there from now on."""
-        self._all, self._report = hosts, report
-        self.added.append(hosts.adds)
+    def reports_to(self, hosts: OtherHosts, report: Report, begin_again: Callable[[Sequence[int]], bool]) -> None:
+        """What these hosts say goes there from now on. `begin_again(workers)`: whether any of them is to do so."""
+        self._all, self._report, self._begin_again = hosts, report, begin_again
         self.carrier.begins(0, hosts.items)
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
@@ -241,8 +238,8 @@ class HostRegistry:
             self.others.append(other)
             self._prepare(host, [])
             self._hosts.joins(host, self._incarnations[host])
-            for added in self.added:
-                added(other)
+            assert self._all is not None
+            self._all.adds(other)
             taken.append(other)
         return taken
 
@@ -415,8 +412,8 @@ class HostRegistry:
         if not self._begun:
             return ""
         if workers := self._workers_of(host):
-            needed = self.needed(workers)
-            return "" if needed else f"this run goes on without host {host}: none of its workers is to begin again"
+            awaited = self._begin_again(workers)
+            return "" if awaited else f"this run goes on without host {host}: none of its workers is to begin again"
         if self._places or host in self._waiting:
             return ""
         if self._meeting.room is not None:

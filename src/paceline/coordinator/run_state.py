@@ -100,7 +100,6 @@ class RunState:
         self.returns = Returns(settings, self.members, self.cluster, others, loop, output)
         self.draining: Drain | None = None
         if others is not None:
-            others.needed = self.returns.awaits
             self.draining = self._made_draining(others)
         self.joining = Joining(
             settings,
@@ -191,7 +190,7 @@ class RunState:
             deaths_are_told=policy.directed,
         )
         if others is not None:
-            others.reports_to(host.others, self.inbox.report)
+            others.reports_to(host.others, self.inbox.report, lambda workers: self.returns.awaits(workers))
         return host
 
     def _made_draining(self, others: HostRegistry) -> Drain:
