@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
+from paceline.core.shards import Shard
 from paceline.host.events import VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
 from paceline.ipc import messages
@@ -105,6 +106,26 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (1, [1, 2])
     assert [said[:2] for said in one.reports.told(VersionCommitted)] == [(1, 5)], "the sum of all bits, modulo 2**64"
     assert [said[1:] for said in one.reports.told(VersionNotFinite)] == [("first", None)]
+
+
+def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_maker_leaves() -> None:
+    """The head takes that one's range over, and orders nothing of it any more, before it has all of the version."""
+    one = company(1)
+    one.host.commits._others = others = Mock(hosts=["b"])
+    one.host.carrier = carrier = Mock()
+    one.host.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.host.range_made("b", made(1, 0))
+    one.said_by_store(made(1, 0))
+    others.hosts = []
+    one.host.record(1, [0], "file", "mean")
+    assert [said.waits for said in one.store.sent if isinstance(said, messages.store.Record)] == [True]
+    assert messages.store.GoOn("file") not in one.store.sent
+    item, _, there, _ = carrier.fetch.call_args.args
+    there()
+    assert (item, one.store.sent[-1]) == (Version(1), messages.store.GoOn("file"))
 
 
 def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:

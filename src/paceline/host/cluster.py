@@ -216,6 +216,7 @@ class Cluster:
             own=self.range_maker,
             others=self.remote_shards,
             sums=self.sums,
+            lacks=self.lacks,
             brings=self.brings,
             rests=lambda: self.others.moves.rests(),
         )

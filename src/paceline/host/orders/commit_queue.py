@@ -66,13 +66,14 @@ class CommitQueue:
         own: RangeMaker,
         others: RemoteShards,
         sums: SumTable,
+        lacks: Callable[[Version], bool],
         brings: Callable[[int, Callable[[], object]], object],
         rests: Callable[[], bool],
     ) -> None:
         """`own` makes the range of the head's host, which is called `host`, and `others` those of other hosts.
 
-        `brings(version, then)` brings what others make of that here, then goes on. `rests()` is asked while no version
-        is being made: whether the next one waits.
+        `lacks(version)`: whether others have made some of that, and it is not here. `brings(version, then)` brings it
+        here, then goes on. `rests()` is asked while no version is being made: whether the next one waits.
 
         If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
         learning rates until an order says otherwise.
@@ -84,6 +85,7 @@ class CommitQueue:
         self._others = others
         self._sums = sums
         self._rests = rests
+        self._lacks = lacks
         self.brings = brings
         """See `__init__`."""
         self.clips_norms = False
@@ -180,7 +182,7 @@ class CommitQueue:
     ) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
-        waits = bool(self._others.hosts)
+        waits = self._lacks(Version(version))
         order = messages.store.Record(version, place, file, list(workers), buffers, waits, known)
         self._store.write(order, Version(version))
         if waits:
