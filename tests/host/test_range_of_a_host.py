@@ -197,6 +197,16 @@ def test_the_process_that_makes_ranges_is_lost_once(host: Host) -> None:
     assert not host.branch.shelf.has(Version(1))
 
 
+def test_a_version_whose_maker_is_lost_is_still_to_come_for_those_who_ask(host: Host) -> None:
+    """Its place is free, whatever was made of it."""
+    host.branch.about_range(host_messages.MakeRange(1, [], None, look=True))
+    host.loop.hear(STORE, messages.store.Making(1, 32, 64))
+    assert host.branch.items.look(Version(1), 32, 64) == "here"
+    host.loop.hear(STORE, messages.store.StoreFailed("no memory"))
+    assert not host.branch.shelf.has(Version(1))
+    assert host.branch.items.look(Version(1), 32, 64) == "coming"
+
+
 def asked(host: Host) -> list[tuple[str, int, int]]:
     """What is asked of other hosts, and has not come."""
     coming = [one for record in plane_of(host.carrier)._fetches._records.values() for one in record.coming]

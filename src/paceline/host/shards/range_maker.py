@@ -120,8 +120,9 @@ class RangeMaker:
         """The process has gone: what was ordered will not be done."""
         self._orders.clear()
         self._beginning.clear()
-        if self.making is not None:
-            self._shelf.release(kept(self.making.version))
+        making, self.making = self.making, None
+        if making is not None:
+            self._shelf.release(kept(making.version))
 
     def go_on(self) -> None:
         """Make the next version's range, if none is being made and there is a place."""
