@@ -65,7 +65,7 @@ WITH_A_CLOCK = {
     *("host/seed_asked", "host/worker_output", "transfer/io_process"),
 }
 """Modules of these folders that look at a clock or a socket by themselves."""
-PLACES = ("orders", "replicas.copies", "store_process", "version_shelf", "worker_state")
+PLACES = ("orders", "replicas.mean_recorder", "store_process", "version_shelf", "worker_state")
 """Modules of the host that know places and claims."""
 
 

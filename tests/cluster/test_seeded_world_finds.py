@@ -12,7 +12,7 @@ import pytest
 from paceline.coordinator.agent import _Agent
 from paceline.coordinator.drain import Drain
 from paceline.coordinator.host_registry import HostRegistry
-from paceline.core.hosts import Fence, Hosts
+from paceline.core.host_liveness import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
@@ -27,7 +27,7 @@ from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
-from paceline.host.replicas.placement import ReplicaPlacement
+from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.remote import RemoteReports
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.host_reducer import HostReducer
@@ -563,7 +563,7 @@ def a_group_that_is_given_up_is_not_waited_for(patch: Patch) -> None:
 
 
 def a_place_that_is_empty_is_not_told(patch: Patch) -> None:
-    patch.setattr(ReplicaPlacement, "emptied", lambda self, place: self._bound.pop(place, None))
+    patch.setattr(ReplicaTransfers, "emptied", lambda self, place: self._bound.pop(place, None))
 
 
 def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
@@ -578,18 +578,18 @@ def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
 
 
 def a_host_that_comes_again_is_told_of_groups_that_it_was_in(patch: Patch) -> None:
-    lost = ReplicaPlacement.lost
+    lost = ReplicaTransfers.lost
 
     class Kept(dict[int, tuple[str, ...]]):
         def __setitem__(self, number: int, hosts: tuple[str, ...]) -> None:
             """It stays as it is."""
 
-    def kept(self: ReplicaPlacement, host: str, why: str) -> None:
+    def kept(self: ReplicaTransfers, host: str, why: str) -> None:
         self._groups = Kept(self._groups)
         lost(self, host, why)
         self._groups = dict(self._groups)
 
-    patch.setattr(ReplicaPlacement, "lost", kept)
+    patch.setattr(ReplicaTransfers, "lost", kept)
 
 
 def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> None:
@@ -604,7 +604,7 @@ def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> No
 
 
 def a_cut_is_recorded_before_replicas_are_here(patch: Patch) -> None:
-    patch.setattr(ReplicaPlacement, "bring", lambda self, replicas, then, lost: then())
+    patch.setattr(ReplicaTransfers, "bring", lambda self, replicas, then, lost: then())
 
 
 def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
@@ -624,12 +624,12 @@ def replicas_begin_without_buffers(patch: Patch) -> None:
 
 
 def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:
-    def at_once(self: ReplicaPlacement) -> None:
+    def at_once(self: ReplicaTransfers) -> None:
         ready, self._goes = self._goes, []
         for _, then in ready:
             then()
 
-    patch.setattr(ReplicaPlacement, "_let_go", at_once)
+    patch.setattr(ReplicaTransfers, "_let_go", at_once)
 
 
 def a_member_that_has_begun_anew_counts_as_there(patch: Patch) -> None:

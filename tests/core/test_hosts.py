@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.hosts import Admit, EndHost, Fence, Hosts, RefuseHost
+from paceline.core.host_liveness import Admit, EndHost, Fence, Hosts, RefuseHost
 
 T = 10.0
 

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from paceline.core.hosts import Admit, EndHost, Fence, Hosts
+from paceline.core.host_liveness import Admit, EndHost, Fence, Hosts
 from paceline.core.membership import Membership, Standing
 
 ALL = (0, 1, 2)

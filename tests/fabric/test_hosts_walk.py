@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core import hosts
-from paceline.core.hosts import Fence, Hosts
+from paceline.core import host_liveness as hosts
+from paceline.core.host_liveness import Fence, Hosts
 from paceline.net.control import HeadEnd
 from support.control_nodes import HEAD, Register
 from support.judged_nodes import FencedHost, JudgingHead

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core import hosts
-from paceline.core.hosts import Admit, EndHost
+from paceline.core import host_liveness as hosts
+from paceline.core.host_liveness import Admit, EndHost
 from paceline.net.control import Delivered, Event, HeadEnd
 from paceline.transfer.fetch_table import FetchTable, Peer
 from support.control_nodes import HEAD, Order, Register

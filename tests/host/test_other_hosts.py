@@ -26,7 +26,7 @@ from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
-from paceline.host.replicas.placement import ReplicaPlacement
+from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.version_items import StoredVersions
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
@@ -556,7 +556,7 @@ def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(
     head, carrier, there, failed = Mock(), Mock(), {"node-0", "node-1"}, Mock()
     head.name = "node-0"
     head.others.is_there = there.__contains__
-    replicas, amiss = ReplicaPlacement(head, carrier), head.others.amiss
+    replicas, amiss = ReplicaTransfers(head, carrier), head.others.amiss
     replicas.carry(Replica(2, 5), "node-1", "node-0", Mock(), failed)
     if lost:
         there.discard("node-1")

@@ -1,11 +1,11 @@
-"""Nodes of the seeded network whose membership `core.hosts` judges: a head that is lenient, and strict hosts."""
+"""Nodes of the seeded network: a head that is lenient, and strict hosts, judged by `core.host_liveness`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from paceline.core import hosts
-from paceline.core.hosts import Admit, EndHost, Fence, Hosts, RefuseHost
+from paceline.core import host_liveness as hosts
+from paceline.core.host_liveness import Admit, EndHost, Fence, Hosts, RefuseHost
 from paceline.net.control import (
     BeatAcknowledged,
     Event,
@@ -46,7 +46,7 @@ class FencedHost(HostNode):
 
 
 class JudgingHead(HeadNode):
-    """A head that admits and ends hosts as `core.hosts` says."""
+    """A head that admits and ends hosts as `core.host_liveness` says."""
 
     def __init__(
         self, network: Network, register: Register, wanted: int, names: tuple[str, ...], timeout: float

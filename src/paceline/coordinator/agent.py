@@ -28,7 +28,7 @@ from typing import Any
 from paceline import files
 from paceline.core.choice import brief
 from paceline.core.facts import ParametersTaken
-from paceline.core.hosts import Fence, is_taken
+from paceline.core.host_liveness import Fence, is_taken
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.files import unforeseen

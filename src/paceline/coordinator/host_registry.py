@@ -14,7 +14,7 @@ from paceline.coordinator.agent import HEAD
 from paceline.coordinator.joining import There
 from paceline.coordinator.rendezvous import Rendezvous, with_host
 from paceline.coordinator.shutdown import Shutdown
-from paceline.core.hosts import Admit, EndHost, Hosts, Order, RefuseHost
+from paceline.core.host_liveness import Admit, EndHost, Hosts, Order, RefuseHost
 from paceline.core.phrases import count, cut, listed, printable
 from paceline.core.placement import HEAD as ON_HEAD
 from paceline.core.placement import How, hosts_with_shards, usual, why_idle

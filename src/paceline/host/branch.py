@@ -28,7 +28,7 @@ from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, look_of, step_of
 from paceline.host.overlap import Computing
-from paceline.host.replicas.here import ReplicasHere
+from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.summands import ShardSummands, UpdateBuffers
@@ -120,10 +120,10 @@ class Branch:
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
-        self._replicas: ReplicasHere | None = None
+        self._replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one."""
         if spec.holder == "replica":
-            self._replicas = ReplicasHere(
+            self._replicas = HostReplicas(
                 self.shelf,
                 plan,
                 workers,

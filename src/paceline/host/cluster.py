@@ -51,8 +51,8 @@ from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
 from paceline.host.remote_host import HostDirectory, RemoteHost
-from paceline.host.replicas.copies import Copies
-from paceline.host.replicas.placement import ReplicaPlacement
+from paceline.host.replicas.mean_recorder import MeanRecorder
+from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.store import StoreReports
 from paceline.host.reports.workers import WorkerReports, beginning_of
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
@@ -182,7 +182,7 @@ class Cluster:
             name=name,
             deaths_are_told=deaths_are_told,
         )
-        self.replicas = ReplicaPlacement(self, carrier)
+        self.replicas = ReplicaTransfers(self, carrier)
         self.averages = GroupAverages(
             self.shelf,
             plan,
@@ -229,7 +229,7 @@ class Cluster:
             host_of=lambda worker: self.others.host_of(worker),
         )
         self.shares = Shares(self.store, self.remote_shards)
-        copies = Copies(self.shelf, plan, self.store, self.steps, report, self.replicas.bring)
+        copies = MeanRecorder(self.shelf, plan, self.store, self.steps, report, self.replicas.bring)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
             self.shelf, plan, self.store, self.commits, self.steps, self.shares, report, self.replicas.bring

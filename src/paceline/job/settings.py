@@ -81,7 +81,7 @@ class Settings:
     hosts: int = 1
     """How many hosts there are. The scenario deals workers to them once all have come. See `coordinator.rendezvous`."""
     host_timeout: float = 15.0
-    """Seconds after which a silent host is lost. See `core.hosts`."""
+    """Seconds after which a silent host is lost. See `core.host_liveness`."""
     shards_on: str | None = None
     """The hosts with shards of the store, as the flag says; None: the usual ones. See `core.placement`."""
     resumed: Snapshot | None = None

@@ -22,7 +22,8 @@ has received. Both then resend the rest (see `net.numbered`). So a message is de
 if the incarnation lives long enough. A newer connection of an incarnation replaces the older one.
 
 The host sends a beat every fifth of its timeout. The head answers each beat, so the host knows that it was heard.
-`core.hosts` judges which hosts are lost, not these ends. A host whose connection is silent for three beats dials again.
+`core.host_liveness` judges which hosts are lost, not these ends. A host whose connection is silent for three beats
+dials again.
 
 An unreadable frame closes the connection, with one line in `Close`. A message that is none of `kinds` ends the
 incarnation, as it would be resent over every connection. An end keeps at most `MOST_MESSAGES` messages and `MOST_KEPT`

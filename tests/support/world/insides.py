@@ -18,7 +18,7 @@ from paceline.host.branch import BEGINNING
 from paceline.host.machine import Machine
 from paceline.host.orders.commit_queue import NEWEST
 from paceline.host.orders.steps import BEGUN_AS
-from paceline.host.replicas.placement import _carries
+from paceline.host.replicas.transfers import _carries
 from paceline.host.shards.migration import MOVING
 from paceline.host.shards.range_maker import kept as _kept
 from paceline.ipc import memory

@@ -19,7 +19,7 @@ from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Then
 
 if TYPE_CHECKING:
-    from paceline.host.replicas.placement import ReplicaPlacement
+    from paceline.host.replicas.transfers import ReplicaTransfers
 
 
 def mean_of(group: int) -> Owner:
@@ -62,7 +62,7 @@ class GroupAverages:
         plan: MemoryPlan,
         gather: Callable[[int, tuple[int, ...], Then], float],
         seats: Mapping[int, WorkerState],
-        replicas: ReplicaPlacement,
+        replicas: ReplicaTransfers,
         report: Report,
         now: Callable[[], float],
         host_of: Callable[[int], str],

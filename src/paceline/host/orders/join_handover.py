@@ -24,7 +24,7 @@ from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 
 if TYPE_CHECKING:
-    from paceline.host.replicas.placement import ReplicaPlacement
+    from paceline.host.replicas.transfers import ReplicaTransfers
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class JoinHandover:
         seats: Mapping[int, WorkerState],
         report: Report,
         send: Callable[..., None],
-        replicas: ReplicaPlacement,
+        replicas: ReplicaTransfers,
     ) -> None:
         """`send(worker, message, descriptors)` tells a worker."""
         self._shelf = shelf

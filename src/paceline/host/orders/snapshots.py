@@ -13,7 +13,7 @@ from paceline.host.events import Report, SnapshotFileFailed, SnapshotFileWritten
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.steps import ReplicaSteps
-from paceline.host.replicas.copies import Brings
+from paceline.host.replicas.mean_recorder import Brings
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf

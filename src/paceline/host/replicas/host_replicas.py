@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.transfer.manager import TransferManager
 
 
-class ReplicasHere(Placed[Replica]):
+class HostReplicas(Placed[Replica]):
     """Has places for what the head places here, averages, and exchanges replicas with other hosts."""
 
     def __init__(

@@ -16,7 +16,7 @@ Brings = Callable[[Mapping[int, Replica], Callable[[], None], Callable[[int], No
 """Brings all of these replicas here, by worker, and calls back; or else with a worker whose replica can't come."""
 
 
-class Copies:
+class MeanRecorder:
     """Has means of replicas recorded. On one host no byte is copied: a replica that is kept is not stepped in place."""
 
     def __init__(

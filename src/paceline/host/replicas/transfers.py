@@ -2,7 +2,7 @@
 
 The head has one shelf for the replicas of all hosts. So it decides what lies where as on one host: what is stepped in
 place, what is the mean of a group, what is kept for a joiner. Other hosts have the bytes of what their workers need.
-See `host.replicas.here`.
+See `host.replicas.host_replicas`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.host import messages as host_messages
 from paceline.host.item_table import Placed
 from paceline.host.orders.averaging import Group
 from paceline.host.place_translation import places_of
-from paceline.host.replicas.here import whole
+from paceline.host.replicas.host_replicas import whole
 from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
@@ -40,7 +40,7 @@ class _Carried:
     lost: Callable[[str], None]
 
 
-class ReplicaPlacement(Placed[Replica]):
+class ReplicaTransfers(Placed[Replica]):
     """Has the hosts of a group's members make its average, and moves replicas between hosts."""
 
     def __init__(
