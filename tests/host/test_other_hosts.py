@@ -240,6 +240,13 @@ def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at
     assert several.told == [host_messages.EndWorker(2, "why")]
 
 
+def test_a_worker_of_the_head_s_host_that_lacks_a_lost_host_s_range_ends_with_the_run() -> None:
+    """Each version lacks that range from now on, so the store is lost, and the run fails of that."""
+    several = Several()
+    several.hosts.never_comes(0, "Version(version=3) can't come: host node-1 is lost")
+    assert several.told == []
+
+
 def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> None:
     """However often it is sent: a connection may break after its last byte was written."""
     several = Several()

@@ -399,8 +399,12 @@ class OtherHosts:
         return host_messages.GoesOn(epoch, self.attachments.attach(buffers, host), kept)
 
     def never_comes(self, worker: int, why: str) -> None:
-        """The worker can't go on, unless it takes no part any more."""
-        if not (one := self._workers[worker]).left and not one.gone:
+        """The worker can't go on, unless it takes no part any more.
+
+        A worker of the head's host can only lack the range of a host that is lost, and the run fails of that anyway.
+        """
+        one = self._workers.get(worker)
+        if one is not None and not one.left and not one.gone:
             self.tell_worker(worker, host_messages.EndWorker(worker, why))
 
     def made(self, version: int) -> None:
