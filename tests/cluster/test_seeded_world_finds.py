@@ -37,7 +37,7 @@ from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
-from paceline.host.version_items import FetchedVersions, StoredVersions
+from paceline.host.version_items import FetchedVersions, HeadVersions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.memory import Span
@@ -106,7 +106,7 @@ def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
 
 
 def what_training_begins_with_stays_lent_to_a_lost_host(patch: Patch) -> None:
-    patch.setattr(StoredVersions, "begun", lambda self, host: None)
+    patch.setattr(HeadVersions, "begun", lambda self, host: None)
 
 
 def an_update_stays_after_its_worker(patch: Patch) -> None:
@@ -141,7 +141,7 @@ def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
 
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
-    _what_is_laid_is_here(patch, StoredVersions)
+    _what_is_laid_is_here(patch, HeadVersions)
     carry_out, begin, hosts = CommitQueue.carry_out, OtherHosts.__init__, list[OtherHosts]()
 
     def begun(self: OtherHosts, *of: Any) -> None:
@@ -157,20 +157,20 @@ def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     patch.setattr(CommitQueue, "carry_out", early)
 
 
-def _what_is_laid_is_here(patch: Patch, kind: type[StoredVersions | FetchedVersions]) -> None:
+def _what_is_laid_is_here(patch: Patch, kind: type[HeadVersions | FetchedVersions]) -> None:
     look: Any = kind.look
     patch.setattr(kind, "look", lambda self, item, *of: "here" if self._shelf.has(item) else look(self, item, *of))
 
 
 def an_older_version_is_served(patch: Patch) -> None:
-    view = StoredVersions.view
+    view = HeadVersions.view
 
-    def older(self: StoredVersions, item: Any) -> Span:
+    def older(self: HeadVersions, item: Any) -> Span:
         if isinstance(item, Version) and self._shelf.has(before := Version(item.version - 1)):
             return view(self, before)
         return view(self, item)
 
-    patch.setattr(StoredVersions, "view", older)
+    patch.setattr(HeadVersions, "view", older)
 
 
 def half_a_version_counts_as_here(patch: Patch) -> None:

@@ -27,7 +27,7 @@ from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken,
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.transfers import ReplicaTransfers
-from paceline.host.version_items import StoredVersions
+from paceline.host.version_items import HeadVersions
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 from support.reports import Reports
@@ -486,7 +486,7 @@ def test_a_version_lacks_the_range_of_a_host_that_is_lost() -> None:
     several = Several()
     several.head.shards = HALVES
     memory: Any = SimpleNamespace(offer=structs.replace(OFFER, cuts=[0, *(one.end for one in HALVES)]))
-    versions = StoredVersions(Mock(), memory, Mock(), Mock(), lambda: several.hosts.elsewhere, Mock())
+    versions = HeadVersions(Mock(), memory, Mock(), Mock(), lambda: several.hosts.elsewhere, Mock())
     several.hosts.lost("node-1", "silent for 15.0 s")
     assert versions.ranges(Version(3)) == HALVES[1:]
 

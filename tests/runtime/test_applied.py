@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.coordinator.data import Data
+from paceline.coordinator.data import TrainingData
 from paceline.coordinator.member import Member
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
@@ -23,7 +23,7 @@ class Books:
         self.undone: list[tuple[int, int]] = []
         members: Any = self.members
         journal: Any = SimpleNamespace(undone=lambda worker, step: self.undone.append((worker, step)))
-        self.applied = Data(members, journal, RunPolicy(undone=frozenset(leaves_undone)), owned=True)
+        self.applied = TrainingData(members, journal, RunPolicy(undone=frozenset(leaves_undone)), owned=True)
         self.leases = self.applied.leases = Leases("queue", [0, 1, 2])
         self.leases.open(0, [4, 4, 4], "digest")
         for worker in range(3):

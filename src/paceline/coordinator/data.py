@@ -16,7 +16,7 @@ from paceline.ipc import messages
 from paceline.records.journal import Journal
 
 
-class Data:
+class TrainingData:
     """Answers the workers' loaders from the book of leases, and writes down what comes of each batch.
 
     Steps are counted as they are ordered. Their batches are settled once no death can take them away.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.coordinator.clock import RunClock
-from paceline.coordinator.data import Data
+from paceline.coordinator.data import TrainingData
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.step_timing import StepTiming
@@ -22,7 +22,7 @@ class Departures:
         self,
         members: Members,
         cluster: Cluster,
-        data: Data,
+        data: TrainingData,
         timing: StepTiming,
         policy: RunPolicy,
         clock: RunClock,

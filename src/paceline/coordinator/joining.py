@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from paceline.coordinator.clock import RunClock
-from paceline.coordinator.data import Data
+from paceline.coordinator.data import TrainingData
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.versions import RecordedVersions
@@ -167,7 +167,7 @@ class Joining:
         settings: Settings,
         members: Members,
         cluster: Cluster,
-        data: Data,
+        data: TrainingData,
         versions: RecordedVersions,
         ledger: Ledger,
         policy: RunPolicy,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.coordinator.adoption import Adopting
 from paceline.coordinator.agreeing import Agreeing
 from paceline.coordinator.clock import RunClock
-from paceline.coordinator.data import Data
+from paceline.coordinator.data import TrainingData
 from paceline.coordinator.departures import Departures
 from paceline.coordinator.display import Display
 from paceline.coordinator.edits import Edits
@@ -78,7 +78,7 @@ class RunState:
         self.members = Members(self.cluster, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
         spec = settings.choice.spec
-        self.data = Data(self.members, journal, policy, owned=spec.holder == "replica")
+        self.data = TrainingData(self.members, journal, policy, owned=spec.holder == "replica")
         self.edits = Edits(settings.folder, self.cluster, self.members, policy)
         self.versions: StoredVersions | Means
         if spec.versions == "means":

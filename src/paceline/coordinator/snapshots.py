@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.coordinator.data import Data
+from paceline.coordinator.data import TrainingData
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.versions import RecordedVersions
@@ -61,7 +61,7 @@ class Snapshots:
         settings: Settings,
         cluster: Cluster,
         members: Members,
-        data: Data,
+        data: TrainingData,
         versions: RecordedVersions,
         plateaus: Plateaus,
         ledger: Ledger,

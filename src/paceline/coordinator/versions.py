@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.coordinator.clock import RunClock
-from paceline.coordinator.data import Data
+from paceline.coordinator.data import TrainingData
 from paceline.coordinator.edits import Edits
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.cluster import Cluster
@@ -36,7 +36,9 @@ class RecordedVersions:
     _of_replicas = False
     """Whether a worker that joins counts once it has a replica."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, data: Data, edits: Edits, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal
+    ) -> None:
         self.prescribed: deque[tuple[int, int]] | None = None
         """Of each mean of replicas, of how many samples it is due, and of how many replicas at most, if that is settled
         beforehand: else when one is due depends on how fast the one before it was written. With a death samples get
@@ -142,7 +144,9 @@ class RecordedVersions:
 class StoredVersions(RecordedVersions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, data: Data, edits: Edits, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal
+    ) -> None:
         super().__init__(settings, cluster, data, edits, journal)
         self._workers = range(settings.workers)
         self._there: dict[int, tuple[Sequence[int], messages.store.WorkersTold]] = {}
@@ -201,7 +205,7 @@ class Means(RecordedVersions):
     _of_replicas = True
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, data: Data, edits: Edits, journal: Journal, clock: RunClock
+        self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal, clock: RunClock
     ) -> None:
         super().__init__(settings, cluster, data, edits, journal)
         self._clock = clock

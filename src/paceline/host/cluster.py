@@ -62,7 +62,7 @@ from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_items import StoredVersions
+from paceline.host.version_items import HeadVersions
 from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
@@ -220,7 +220,7 @@ class Cluster:
             brings=self.brings,
             rests=lambda: self.others.moves.rests(),
         )
-        self.versions = StoredVersions(
+        self.versions = HeadVersions(
             self.shelf,
             self.memory,
             self.commits,

@@ -41,7 +41,7 @@ class VersionItems(Placed[Version | Beginning]):
         self._whole.discard(item)
 
 
-class StoredVersions(VersionItems):
+class HeadVersions(VersionItems):
     """Versions where the store is. Ranges that other hosts make come to the place where this host makes its own."""
 
     def __init__(
