@@ -107,21 +107,21 @@ def test_after_a_reconnect_only_the_rest_is_asked_for() -> None:
 
 
 ENDS = {
-    "the owner says so": (lambda found: found.refused(B, 1, "it was dropped"), "it was dropped"),
-    "the owner has ended": (lambda found: found.ended(B, "silent for 16.0 s"), "silent for 16.0 s"),
-    "the owner came again": (lambda found: found.connected(B2), "its host has come again"),
-    "the segment has ended": (lambda found: found.segment_began(2), "segment 1 has ended"),
+    "the owner says so": (lambda found: found.refused(B, 1, "it was dropped"), "it was dropped", "b"),
+    "the owner has ended": (lambda found: found.ended(B, "silent for 16.0 s"), "silent for 16.0 s", None),
+    "the owner came again": (lambda found: found.connected(B2), "its host has come again", None),
+    "the segment has ended": (lambda found: found.segment_began(2), "segment 1 has ended", None),
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_what_cannot_come_any_more_is_lost(end: str) -> None:
-    happen, why = ENDS[end]
+    happen, why, refused_by = ENDS[end]
     found = fetches()
     found.want(1, ONE, of(B))
     found.want(2, Named(2, Version(1)), of(C))
     orders: list[Any] = happen(found)
-    assert [one for one in orders if not isinstance(one, CancelRequest)] == [Lost(1, why)]
+    assert [one for one in orders if not isinstance(one, CancelRequest)] == [Lost(1, why, refused_by)]
     assert found.drop(1) == [], "it is not wanted any more"
     assert [number for number, _ in found.pending()] == [2]
     if end != "the owner says so":

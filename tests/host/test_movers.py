@@ -280,10 +280,9 @@ def test_the_end_of_a_host_loses_what_is_under_way_and_leaves_its_place_alone(sl
     place = slow.b.view(Version(1)).memory
     slow.until(lambda: any(place[:1000]))
     slow.b.carrier.ended("a", "silent for 15.0 s")
-    assert not slow.b.connected
-    slow.until(lambda: slow.b.lost)
     assert slow.b.lost == ["silent for 15.0 s"]
-    assert not slow.b.coming
+    assert not slow.b.connected
+    slow.until(lambda: not slow.b.coming)
     place[:] = bytes(LARGE)
     slow.until(lambda: not slow.a.connected)
     assert not any(place)

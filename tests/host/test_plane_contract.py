@@ -64,11 +64,8 @@ class Side:
     def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
         self.told.append(("brought", number, peer, size, whole))
 
-    def refused(self, number: int, host: str) -> None:
-        self.told.append(("refused", number, host))
-
-    def lost(self, number: int, why: str) -> None:
-        self.told.append(("lost", number, why))
+    def lost(self, number: int, why: str, refused_by: str | None) -> None:
+        self.told.append(("lost", number, why, refused_by))
 
     def settled(self, number: int) -> None:
         self.told.append(("settled", number))
@@ -169,7 +166,7 @@ def test_a_drop_is_settled_though_the_want_has_ended_meanwhile(two: Two) -> None
     two.until(lambda: two.b.heard("lost"))
     two.b.plane.drop(5)
     two.until(lambda: two.b.heard("settled"))
-    assert two.b.told == [("refused", 5, "a"), ("lost", 5, "it was dropped"), ("settled", 5)]
+    assert two.b.told == [("lost", 5, "it was dropped", "a"), ("settled", 5)]
     assert not two.a.heard("released"), "who refuses knows it"
 
 
@@ -181,8 +178,8 @@ def test_the_end_of_a_host_loses_what_is_wanted_of_it_now_and_later(two: Two) ->
     two.until(lambda: len(two.b.told) == 3)
     assert sorted(two.b.told) == [
         ("disconnected", two.b.peer),
-        ("lost", 5, "silent for 15.0 s"),
-        ("lost", 6, "incarnation 1 of host a has ended"),
+        ("lost", 5, "silent for 15.0 s", None),
+        ("lost", 6, "incarnation 1 of host a has ended", None),
     ]
     two.until(lambda: two.a.heard("released"))
 
@@ -196,7 +193,7 @@ def test_a_segment_ends_what_is_wanted_of_the_last_one_and_hears_of_what_was_ask
     two.until(lambda: two.a.heard("released"))
     two.b.want(7, Version(3), place=1)
     two.until(lambda: len(two.b.told) == 2)
-    assert two.b.told == [("lost", 5, "segment 0 has ended"), ("lost", 7, "segment 0 has ended")]
+    assert two.b.told == [("lost", number, "segment 0 has ended", None) for number in (5, 7)]
     assert [item for _, item, *_ in two.a.heard("asked")] == [ITEM]
     two.a.plane.begin(1)
     assert two.is_asked(OTHER) != number

@@ -51,11 +51,11 @@ class PlaneEvents(Protocol):
     def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
         """All that this host has of the item is here: so many bytes. `whole`: the item has arrived."""
 
-    def refused(self, number: int, host: str) -> None:
-        """That host will never have the item. `lost` follows."""
+    def lost(self, number: int, why: str, refused_by: str | None) -> None:
+        """The item will not come, and no byte of it comes any more.
 
-    def lost(self, number: int, why: str) -> None:
-        """The item will not come, and no byte of it comes any more."""
+        `refused_by`: the host that will never have it, if that is why.
+        """
 
     def settled(self, number: int) -> None:
         """The want was dropped, and no byte of its item comes any more."""
@@ -185,8 +185,6 @@ class DataPlane:
 
     def refused(self, peer: Peer, request: int, why: str) -> None:
         """See `BulkNews`."""
-        if (missing := self._fetches.missing(peer, request)) is not None:
-            self._events.refused(missing.number, peer.host)
         self._obey(self._fetches.refused(peer, request, why))
 
     def memory(self, peer: Peer, request: int) -> Span | None:
@@ -226,9 +224,9 @@ class DataPlane:
                 if whole:
                     self._forget(number)
                 self._events.brought(number, peer, size, whole)
-            case Lost(number, why):
+            case Lost(number, why, refused_by):
                 self._forget(number)
-                self._events.lost(number, why)
+                self._events.lost(number, why, refused_by)
             case Announce(number, named, begin, end):
                 self._events.asked(number, named.item, begin, end)
             case LetGo(number):

@@ -97,6 +97,8 @@ class Lost:
 
     number: int
     why: str
+    refused_by: str | None = None
+    """The host that will never have it, if that is why."""
 
 
 Order = Ask | CancelRequest | Brought | Lost
@@ -225,7 +227,7 @@ class FetchTable:
             return []
         del self._requests[request]
         found[1].request = None
-        return self._lose(found[0], why)
+        return self._lose(found[0], why, peer.host)
 
     def ended(self, peer: Peer, why: str) -> list[Order]:
         """This incarnation has ended, and all before it."""
@@ -284,8 +286,8 @@ class FetchTable:
                 orders += self._lose(record, reason)
         return orders
 
-    def _lose(self, record: _Record, why: str) -> list[Order]:
-        return [*self._drop(record), Lost(record.number, why)]
+    def _lose(self, record: _Record, why: str, refused_by: str | None = None) -> list[Order]:
+        return [*self._drop(record), Lost(record.number, why, refused_by)]
 
     def _drop(self, record: _Record) -> list[Order]:
         """Forget the record, and what was asked for it."""

@@ -186,18 +186,12 @@ class ItemBrought(Message):
     whole: bool
 
 
-class ItemRefused(Message):
-    """That host will never have the item. `ItemLost` follows."""
-
-    number: int
-    host: str
-
-
 class ItemLost(Message):
-    """The item will not come."""
+    """The item will not come. See `PlaneEvents`."""
 
     number: int
     why: str
+    refused_by: str | None
 
 
 class Settled(Message):
@@ -236,18 +230,7 @@ class Pong(Message):
 
 
 FromProcess = (
-    Connected
-    | Disconnected
-    | Came
-    | ItemBrought
-    | ItemRefused
-    | ItemLost
-    | Settled
-    | Asked
-    | Released
-    | Said
-    | Forgotten
-    | Pong
+    Connected | Disconnected | Came | ItemBrought | ItemLost | Settled | Asked | Released | Said | Forgotten | Pong
 )
 
 
@@ -293,14 +276,10 @@ class _ToHost:
             self._say(Came(number, begin, end))
         self._say(ItemBrought(number, *peer, size, whole))
 
-    def refused(self, number: int, host: str) -> None:
-        """See `PlaneEvents`."""
-        self._say(ItemRefused(number, host))
-
-    def lost(self, number: int, why: str) -> None:
+    def lost(self, number: int, why: str, refused_by: str | None) -> None:
         """See `PlaneEvents`."""
         self._take_untold(number)
-        self._say(ItemLost(number, why))
+        self._say(ItemLost(number, why, refused_by))
 
     def settled(self, number: int) -> None:
         """See `PlaneEvents`."""

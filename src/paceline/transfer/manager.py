@@ -151,9 +151,16 @@ class TransferManager:
         return Peer(host, self._incarnations[host]) in self._connected and host not in self._refused.values()
 
     def ended(self, host: str, why: str) -> None:
-        """The host takes no part any more. Whoever waits for an item of it is told why."""
+        """The host takes no part any more. Whoever waits for an item of it is told why.
+
+        That doesn't wait for the plane: the item may be wanted of another host at once.
+        """
+        incarnation = self._incarnations[host]
         self._refused = {owner: one for owner, one in self._refused.items() if one != host}
-        self._plane.end(Peer(host, self._incarnations[host]), why)
+        self._plane.end(Peer(host, incarnation), why)
+        for want in list(self._wanted.values()):
+            if any(one.host == host and one.incarnation <= incarnation for one in want.ranges):
+                self._do(partial(self._lose, want, why, settled=False))
 
     def begins(self, segment: int, items: Items) -> None:
         """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
@@ -289,17 +296,9 @@ class TransferManager:
         """See `PlaneEvents`."""
         self._do(partial(self._brought, number, peer.host, size, whole))
 
-    def refused(self, number: int, host: str) -> None:
+    def lost(self, number: int, why: str, refused_by: str | None) -> None:
         """See `PlaneEvents`."""
-        waiting = {} if (want := self._wants.get(number)) is None else want.waiting
-        wait_on = [owner for owner, one in waiting.items() if one.told is not None and one.told.lost is None]
-        if wait_on:
-            self._refused |= dict.fromkeys(wait_on, host)
-            self.reached(host, False)
-
-    def lost(self, number: int, why: str) -> None:
-        """See `PlaneEvents`."""
-        self._do(partial(self._lose, number, why))
+        self._do(partial(self._lost, number, why, refused_by))
 
     def settled(self, number: int) -> None:
         """See `PlaneEvents`."""
@@ -352,13 +351,28 @@ class TransferManager:
                 one.told.arrived()
                 self._let_go(owner, one)
 
-    def _lose(self, number: int, why: str) -> None:
-        """Tell all that wait for it, unless all have left meanwhile."""
+    def _lost(self, number: int, why: str, refused_by: str | None) -> None:
         if (want := self._wants.get(number)) is None or not want.wanted:
             return
+        wait_on = [owner for owner, one in want.waiting.items() if one.told is not None and one.told.lost is None]
+        if refused_by is not None and wait_on:
+            self._refused |= dict.fromkeys(wait_on, refused_by)
+            self.reached(refused_by, False)
+        self._lose(want, why, settled=True)
+
+    def _lose(self, want: _Want, why: str, *, settled: bool) -> None:
+        """Tell all that wait for it, unless all have left meanwhile, or it is here.
+
+        `settled`: no byte of it comes any more. If not, the plane is to say when.
+        """
+        if want.here or not want.wanted:
+            return
         self._want_no_more(want)
+        if not settled:
+            self._plane.drop(want.number)
         self._items.free(want.named.item, False)
-        self._settle(number)
+        if settled:
+            self._settle(want.number)
         for owner, one in list(want.waiting.items()):
             if self._waiting.get(owner) is one:
                 del self._waiting[owner]

@@ -359,10 +359,8 @@ class _PlaneInProcess:
                 self._events.came(number, begin, end)
             case told.ItemBrought(number=number, host=host, incarnation=incarnation, size=size, whole=whole):
                 self._events.brought(number, Peer(host, incarnation), size, whole)
-            case told.ItemRefused(number=number, host=host):
-                self._events.refused(number, host)
-            case told.ItemLost(number=number, why=why):
-                self._events.lost(number, why)
+            case told.ItemLost(number=number, why=why, refused_by=refused_by):
+                self._events.lost(number, why, refused_by)
             case told.Settled(number=number):
                 self._events.settled(number)
             case told.Asked(number=number, item=item, begin=begin, end=end):
