@@ -11,6 +11,7 @@ from doctests import fenced
 from from_code import MARKS, decisions, on_page_markdown, reference, tables
 from links_outside import rewritten
 from no_network import fetched
+from sizes import modules, twice
 
 from paceline.cli.main import parser
 from paceline.records.ledger import TABLES
@@ -119,3 +120,8 @@ def test_every_mark_is_in_a_page() -> None:
     pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     assert [mark for mark in MARKS if mark not in pages] == []
     assert all(mark not in on_page_markdown(pages) for mark in MARKS)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """A reader who looks for one finds it."""
+    assert twice(modules()) == []
