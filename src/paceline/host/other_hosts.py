@@ -309,7 +309,7 @@ class OtherHosts:
         self._others[name] = other
         other.tell(host_messages.BeginScripts())
 
-    # --- inside -------------------------------------------------------------------------------------
+    # --- what is known of them ----------------------------------------------------------------------
 
     @property
     def _carries(self) -> TransferManager:
@@ -318,6 +318,7 @@ class OtherHosts:
 
     @property
     def directory(self) -> HostDirectory:
+        """Who knows where these hosts are."""
         assert self._directory is not None
         return self._directory
 
@@ -408,6 +409,7 @@ class OtherHosts:
             self.tell_worker(worker, host_messages.EndWorker(worker, why))
 
     def made(self, version: int) -> None:
+        """That version is made: tell the hosts that make ranges, and those that wait for it."""
         self.made_at[version] = self._now()
         if len(self.made_at) > KEPT * max(1, len(self._workers)):
             del self.made_at[next(iter(self.made_at))]
@@ -419,6 +421,7 @@ class OtherHosts:
                 other.made(version)
 
     def adopted(self, worker: int, state: int | None) -> None:
+        """The first version is what that worker has written. `state`: the optimizer's, in a file, if it has changed."""
         for other in self._others.values():
             with_it = None
             if state is not None and other.name in self.makers:
