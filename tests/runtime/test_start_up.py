@@ -181,7 +181,7 @@ def test_the_program_ends_with_what_main_returns_once_all_is_written(code: int) 
 import sys
 import paceline.cli.main as program
 
-def main(say):
+def main(report):
     sys.stdout.write("x" * 100)  # less than a pipe's buffer
     sys.stderr.write("y")
     return {code}
