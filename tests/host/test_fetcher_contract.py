@@ -218,7 +218,7 @@ class Encrypted(Elsewhere):
         self.door.close()
         self.port.close()
         self.carrier.close()
-        self.mover.close()
+        self.mover.close(lambda: None)
         self.other.close()
         self.loop.close()
         assert not self.lines

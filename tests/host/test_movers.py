@@ -150,9 +150,8 @@ class Two:
         self.door.close()
         for side in (self.a, self.b):
             side.carrier.close()
-            side.mover.close()
+            side.mover.close(side.region.free)
             assert not side.held
-            side.region.free()
         self.loop.close()
 
 
@@ -402,8 +401,7 @@ def test_the_process_serves_the_next_incarnation_of_its_host_and_forgets_the_one
     assert mapped() > at_first
     before = plain.b
     before.carrier.close()
-    before.mover.close()
-    before.region.free()
+    before.mover.close(before.region.free)
     plain.until(lambda: mapped() == at_first)
     plain.b = Side("a", before.mover, plain.loop)
     plain.until(lambda: not plain.a.connected)
@@ -411,6 +409,24 @@ def test_the_process_serves_the_next_incarnation_of_its_host_and_forgets_the_one
     plain.b.fetch(Version(1), 1000)
     plain.until(lambda: plain.b.done)
     assert plain.b.bytes_of(Version(1)) == contents(1000)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_memory_of_a_host_that_is_over_is_free_once_its_process_reads_it_no_more(plain: Two, dies: bool) -> None:
+    """Its bytes may still go out meanwhile, and would be zeros."""
+    plain.connect()
+    freed: list[str] = []
+    process, mover = plain.processes["a"], plain.a.mover
+    plain.a.carrier.close()
+    os.kill(process, signal.SIGSTOP)
+    mover.close(lambda: freed.append("first"))
+    plain.loop.wait(0.05)
+    assert not freed
+    os.kill(process, signal.SIGKILL if dies else signal.SIGCONT)
+    plain.until(lambda: freed)
+    mover.close(lambda: freed.append("second"))
+    plain.until(lambda: len(freed) == 2)
+    assert freed == ["first", "second"]
 
 
 def test_the_process_has_a_name_and_ends_with_its_host() -> None:

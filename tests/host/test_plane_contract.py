@@ -106,8 +106,7 @@ class Two:
         self.door.close()
         for side in (self.a, self.b):
             side.plane.close()
-            side.mover.close()
-            side.memory.free()
+            side.mover.close(side.memory.free)
         self.loop.close()
 
 

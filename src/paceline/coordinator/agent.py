@@ -296,7 +296,7 @@ class _Agent:
             self._stand_in.await_all()
 
     def close(self) -> None:
-        """Leave no socket, and free the memory of items."""
+        """Leave no socket, and free the memory of items, once nothing reads it."""
         self._alarm.turn_off()
         self._link.close()
         if self._listener is not None:
@@ -305,8 +305,8 @@ class _Agent:
             self._door.close()
         if self.takes_part:
             self._carrier.close()
-            self._mover.close()
             self._branch.close()
+            self._mover.close(self._branch.memory.free)
 
     # --- the link -----------------------------------------------------------------------------------
 

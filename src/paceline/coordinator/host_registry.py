@@ -300,7 +300,7 @@ class HostRegistry:
         self._link.close()
         if self._begun:
             self.carrier.close()
-        self._mover.close()
+        self._mover.close(lambda: None)  # the head's memory stays until its process ends
 
     # --- the link -----------------------------------------------------------------------------------
 

@@ -477,9 +477,8 @@ class Branch:
         self._store.wake()
 
     def close(self) -> None:
-        """All workers have been told to end: the memory of all items here is free."""
+        """All workers have been told to end."""
         self._store.close()
-        self.memory.free()
 
     def _of_range(self, event: host_messages.OfShard) -> None:
         if isinstance(event, host_messages.RangeMade) and len(self.versions.shards) == 1:

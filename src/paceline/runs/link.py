@@ -288,7 +288,7 @@ class _LinkEnd:
         if not self.spoken:
             self._loop.unwatch(self._end)
         self._carrier.close()
-        self.mover.close()
+        self.mover.close(self._memory.free)
 
     def speed(self) -> float:
         """Fetch more and more from the other machine, and return the bytes a second of the last fetch.

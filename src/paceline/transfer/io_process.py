@@ -139,7 +139,7 @@ class Refuse(Message):
 
 
 class Forget(Message):
-    """This incarnation of the host is over, and its memory is free. Answer with `Forgotten`."""
+    """This incarnation of the host is over. Leave its memory alone, and answer with `Forgotten`."""
 
 
 class Ping(Message):
@@ -222,7 +222,7 @@ class Said(Message):
 
 
 class Forgotten(Message):
-    """What is said from here on is about the next incarnation of the host."""
+    """The memory of that incarnation is free. What is said from here on is about the next one."""
 
 
 class Pong(Message):

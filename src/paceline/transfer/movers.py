@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,8 +68,11 @@ class Mover(Protocol):
     def cpu_seconds(self) -> float | None:
         """Return the time of processors that moving took. None: nobody knows, as the loop does other things, too."""
 
-    def close(self) -> None:
-        """This incarnation of the host is over. Its plane is closed."""
+    def close(self, free: Callable[[], object]) -> None:
+        """This incarnation of the host is over. Its plane is closed.
+
+        `free` is called once nothing reads its memory any more, which other hosts may still get bytes of.
+        """
 
 
 class InLoop:
@@ -110,13 +114,14 @@ class InLoop:
     def cpu_seconds(self) -> None:
         """See `Mover`."""
 
-    def close(self) -> None:
+    def close(self, free: Callable[[], object]) -> None:
         """See `Mover`."""
         if self._port is not None:
             self._port.close()
         for dialler in self._diallers:
             dialler.close()
         self._diallers.clear()
+        free()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +172,9 @@ class InProcess:
         self._channel = Channel(forked.end, told.FromProcess, "the process that moves data")
         self._outbox = SendQueue(self._channel, loop, self._kill)
         self._plane: _PlaneInProcess | None = None
-        self._forgets = 0
-        """Incarnations of this host that are over, and of which the process may still say something."""
+        self._forgets: deque[Callable[[], object]] = deque()
+        """For each incarnation of this host that is over, and that the process may still do something for: what to call
+        once it does not."""
         self._files: set[int] = set()
         """Descriptors of files that the process knows."""
         loop.watch(self._channel, self._heard)
@@ -212,12 +218,14 @@ class InProcess:
         """See `Mover`."""
         return None if self._has_ended else cpu_seconds(self._process)
 
-    def close(self) -> None:
+    def close(self, free: Callable[[], object]) -> None:
         """See `Mover`."""
         self.say(told.Forget())
-        self._forgets += 1
+        self._forgets.append(free)
         self._plane = None
         self._files.clear()
+        if self._has_ended:
+            self._forgotten()
 
     # --- for its plane ------------------------------------------------------------------------------
 
@@ -255,7 +263,7 @@ class InProcess:
             case told.Pong():
                 self._unanswered = 0
             case told.Forgotten():
-                self._forgets -= 1
+                self._forgotten()
             case _:
                 if self._plane is not None and not self._forgets:
                     self._plane.hear(message)
@@ -290,7 +298,13 @@ class InProcess:
     def _ended(self) -> None:
         self._unwatch()
         self._has_ended = True
+        while self._forgets:
+            self._forgotten()
         self._at_end(self._why)
+
+    def _forgotten(self) -> None:
+        free = self._forgets.popleft()
+        free()
 
     def _unwatch(self) -> None:
         if self._loop.watches(self._channel):
