@@ -308,3 +308,13 @@ def test_a_host_serves_its_part_of_a_group_that_it_has_not_heard_of_once_it_has(
         shares[0]()
     assert a.averaging.look(Partial(7, "a"), 0, 100) == "here"
     assert a.averaging.look(Mean(7), 0, 100) == "coming"
+
+
+@pytest.mark.parametrize("hosts", [{"a": (0, 1), "b": (2,)}, {"a": (0, 1, 2)}])
+def test_a_host_has_no_part_of_a_group_but_its_own(hosts: dict[str, tuple[int, ...]]) -> None:
+    """Another host that asks for one is refused. It may say what it likes."""
+    company = Company(hosts, False, 0)
+    a = company.net.hosts["a"]
+    company.begin(a)
+    for host in [*"bx", *(() if len(hosts) > 1 else "a")]:
+        assert a.averaging.look(Partial(7, host), 0, 100) == "gone"

@@ -266,7 +266,11 @@ class Averaging(Placed[Partial | Mean]):
         work = self._works.get(item.group)
         if work is None or work.dropped:
             return "coming"
-        has = work.summed[self._name] if isinstance(item, Partial) else work.has
+        has: ByteRanges | None = work.has
+        if isinstance(item, Partial):
+            has = work.summed.get(self._name) if item.host == self._name else None
+        if has is None:
+            return "gone"
         return "here" if has.has(begin, end) else "coming"
 
     # --- inside -------------------------------------------------------------------------------------
