@@ -15,23 +15,28 @@ MESSAGE = re.compile(r"\bmessages\.(worker|store|zygote)\.([A-Z]\w+)")
 
 
 def names(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) that code in a string of that file imports or mentions."""
+    """(module, name) that code in a string of that file imports or mentions. A name may be one of a class's."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for module, imported in IMPORT.findall(node.value):
-                yield from ((module, name.split(" as ")[0].strip()) for name in imported.split(","))
+                for name in (name.split(" as ")[0].strip() for name in imported.split(",")):
+                    yield module, name
+                    used = re.findall(rf"(?<![\w.]){name}\.([A-Za-z_]\w*)", node.value)
+                    yield from ((module, f"{name}.{attribute}") for attribute in used)
             for side, name in MESSAGE.findall(node.value):
                 yield f"paceline.ipc.messages.{side}", name
     yield from PATCHED.findall(text)
 
 
 def is_there(module: str, name: str) -> bool:
+    first, _, attribute = name.partition(".")
     try:
         found = import_module(module)
-        return hasattr(found, name) or bool(import_module(f"{module}.{name}"))
+        found = getattr(found, first) if hasattr(found, first) else import_module(f"{module}.{first}")
     except ImportError:
         return False
+    return not attribute or hasattr(found, attribute) or attribute in getattr(found, "__annotations__", {})
 
 
 def test_what_code_in_strings_imports_is_there() -> None:

@@ -298,12 +298,16 @@ def test_what_workers_say_may_be_too_long_for_a_message_between_hosts(launch: La
 
 
 HAS_NO_MEMORY = """
-from paceline.host import branch
+from paceline.host import host_memory
+from paceline.host.branch import Branch
 class Region:
     @staticmethod
     def create(size):
         raise OSError(12, "Cannot allocate memory")
-branch.Region = Region
+def begin(self, *given, begin=Branch.begin, **named):
+    host_memory.Region = Region
+    begin(self, *given, **named)
+Branch.begin = begin
 """
 
 
