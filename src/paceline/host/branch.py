@@ -391,18 +391,7 @@ class Branch:
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
-            begin = messages.worker.Begin(
-                self._plan.slots,
-                self._plan.areas,
-                self._spec.holder,
-                self._spec.pushes,
-                place=shown,
-                resumed=messages.worker.ResumePoint(epoch=epoch, buffers=None, kept=False),
-                joins=True,
-                at=at,
-                tells=self._tells,
-            )
-            self._send_begin(worker, begin, ())
+            self._send_begin(worker, self._plan.admit(self._spec, shown, epoch, at, tells=self._tells), ())
 
         if place is not None:
             assert self._replicas is not None
@@ -592,8 +581,7 @@ class Branch:
             if not seat.here:
                 return
             seat.trains = seat.trained = True
-            begin = messages.worker.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
-            begin.tells = self._tells
+            begin = self._plan.begin(self._spec, tells=self._tells)
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
                 if goes_on.place is not None:

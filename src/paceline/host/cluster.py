@@ -335,8 +335,7 @@ class Cluster:
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""
         owns_replica, resumes = self.spec.holder == "replica", self.snapshots.resumption is not None
-        message = messages.worker.Begin(self.plan.slots, self.plan.areas, self.spec.holder, self.spec.pushes)
-        message.tells = self._tells
+        message = self.plan.begin(self.spec, tells=self._tells)
         for worker in workers:
             self.seats[worker].trains = self.seats[worker].trained = True
             if self.seats[worker].elsewhere:
@@ -379,18 +378,7 @@ class Cluster:
             self.others.admit(worker, epoch, at)
             return
         ends = [self.averaging.connect(worker)] if self.spec.holder == "replica" else []
-        begin = messages.worker.Begin(
-            self.plan.slots,
-            self.plan.areas,
-            self.spec.holder,
-            self.spec.pushes,
-            place=place,
-            resumed=messages.worker.ResumePoint(epoch=epoch, buffers=None, kept=False),
-            joins=True,
-            at=at,
-            tells=self._tells,
-        )
-        self._send_with(worker, begin, ends)
+        self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self._tells), ends)
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """The worker takes part from now on. It gets what the script of the first of these others keeps that is here.

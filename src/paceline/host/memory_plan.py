@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.machine import Spec
-from paceline.ipc.messages.worker import ForkStore, Offered
+from paceline.ipc.messages.worker import Begin, ForkStore, Offered, ResumePoint
 
 CLAIMS = 3
 """Versions that a worker claims at most: for its step, for a later step that it was pulled for, and to look at."""
@@ -99,6 +99,17 @@ class MemoryPlan:
     def fork(self, steps: bool, begin: int, end: int) -> ForkStore:
         """The order to fork the store's process, which makes that range. `steps`: see the message."""
         return ForkStore(self.slots, self.areas, self.sums, steps, begin, end)
+
+    def begin(self, spec: Spec, *, tells: bool) -> Begin:
+        """The order to train. `tells`: see the message."""
+        return Begin(self.slots, self.areas, spec.holder, spec.pushes, tells=tells)
+
+    def admit(self, spec: Spec, place: int, epoch: int, at: float, *, tells: bool) -> Begin:
+        """The order to show what is in that place, while others train, until the worker takes part. See `Cluster`."""
+        begin = self.begin(spec, tells=tells)
+        begin.place, begin.joins, begin.at = place, True, at
+        begin.resumed = ResumePoint(epoch=epoch, buffers=None, kept=False)
+        return begin
 
     @property
     def _owned(self) -> int:
