@@ -35,7 +35,6 @@ from paceline.host.events import (
     Report,
     Transferred,
     VersionBrought,
-    WorkerEnded,
 )
 from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
@@ -291,9 +290,7 @@ class Cluster:
 
     def open(self) -> None:
         """Listen to the workers."""
-        self.workers_here.open(
-            self.worker_reports.hear, lambda worker, status: self._report(WorkerEnded(worker, status))
-        )
+        self.workers_here.open(self.worker_reports.hear, self.worker_reports.ended)
         self.others.open()
 
     def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
