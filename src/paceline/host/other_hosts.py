@@ -463,10 +463,6 @@ class OtherHosts:
             self._report(fact)
         self._carries.again(lambda item: isinstance(item, Version))
 
-    def knows(self, host: str) -> bool:
-        """Whether that is one of these hosts, or was."""
-        return host in self._others or any(one.host.name == host for one in self._workers.values())
-
     def amiss(self, host: str, why: str) -> None:
         """The host does not give what it has: it is to be ended."""
         self.directory.amiss(host, why)

@@ -91,15 +91,16 @@ class ReplicaTransfers(Placed[Replica]):
         A replay has the groups of several hosts, and makes all of each average here.
         """
         parts = tuple(host_messages.GroupPart(one.host, one.members, one.sources, one.weights) for one in group.parts)
+        here = self._cluster.name
         hosts: dict[str, None] = {}
         for part in group.parts:
-            if self._cluster.others.knows(part.host):
+            if self._carrier is not None and part.host != here:
                 hosts[part.host] = None
                 for place in (group.target, *part.sources):
                     self.binds_place(part.host, place)
                 self._cluster.others.tell_host(part.host, host_messages.AverageGroup(group.number, group.target, parts))
-            elif self._cluster.name not in hosts:
-                hosts[self._cluster.name] = None
+            elif here not in hosts:
+                hosts[here] = None
                 self._cluster.averaging.begin(group)
         self._groups[group.number] = tuple(hosts)
         return set(hosts)
