@@ -64,7 +64,8 @@ class Company:
     def makes(self, version: int, *updates: Update) -> None:
         """The head orders that version's range."""
         self.ranges.maker.make(
-            host_messages.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True)
+            host_messages.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True),
+            [(one, 0.5) for one in updates],
         )
 
     def made(self, version: int) -> bool:
@@ -95,7 +96,7 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
 
 def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all() -> None:
     company = Company()
-    company.ranges.maker.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True))
+    company.ranges.maker.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True), [])
     company.makes(2)
     (taken,) = company.sent()
     assert (type(taken), taken.version, taken.first) == (messages.store.TakeNorms, 1, True)

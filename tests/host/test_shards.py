@@ -103,7 +103,7 @@ def test_a_version_goes_to_its_worker_alone() -> None:
 def test_all_hosts_are_told_the_same_commit() -> None:
     head = Head()
     told = host_messages.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
-    head.shards.make(told)
+    head.shards.make(told, [(Update(1, 0), 0.25), (Update(2, 0), 0.5)])
     assert head.told == [("b", told), ("c", told)]
 
 
@@ -132,7 +132,7 @@ def test_what_has_arrived_is_known_until_a_version_is_made_of_it_or_none_will_ha
         for host in ("b", "c"):
             head.shards.stored(host, Update(1, step), 0.0)
         head.here(0.0)
-    head.shards.make(host_messages.MakeRange(1, [((1, 0, "update"), 1.0)], None, look=True))
+    head.shards.make(host_messages.MakeRange(1, [((1, 0, "update"), 1.0)], None, look=True), [(Update(1, 0), 1.0)])
     head.shards.dropped(Update(1, 1))
     assert head.shards.leaves("b") == [Update(1, 2)]
 

@@ -292,8 +292,8 @@ class Branch:
                 self._ranges.bring(summand_of(item), host)
             case host_messages.Drop(item=item):
                 self._ranges.drop(summand_of(item))
-            case host_messages.MakeRange():
-                self._ranges.maker.make(order)
+            case host_messages.MakeRange(terms=terms):
+                self._ranges.maker.make(order, [(summand_of(fields), weight) for fields, weight in terms])
             case host_messages.AllNorms(norms=norms):
                 self._ranges.maker.make_with(norms)
             case host_messages.FreeVersion(version=version):

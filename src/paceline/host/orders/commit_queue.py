@@ -264,8 +264,8 @@ class CommitQueue:
         make = host_messages.MakeRange(order.version, terms, scalars, self._sums.look, exchanges, list(ordered.edits))
         self._ranges = dict.fromkeys([self._host, *self._others.hosts])
         self._norms.clear()
-        self._others.make(make)
-        self._own.make(make, ordered.summed)
+        self._others.make(make, ordered.pushed)
+        self._own.make(make, ordered.pushed, ordered.summed)
 
     def _longest(self, order: ApplyUpdate) -> tuple[int, int]:
         """The contribution of the worker that has served longest: one that has joined may have other hyperparameters.

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from paceline.core.items import Update, Version
 from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.pushes import Pushed
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.versions import Awaited
 from paceline.ipc import messages
 from paceline.transfer.byte_ranges import ByteRanges
-from paceline.transfer.item_names import summand_of
 
 MOST_THREADS = 8
 """A commit is bound by memory, so a few cores are all that it can use.
@@ -28,6 +29,16 @@ parameters in 0.1 s; other numbers were not tried there (docs/performance.md).
 def kept(version: int) -> Owner:
     """Who claims the range of a version, until no host needs it."""
     return "made here", version
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A version that waits for its turn."""
+
+    order: host_messages.MakeRange
+    pushed: Pushed
+    """The order's terms, as items."""
+    summed: Sequence[Update]
 
 
 class RangeMaker:
@@ -52,7 +63,7 @@ class RangeMaker:
         self._plan = plan
         self._store = store
         self._idle_cores = idle_cores
-        self._orders: deque[tuple[host_messages.MakeRange, Sequence[Update]] | messages.store.SendShare] = deque()
+        self._orders: deque[_Ordered | messages.store.SendShare] = deque()
         self._made = ByteRanges()
         """What there is of the version that is being made, as far as that was told."""
         self._awaits_norms: messages.store.Commit | None = None
@@ -71,9 +82,12 @@ class RangeMaker:
         """A version is in that place, or is about to be."""
         self._used.add(place)
 
-    def make(self, order: host_messages.MakeRange, summed: Sequence[Update] = ()) -> None:
-        """Make the range of that version, the next one. `summed`: updates in sums, whose buffers are here."""
-        self._orders.append((order, summed))
+    def make(self, order: host_messages.MakeRange, pushed: Pushed, summed: Sequence[Update] = ()) -> None:
+        """Make the range of that version, the next one. `pushed`: the order's terms, as items.
+
+        `summed`: updates in sums, whose buffers are here.
+        """
+        self._orders.append(_Ordered(order, pushed, summed))
         self.go_on()
 
     def make_with(self, norms: messages.store.Norms) -> None:
@@ -134,18 +148,19 @@ class RangeMaker:
             self._orders.popleft()
             self.go_on()
             return
-        order, summed = ordered
+        order = ordered.order
         target = self._shelf.put(Version(order.version), kept(order.version), self._plan.shared)
         if target is None:
             return
         self._orders.popleft()
         self.making = order
         self._made.clear()
-        self._begin(order, summed, target)
+        self._begin(ordered, target)
         self._beginning.come(order.version)
 
-    def _begin(self, order: host_messages.MakeRange, summed: Sequence[Update], target: int) -> None:
-        pushed = [(self._plan.area(self._shelf.place(summand_of(item))), weight) for item, weight in order.terms]
+    def _begin(self, ordered: _Ordered, target: int) -> None:
+        order = ordered.order
+        pushed = [(self._plan.area(self._shelf.place(item)), weight) for item, weight in ordered.pushed]
         commit = messages.store.Commit(
             version=order.version,
             source=self._shelf.place(Version(order.version - 1)),
@@ -157,7 +172,7 @@ class RangeMaker:
             first=target not in self._used,
             tells=self.tells,
             edits=order.edits,
-            summed=[self._plan.area(self._shelf.place(update)) for update in summed],
+            summed=[self._plan.area(self._shelf.place(update)) for update in ordered.summed],
         )
         self._awaits_norms = commit if order.exchanges else None
         norms = messages.store.TakeNorms(order.version, target, pushed, commit.threads, commit.first)

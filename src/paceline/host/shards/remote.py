@@ -13,9 +13,10 @@ from functools import partial
 from paceline.core.facts import Fact
 from paceline.core.items import Sum, Update
 from paceline.host import messages as host_messages
+from paceline.host.orders.pushes import Pushed
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetchable, Fetcher, Then
-from paceline.transfer.item_names import fields_of, summand_of
+from paceline.transfer.item_names import fields_of
 
 WIDER = "wider range"
 """What is lacking of an update that was coming as a host took over another's range, until that host has all it lacked.
@@ -128,10 +129,10 @@ class RemoteShards:
 
     # --- versions -----------------------------------------------------------------------------------
 
-    def make(self, order: host_messages.MakeRange) -> None:
-        """Have them make their ranges of this version."""
-        for fields, _ in order.terms:
-            self._arrived.pop(summand_of(fields), None)
+    def make(self, order: host_messages.MakeRange, pushed: Pushed) -> None:
+        """Have them make their ranges of this version. `pushed`: the order's terms, as items."""
+        for item, _ in pushed:
+            self._arrived.pop(item, None)
         self._tell_all(order)
 
     def make_with(self, norms: messages.store.Norms) -> None:
