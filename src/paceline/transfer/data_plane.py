@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from paceline.core.items import Item
@@ -34,6 +35,30 @@ from paceline.transfer.fetch_table import (
     ServeTable,
     Stop,
 )
+
+
+class InTurn:
+    """Does one thing after another: what is added meanwhile comes after the rest."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Callable[[], None]] = deque()
+        self._busy = False
+
+    def do(self, *steps: Callable[[], None]) -> None:
+        """Do these, after what is to be done before."""
+        self._steps.extend(steps)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._steps:
+                self._steps.popleft()()
+        finally:
+            self._busy = False
+
+    def clear(self) -> None:
+        """Do nothing of the rest. One step may have raised something."""
+        self._steps.clear()
 
 
 class PlaneEvents(Protocol):
@@ -111,9 +136,8 @@ class DataPlane:
         self._spans: dict[int, Span] = {}
         """By number of what is wanted: where it goes."""
         self._tells_parts: set[int] = set()
-        self._orders: deque[Order | ServeOrder] = deque()
-        """What is to be done, in order. The host may want more as it is told something, which comes after the rest."""
-        self._obeys = False
+        self._orders = InTurn()
+        """The host may want more as it is told something."""
 
     def meet(self, peer: Peer) -> None:
         """See `Plane`."""
@@ -154,7 +178,7 @@ class DataPlane:
 
     def close(self) -> None:
         """See `Plane`."""
-        self._orders.clear()  # something may have been raised in the midst of them
+        self._orders.clear()
         for exchange in self.exchanges.values():
             exchange.end()
 
@@ -204,15 +228,7 @@ class DataPlane:
     # --- inside -------------------------------------------------------------------------------------
 
     def _obey(self, orders: Sequence[Order | ServeOrder]) -> None:
-        self._orders.extend(orders)
-        if self._obeys:
-            return
-        self._obeys = True
-        try:
-            while self._orders:
-                self._carry_out(self._orders.popleft())
-        finally:
-            self._obeys = False
+        self._orders.do(*(partial(self._carry_out, order) for order in orders))
 
     def _carry_out(self, order: Order | ServeOrder) -> None:
         match order:

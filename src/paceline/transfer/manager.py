@@ -5,7 +5,6 @@ An item is wanted once, however many fetch it. The host lays out its place, and 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import FetchTimes
-from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
+from paceline.transfer.data_plane import DataPlane, InTurn, Plane, PlaneEvents
 from paceline.transfer.fetch_table import Named, Peer, Range, Where
 
 
@@ -131,9 +130,8 @@ class TransferManager:
         self._waiting: dict[Owner, _Waiting] = {}
         self._refused: dict[Owner, str] = {}
         """Who waits on for what a host has refused, and for which host's end."""
-        self._steps: deque[Callable[[], None]] = deque()
-        """What is to be done, in order. Who is told something may ask for more, which comes after the rest."""
-        self._busy = False
+        self._steps = InTurn()
+        """Who is told something may ask for more."""
 
     def meet(self, host: str, incarnation: int) -> Peer:
         """That incarnation takes part. See `Mover` for how there is a connection with it."""
@@ -160,7 +158,7 @@ class TransferManager:
         self._plane.end(Peer(host, incarnation), why)
         for want in list(self._wanted.values()):
             if any(one.host == host and one.incarnation <= incarnation for one in want.ranges):
-                self._do(partial(self._lose, want, why, settled=False))
+                self._steps.do(partial(self._lose, want, why, settled=False))
 
     def begins(self, segment: int, items: Items) -> None:
         """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
@@ -172,7 +170,7 @@ class TransferManager:
         self._waiting.clear()
         self._wants.clear()
         self._wanted.clear()
-        self._steps.clear()  # something may have been raised in the midst of them
+        self._steps.clear()
         self._plane.close()
         for number in list(self._asked):
             self._release(number)
@@ -225,9 +223,9 @@ class TransferManager:
         one = self._waiting[owner] = _Waiting(want, told, None if told is None else self._now())
         want.waiting[owner] = one
         if not joins:
-            self._do(partial(self._begin, want))
+            self._steps.do(partial(self._begin, want))
         elif want.here:
-            self._do(partial(self._arrived, want))
+            self._steps.do(partial(self._arrived, want))
 
     def cancel(self, owner: Owner) -> None:
         """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
@@ -261,7 +259,7 @@ class TransferManager:
     def made(self, item: Item) -> None:
         """The item is here from now on, or more of it."""
         if item in self._awaited:
-            self._do(partial(self._made, item))
+            self._steps.do(partial(self._made, item))
 
     def never(self, item: Item, why: str) -> None:
         """The item will not be made."""
@@ -294,36 +292,25 @@ class TransferManager:
 
     def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
         """See `PlaneEvents`."""
-        self._do(partial(self._brought, number, peer.host, size, whole))
+        self._steps.do(partial(self._brought, number, peer.host, size, whole))
 
     def lost(self, number: int, why: str, refused_by: str | None) -> None:
         """See `PlaneEvents`."""
-        self._do(partial(self._lost, number, why, refused_by))
+        self._steps.do(partial(self._lost, number, why, refused_by))
 
     def settled(self, number: int) -> None:
         """See `PlaneEvents`."""
-        self._do(partial(self._settle, number))
+        self._steps.do(partial(self._settle, number))
 
     def asked(self, number: int, item: Item, begin: int, end: int) -> None:
         """See `PlaneEvents`."""
-        self._do(partial(self._answer, number, _Asked(item, begin, end)))
+        self._steps.do(partial(self._answer, number, _Asked(item, begin, end)))
 
     def released(self, number: int) -> None:
         """See `PlaneEvents`."""
-        self._do(partial(self._release, number))
+        self._steps.do(partial(self._release, number))
 
     # --- inside: what is fetched --------------------------------------------------------------------
-
-    def _do(self, *steps: Callable[[], None]) -> None:
-        self._steps.extend(steps)
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._steps:
-                self._steps.popleft()()
-        finally:
-            self._busy = False
 
     def _begin(self, want: _Want) -> None:
         there = self._items.lay(want.named.item, want.number)
@@ -385,7 +372,7 @@ class TransferManager:
             del one.want.waiting[owner]
             if not one.want.waiting and one.want.wanted:
                 self._want_no_more(one.want)
-                self._do(partial(self._drop, one.want))
+                self._steps.do(partial(self._drop, one.want))
 
     def _want_no_more(self, want: _Want) -> None:
         want.wanted = False
