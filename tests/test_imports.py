@@ -33,7 +33,7 @@ MAY_IMPORT = {
     },
     "display": {"core", "records", "host", "job", "coordinator", "terminal"},
     "coordinator": {
-        *("core", "ipc", "net", "records", "scenario", "training", "transfer", "host", "job", "launch"),
+        *("core", "ipc", "net", "records", "scenario", "transfer", "host", "job", "launch"),
         *("worker_process", "display", "files"),
     },
     "runs": {
@@ -61,7 +61,7 @@ OUTSIDE = {"fcntl", "io", "mmap", "os", "pathlib", "select", "shutil", "socket",
 FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subprocess", "threading"}
 """Modules with clocks and sockets, which the loop hands out."""
 WITH_A_CLOCK = {
-    *("coordinator/agent", "coordinator/ddp", "coordinator/rendezvous", "host/averaging_thread", "host/evaluator"),
+    *("coordinator/agent", "coordinator/rendezvous", "host/averaging_thread", "host/evaluator"),
     *("host/seed_asked", "host/worker_output", "transfer/io_process"),
 }
 """Modules of these folders that look at a clock or a socket by themselves."""

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.coordinator.ddp import DdpWorker
 from paceline.errors import ConfigError
+from paceline.runs.ddp import DdpWorker
 from paceline.scenario.scenario import Scenario
 from support.events import said
 from support.launch import Launch

@@ -155,7 +155,7 @@ def train(settings: Settings, listening: Listen | None = None) -> Summary:
 
 def train_under_ddp(settings: Settings) -> Summary:
     """Make the run under plain DistributedDataParallel. The settings' protocol is ignored."""
-    from paceline.coordinator.ddp import run
     from paceline.job.interrupts import Interrupts
+    from paceline.runs.ddp import run
 
     return run(settings, Interrupts())

@@ -16,7 +16,7 @@ others by `prepare`. So a script, or a framework that it uses, stays as it is, h
 | all optimizers | a hook after their steps: `training.other_training` | steps that reach no other worker are refused |
 | torch's compiler | an import hook, until a script imports it: `training.uncompiled` | our functions are not compiled |
 
-Under `-p ddp` no function is replaced. `coordinator.ddp` wraps the model in DDP, and gives the loader a
+Under `-p ddp` no function is replaced. `runs.ddp` wraps the model in DDP, and gives the loader a
 DistributedSampler. The loader is a copy, schedulers follow, and the process is as below, but keeps its variables.
 
 **The process** is as if the script had been started by itself. `worker_process.worker` changes the working directory,

@@ -54,6 +54,7 @@ from paceline.net.token import forget
 from paceline.records import summary as summaries
 from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.summary import Summary
+from paceline.runs.baseline import NAME
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.link import Measure
@@ -69,7 +70,6 @@ from paceline.worker_process import interpreter
 from paceline.worker_process.imports import import_torch
 from paceline.worker_process.worker import GRACE, begin_process, run_script, show
 
-NAME = "ddp"
 LOOPBACK = "lo"
 """The interface that the workers connect over: none but this machine's processes reach it."""
 TOLD_AT_MOST = 1 << 13  # bytes of what a worker gives to `agree`: a string of 1,000 characters takes 6,000 as JSON
@@ -482,7 +482,7 @@ def _pass_on(number: int, watches: dict[int, tuple[int, int]]) -> None:
     for process in handling:
         os.kill(process, number)  # it is not collected yet, so its number is no other's
     if not handling:
-        print(f"paceline: {without_handler(number)}", file=sys.stderr)
+        sys.stderr.write(f"paceline: {without_handler(number)}\n")
 
 
 def _kill(watches: dict[int, tuple[int, int]]) -> None:
