@@ -21,8 +21,8 @@ from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.numbered import written
 from paceline.transfer import data_connection, fetch_table
 from paceline.transfer.data_connection import PART, PURPOSE, BytesFrame, Fetch, Never
-from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Peer
 from support.carriers import Got, Side, Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended

@@ -20,7 +20,7 @@ from paceline.net.listener import HostListener
 from paceline.records.times import FetchTimes
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import Dialler, Port
-from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
+from paceline.transfer.data_plane import DataPlane, Hear, Plane
 from paceline.transfer.fetch_table import Where
 from paceline.transfer.manager import TransferManager
 from support.carriers import hello
@@ -53,7 +53,7 @@ class Fetched:
 class Side:
     """One host: what it has made, and what it fetches from the other."""
 
-    def __init__(self, name: str, other: str, plane: Callable[[PlaneEvents], Plane]) -> None:
+    def __init__(self, name: str, other: str, plane: Callable[[Hear], Plane]) -> None:
         self.name, self.other = name, other
         self.segment = 0
         self.made: set[Item] = set()

@@ -16,8 +16,8 @@ from paceline.ipc.memory import Span
 from paceline.scenario.scenario import HostTable, Network, Scenario
 from paceline.transfer.data_connection import BulkNews, BytesFrame, Cancel, Fetch
 from paceline.transfer.emulated_link import LATE, TICK, EmulatedLink
-from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.item_names import fields_of
+from paceline.transfer.messages import Named, Peer
 
 M = 10_000
 """Bytes of a model."""

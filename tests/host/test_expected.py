@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.items import Update
 from paceline.ipc.memory import Span
-from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Peer
 from support.planes import plane_of
 
 OTHER, ITEM, OWNER = Peer("b", 1), Update(1, 0), ("for the store", 1)

@@ -26,10 +26,11 @@ from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import Port
-from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
-from paceline.transfer.fetch_table import Peer, Where
+from paceline.transfer.data_plane import DataPlane, Hear, Plane
+from paceline.transfer.fetch_table import Where
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
 from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Peer
 from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
 from support.carriers import hello
 from support.clusters import PATIENCE, tls_keys
@@ -107,7 +108,7 @@ OTHER = Peer("node-1", 1)
 class Elsewhere:
     """All updates and versions are on another host, whose bytes the test brings."""
 
-    def __init__(self, fetching: Fetching, plane: Callable[[PlaneEvents], Plane] = DataPlane) -> None:
+    def __init__(self, fetching: Fetching, plane: Callable[[Hear], Plane] = DataPlane) -> None:
         self.places: dict[Item, memoryview] = {}
         self.lost: list[tuple[int, str]] = []
         self.carrier = TransferManager("node-0", lambda: fetching.at, plane)

@@ -10,22 +10,8 @@ import pytest
 from paceline.core.items import Version
 from paceline.errors import MessageUnreadable
 from paceline.transfer import fetch_table as module
-from paceline.transfer.fetch_table import (
-    Announce,
-    Ask,
-    Brought,
-    CancelRequest,
-    FetchTable,
-    LetGo,
-    Lost,
-    Missing,
-    Named,
-    Peer,
-    Range,
-    Say,
-    ServeTable,
-    Stop,
-)
+from paceline.transfer.fetch_table import Ask, CancelRequest, FetchTable, Missing, Say, ServeTable, Stop
+from paceline.transfer.messages import Asked, Brought, Lost, Named, Peer, Range, Released
 
 B, B2, C = Peer("b", 1), Peer("b", 2), Peer("c", 1)
 ONE, TWO, THREE = (Named(1, Version(number)) for number in (1, 2, 3))
@@ -196,10 +182,10 @@ def serves() -> ServeTable:
 
 def test_what_is_asked_for_is_sent_once_it_is_here_and_released_at_its_end() -> None:
     found = serves()
-    assert found.asked(B, 7, ONE, 0, 100) == [Announce(0, ONE, 0, 100)]
-    assert found.asked(C, 7, ONE, 50, 100) == [Announce(1, ONE, 50, 100)]
+    assert found.asked(B, 7, ONE, 0, 100) == [Asked(0, ONE, 0, 100)]
+    assert found.asked(C, 7, ONE, 50, 100) == [Asked(1, ONE, 50, 100)]
     assert (found.send(0), found.send(1)) == ((B, 7), (C, 7))
-    assert found.sent(B, 7) == [LetGo(0)]
+    assert found.sent(B, 7) == [Released(0)]
     assert found.sent(B, 7) == found.cancelled(B, 7) == []
     assert found.send(0) is None
 
@@ -223,9 +209,9 @@ def test_a_request_that_ends_is_released_and_no_others(end: str, sends: bool) ->
     if sends and end == "cancelled":
         assert orders == [Stop(B, 7)], "its last bytes may wait to be written"
         assert found.cancelled(B, 7) == []
-        assert found.sent(B, 7) == [LetGo(0)]
+        assert found.sent(B, 7) == [Released(0)]
     else:
-        assert orders == [LetGo(0)]
+        assert orders == [Released(0)]
     assert found.send(1) == (C, 7)
 
 
@@ -235,7 +221,7 @@ def test_what_was_stopped_is_released_as_its_connection_breaks() -> None:
     found.send(0)
     assert found.segment_began(2) == [Stop(B, 7), Say(B, 7, "its segment has ended")]
     assert found.segment_began(3) == []
-    assert found.disconnected(B) == [LetGo(0)]
+    assert found.disconnected(B) == [Released(0)]
 
 
 def test_a_host_asks_for_so_much_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +240,10 @@ def test_the_next_segment_ends_requests_of_the_last_and_offers_those_that_came_e
     found, later = serves(), Named(2, Version(1))
     assert found.asked(B, 7, later, 0, 100) == [], "that name is another item's before"
     assert found.cancelled(B, 7) == found.asked(B, 8, later, 0, 100) == []
-    assert found.asked(C, 7, TWO, 0, 100) == [Announce(0, TWO, 0, 100)]
+    assert found.asked(C, 7, TWO, 0, 100) == [Asked(0, TWO, 0, 100)]
     assert found.segment_began(2) == [
-        *(LetGo(0), Say(C, 7, "its segment has ended")),
-        Announce(1, later, 0, 100),
+        *(Released(0), Say(C, 7, "its segment has ended")),
+        Asked(1, later, 0, 100),
     ]
     assert found.asked(C, 8, ONE, 0, 100) == [Say(C, 8, "segment 1 has ended")]
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import FetchTable, Peer, ServeTable
+from paceline.transfer.fetch_table import FetchTable, ServeTable
+from paceline.transfer.messages import Brought, Peer
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
 
@@ -210,7 +211,7 @@ def what_is_on_its_way_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> No
 def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     def early(self: Any, peer: Peer) -> list[fetch_table.Order]:
         size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
-        return [fetch_table.Brought(self.number, peer, size, whole=self.here)]
+        return [Brought(self.number, peer, size, whole=self.here)]
 
     monkeypatch.setattr(fetch_table._Record, "brought", early)
 

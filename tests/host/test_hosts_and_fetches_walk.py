@@ -13,7 +13,8 @@ import pytest
 from paceline.core import host_liveness as hosts
 from paceline.core.host_liveness import Admit, EndHost
 from paceline.net.control import Delivered, Event, HeadEnd
-from paceline.transfer.fetch_table import FetchTable, Peer
+from paceline.transfer.fetch_table import FetchTable
+from paceline.transfer.messages import Peer
 from support.control_nodes import HEAD, Order, Register
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.judged_nodes import FencedHost, JudgingHead

@@ -21,8 +21,8 @@ from paceline.host.events import Attached
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
-from paceline.transfer.fetch_table import Peer
 from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Peer
 from support.planes import plane_of
 from support.reports import Reports
 from support.run_state import OFFER, Clockwork

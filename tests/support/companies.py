@@ -31,9 +31,9 @@ from paceline.protocols import registry
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews
-from paceline.transfer.data_plane import DataPlane, PlaneEvents
-from paceline.transfer.fetch_table import Named, Peer
+from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Named, Peer
 from support.clusters import KEYS
 from support.planes import meet
 from support.reports import Reports
@@ -264,10 +264,10 @@ class Between:
         self._busy = False
         self._held: deque[Callable[[], object]] = deque()
 
-    def plane(self, events: PlaneEvents) -> DataPlane:
+    def plane(self, hear: Hear) -> DataPlane:
         """The data plane of one of the hosts."""
         exchange: Any = lambda peer, news: Pipe(peer, news, self)  # noqa: E731 - it stands in for a class
-        return DataPlane(events, exchange)
+        return DataPlane(hear, exchange)
 
     def carries(self, message: messages.Message, kinds: Any, to: Callable[[Any], object]) -> None:
         """Deliver that message there, which is one of these kinds."""
@@ -371,8 +371,8 @@ class Pipes:
     def cpu_seconds(self) -> None:
         pass
 
-    def plane(self, events: PlaneEvents, link: None) -> DataPlane:
-        self._plane = self._between.plane(events)
+    def plane(self, hear: Hear, link: None) -> DataPlane:
+        self._plane = self._between.plane(hear)
         return self._plane
 
     def dial(self, peer: Peer, *_: object) -> None:

@@ -15,7 +15,8 @@ from paceline.errors import MessageUnreadable
 from paceline.host.version_shelf import Owner
 from paceline.ipc.endpoint import Coding, Frames, framed
 from paceline.transfer import fetch_table
-from paceline.transfer.fetch_table import FetchTable, Named, Peer, Range, ServeTable
+from paceline.transfer.fetch_table import FetchTable, ServeTable
+from paceline.transfer.messages import Asked, Brought, Lost, Named, Peer, Range, Released
 from support.seeded_network import Network
 
 NAMES = ("a", "b", "c")
@@ -205,7 +206,7 @@ class Node:
                     self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
                 case fetch_table.CancelRequest(peer, request):
                     self.say(peer, Cancel(request))
-                case fetch_table.Brought(number, peer, size, whole):
+                case Brought(number, peer, size, whole):
                     named = self.of_number[number]
                     if peer.host in self.brought[number] or size != SIZE * owners(named, self.name).count(peer.host):
                         raise Wrong(f"{peer} has brought {size} bytes of {named}, or had before")
@@ -216,7 +217,7 @@ class Node:
                         waits = self.answered(named, owner, "arrived")
                         if waits.expected and bytes(self.places[number][: len(waits.expected)]) != waits.expected:
                             raise Wrong(f"{named} arrived with other bytes than its owner has")
-                case fetch_table.Lost(number):
+                case Lost(number):
                     if number not in self.of_number:
                         raise Wrong(f"{number} is lost, and is nothing")
                     del self.places[number]
@@ -236,10 +237,10 @@ class Node:
     def serve(self, orders: list[fetch_table.ServeOrder]) -> None:
         for order in orders:
             match order:
-                case fetch_table.Announce(number, named, begin, end):
+                case Asked(number, named, begin, end):
                     self.shelf[number] = named, begin, end
                     self.answer(named)
-                case fetch_table.LetGo(number):
+                case Released(number):
                     del self.shelf[number]
                 case fetch_table.Stop(peer, request):
                     self.sending.pop((peer, request), None)

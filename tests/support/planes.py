@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
+from paceline.ipc.memory import Span
 from paceline.transfer.data_connection import PeerExchange
-from paceline.transfer.data_plane import DataPlane, PlaneEvents
-from paceline.transfer.fetch_table import Peer
+from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Command, Connected, Disconnected, EndPeer, Event, Meet, Peer
 
 
 class CrossingPlane:
     """A plane to which all that is said comes late, and from which all that is told does. See `Plane`."""
 
-    def __init__(self, events: PlaneEvents) -> None:
-        self.inner = DataPlane(_Late(self))
-        self.events = events
+    def __init__(self, hear: Hear) -> None:
+        self.inner = DataPlane(lambda event: self.told.append(lambda: self._heard(event)))
+        self.hear = hear
         self.said: deque[Callable[[], Any]] = deque()
         self.told: deque[Callable[[], Any]] = deque()
         self.connected: dict[Peer, bool] = {}
-        self.want, self.drop, self.send, self.refuse, self.begin = (
-            partial(self._say, name) for name in ("want", "drop", "send", "refuse", "begin")
-        )
 
     def deliver(self, rng: Random, most: int) -> None:
         """Have some of that arrive, in the order of each side."""
@@ -33,40 +30,27 @@ class CrossingPlane:
             if queue := rng.choice((self.said, self.told)):
                 queue.popleft()()
 
-    def meet(self, peer: Peer) -> None:
-        self.connected[peer] = False
-        self.inner.meet(peer)
-
-    def end(self, peer: Peer, why: str) -> None:
-        self._say("end", peer, why)
-        if self.connected.pop(peer, False):
-            self.events.disconnected(peer)
+    def tell(self, command: Command, memory: Span | None = None) -> None:
+        if isinstance(command, Meet):
+            self.connected[command.peer] = False
+            self.inner.tell(command)
+            return
+        self.said.append(lambda: self.inner.tell(command, memory))
+        if isinstance(command, EndPeer) and self.connected.pop(command.peer, False):
+            self.hear(Disconnected(command.peer))
 
     def close(self) -> None:
         self.said.clear()
         self.inner.close()
         self.told.clear()
 
-    def _say(self, name: str, *given: Any, **named: Any) -> None:
-        self.said.append(lambda: getattr(self.inner, name)(*given, **named))
-
-    def hear(self, name: str, *given: Any) -> None:
+    def _heard(self, event: Event) -> None:
         """What the plane has told comes to the host."""
-        if name in ("connected", "disconnected"):
-            if given[0] not in self.connected:
+        if isinstance(event, Connected | Disconnected):
+            if event.peer not in self.connected:
                 return
-            self.connected[given[0]] = name == "connected"
-        getattr(self.events, name)(*given)
-
-
-class _Late:
-    """See `PlaneEvents`."""
-
-    def __init__(self, plane: CrossingPlane) -> None:
-        self._plane = plane
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given: self._plane.told.append(lambda: self._plane.hear(name, *given))
+            self.connected[event.peer] = isinstance(event, Connected)
+        self.hear(event)
 
 
 def plane_of(carrier: TransferManager) -> DataPlane:

@@ -40,8 +40,8 @@ from paceline.net.handshake import Handshake, Keys, Opened, dial
 from paceline.net.listener import HostListener
 from paceline.net.numbered import Frame, written
 from paceline.net.tcp import AT_ONCE, Address, Lines, Stream
-from paceline.transfer.fetch_table import Named, Peer
-from paceline.transfer.item_names import Fields, fields_of, item_of
+from paceline.transfer.item_names import Fields, item_of
+from paceline.transfer.messages import Named, Peer
 
 PURPOSE = "data"
 """What connections are opened for."""
@@ -162,7 +162,7 @@ class PeerExchange:
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
         """Ask for these bytes. Requests are numbered, and no number is used again."""
-        self._say(Fetch(request, named.segment, self.peer.incarnation, fields_of(named.item), begin, end))
+        self._say(Fetch(request, named.segment, self.peer.incarnation, named.item, begin, end))
 
     def cancel(self, request: int) -> None:
         """Nobody wants the rest of the request. What comes of it from now on goes nowhere."""
@@ -207,9 +207,9 @@ class PeerExchange:
         """The other host has said this. Raises MessageUnreadable."""
         match frame:
             case Fetch(number, segment, incarnation, fields, begin, end):
-                named = Named(segment, item_of(fields))
+                item_of(fields)  # what names no item breaks this connection
                 if incarnation == self._own:
-                    self._news.asked(self.peer, number, named, begin, end)
+                    self._news.asked(self.peer, number, Named(segment, fields), begin, end)
                 else:
                     self.refuse(number, f"incarnation {incarnation} has ended")
             case Cancel(number):

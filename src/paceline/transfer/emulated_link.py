@@ -19,8 +19,8 @@ from paceline.ipc.memory import Span
 from paceline.net.numbered import Frame
 from paceline.scenario.scenario import HostTable, Scenario
 from paceline.transfer.data_connection import PART, BulkNews, Fetch, PeerExchange, Sending
-from paceline.transfer.fetch_table import Named, Peer
 from paceline.transfer.item_names import item_of
+from paceline.transfer.messages import Named, Peer
 
 MODELS = Version, Update, Sum, Mean, Partial, Replica
 """What has the bytes of a model, or of a part of one."""
@@ -146,7 +146,7 @@ class EmulatedExchange(PeerExchange):
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
         """See `PeerExchange`."""
-        if isinstance(named.item, MODELS):
+        if isinstance(item_of(named.item), MODELS):
             self._coming[request] = _Coming(end - begin)
         super().ask(request, named, begin, end)
 

@@ -5,7 +5,7 @@
 a number, and answers once the item is there.
 
     FetchTable                            ServeTable
-    Ask           ───────────────────►    asked          Announce: the host claims the item, which may be on its way
+    Ask           ───────────────────►    asked          Asked: the host claims the item, which may be on its way
     CancelRequest ───────────────────►    cancelled
     arrived       ◄─── bytes ─────────    send           the driver sends them in order, and tells `sent` at their end
     refused       ◄───────────────────    refuse         the item will never be there
@@ -23,31 +23,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal, NamedTuple
 
-from paceline.core.items import Item
 from paceline.errors import MessageUnreadable
-
-
-class Range(NamedTuple):
-    """A range of an item's bytes, and the host that has them. A host may have several ranges of an item."""
-
-    host: str
-    incarnation: int
-    begin: int
-    end: int
-
-
-class Named(NamedTuple):
-    """An item of one segment of the run."""
-
-    segment: int
-    item: Item
-
-
-class Peer(NamedTuple):
-    """One incarnation of another host."""
-
-    host: str
-    incarnation: int
+from paceline.transfer.messages import Asked, Brought, Lost, Named, Peer, Range, Released
 
 
 class Missing(NamedTuple):
@@ -78,27 +55,6 @@ class CancelRequest:
 
     peer: Peer
     request: int
-
-
-@dataclass(frozen=True, slots=True)
-class Brought:
-    """All that this host has of the item is here."""
-
-    number: int
-    peer: Peer
-    size: int
-    whole: bool
-    """Whether the other hosts' ranges are here, too. Then the number means nothing any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The item will not come. It is not wanted any more."""
-
-    number: int
-    why: str
-    refused_by: str | None = None
-    """The host that will never have it, if that is why."""
 
 
 Order = Ask | CancelRequest | Brought | Lost
@@ -304,23 +260,6 @@ class FetchTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell this host that these bytes of an item are asked for, by that number. `send` or `refuse` answers."""
-
-    number: int
-    named: Named
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo:
-    """Tell this host that what was asked for by that number is read no more."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """Send no more of this request. Tell `sent` once none of its bytes waits to be written."""
 
@@ -337,7 +276,7 @@ class Say:
     why: str
 
 
-ServeOrder = Announce | LetGo | Stop | Say
+ServeOrder = Asked | Released | Stop | Say
 Where = Literal["here", "coming", "gone"]
 """Where bytes of an item are that another host asks for: here, on their way here, or neither."""
 MOST_ASKED = 10_000
@@ -434,7 +373,7 @@ class ServeTable:
             return []
         one.number = next(self._numbers)
         self._offered[one.number] = peer, request
-        return [Announce(one.number, one.named, one.begin, one.end)]
+        return [Asked(one.number, one.named, one.begin, one.end)]
 
     def _forget(self, peer: Peer, request: int) -> list[ServeOrder]:
         requests = self._requests.get(peer, {})
@@ -444,4 +383,4 @@ class ServeTable:
         if one is None or one.number is None:
             return []
         del self._offered[one.number]
-        return [LetGo(one.number)]
+        return [Released(one.number)]

@@ -1,8 +1,8 @@
 """The process that moves bytes of items for a host. It has the host's connections for data, and maps its memory.
 
-    the host's TransferManager               this process
-    Want, with the bytes' span   ───►   DataPlane, Dialler, Port    ◄───►  other hosts
-    Came, ItemBrought, ItemLost  ◄───
+    the host's TransferManager          this process
+    Tell: a command, and memory  ───►   DataPlane, Dialler, Port    ◄───►  other hosts
+    what the plane tells         ◄───
 
 So orders and beats go on while bytes are encrypted and copied.
 """
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.core.items import Item
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel
 from paceline.ipc.endpoint import Message
@@ -29,8 +28,17 @@ from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.transfer.data_connection import Dialler, Port
 from paceline.transfer.data_plane import DataPlane
-from paceline.transfer.fetch_table import Named, Peer, Range
-from paceline.transfer.item_names import Fields, fields_of, item_of
+from paceline.transfer.messages import (
+    Brought,
+    Came,
+    Command,
+    EndPeer,
+    Event,
+    Lost,
+    Peer,
+    Settled,
+    Want,
+)
 
 NAME = "paceline-data"
 """What `ps` and `top` show."""
@@ -57,42 +65,19 @@ class Took(Message):
     ours: bytes
 
 
-class Meet(Message):
-    """That incarnation of a host takes part."""
-
-    host: str
-    incarnation: int
-
-
 class Expect(Message):
-    """It may dial."""
+    """That host, which the plane has met, may dial."""
 
-    host: str
-    incarnation: int
+    peer: Peer
 
 
 class Dial(Message):
     """Stay connected with it."""
 
-    host: str
-    incarnation: int
+    peer: Peer
     address: Address
     hello: Hello
     timeout: float
-
-
-class End(Message):
-    """It takes no part any more, and why."""
-
-    host: str
-    incarnation: int
-    why: str
-
-
-class BeginSegment(Message):
-    """This segment of the run begins."""
-
-    segment: int
 
 
 class Place(Message, tag=False):
@@ -105,37 +90,13 @@ class Place(Message, tag=False):
     size: int
 
 
-class Want(Message):
-    """This item is wanted there. See `Plane.want`."""
+class Tell(Message):
+    """Tell the plane that. See `Plane`."""
 
     descriptors: ClassVar[int] = 1
-    number: int
-    segment: int
-    item: Fields
-    ranges: tuple[Range, ...]
-    place: Place
-    parts: bool
-
-
-class DropItem(Message):
-    """It is not wanted any more. Answer with `Settled`."""
-
-    number: int
-
-
-class Send(Message):
-    """Send these bytes, which were asked for by that number."""
-
-    descriptors: ClassVar[int] = 1
-    number: int
-    place: Place
-
-
-class Refuse(Message):
-    """They will not be there."""
-
-    number: int
-    why: str
+    command: Command
+    place: Place | None = None
+    """The memory that comes along."""
 
 
 class Forget(Message):
@@ -146,73 +107,10 @@ class Ping(Message):
     """Answer with `Pong`."""
 
 
-ToProcess = (
-    AcceptHosts | Took | Meet | Expect | Dial | End | BeginSegment | Want | DropItem | Send | Refuse | Forget | Ping
-)
+ToProcess = AcceptHosts | Took | Expect | Dial | Tell | Forget | Ping
 
 
-# --- what the process says: see `PlaneEvents` ---------------------------------------------------------
-
-
-class Connected(Message):
-    """There is a connection with that host."""
-
-    host: str
-    incarnation: int
-
-
-class Disconnected(Message):
-    """It has gone."""
-
-    host: str
-    incarnation: int
-
-
-class Came(Message):
-    """These bytes are there."""
-
-    number: int
-    begin: int
-    end: int
-
-
-class ItemBrought(Message):
-    """All that this host has of the item is there, and the item is whole, or not yet."""
-
-    number: int
-    host: str
-    incarnation: int
-    size: int
-    whole: bool
-
-
-class ItemLost(Message):
-    """The item will not come. See `PlaneEvents`."""
-
-    number: int
-    why: str
-    refused_by: str | None
-
-
-class Settled(Message):
-    """No byte comes any more of what was dropped."""
-
-    number: int
-
-
-class Asked(Message):
-    """By that number another host asks for these bytes."""
-
-    number: int
-    item: Fields
-    begin: int
-    end: int
-
-
-class Released(Message):
-    """What was asked for by that number is read no more."""
-
-    number: int
+# --- what the process says, besides what its plane tells ----------------------------------------------
 
 
 class Said(Message):
@@ -229,9 +127,7 @@ class Pong(Message):
     """This process does what it is told."""
 
 
-FromProcess = (
-    Connected | Disconnected | Came | ItemBrought | ItemLost | Settled | Asked | Released | Said | Forgotten | Pong
-)
+FromProcess = Event | Said | Forgotten | Pong
 
 
 def serve(end: socket.socket, keys: Keys) -> int:
@@ -247,52 +143,29 @@ def serve(end: socket.socket, keys: Keys) -> int:
 
 
 class _ToHost:
-    """See `PlaneEvents`. Says to the host what its plane tells."""
+    """Says to the host what its plane tells. The host hears of bytes that come when they are many, or all."""
 
     def __init__(self, say: Callable[[Message], None]) -> None:
         self._say = say
         self._untold: dict[tuple[int, int], int] = {}
         """By number of what is wanted, and end of what has come: where that begins. The host was not told of it."""
 
-    def connected(self, peer: Peer) -> None:
-        """See `PlaneEvents`."""
-        self._say(Connected(*peer))
-
-    def disconnected(self, peer: Peer) -> None:
-        """See `PlaneEvents`."""
-        self._say(Disconnected(*peer))
-
-    def came(self, number: int, begin: int, end: int) -> None:
-        """See `PlaneEvents`. The host is told when they are many, or all."""
-        begin = self._untold.pop((number, begin), begin)
-        if end - begin < TOLD:
-            self._untold[number, end] = begin
-        else:
-            self._say(Came(number, begin, end))
-
-    def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
-        """See `PlaneEvents`."""
-        for begin, end in self._take_untold(number):
-            self._say(Came(number, begin, end))
-        self._say(ItemBrought(number, *peer, size, whole))
-
-    def lost(self, number: int, why: str, refused_by: str | None) -> None:
-        """See `PlaneEvents`."""
-        self._take_untold(number)
-        self._say(ItemLost(number, why, refused_by))
-
-    def settled(self, number: int) -> None:
-        """See `PlaneEvents`."""
-        self._take_untold(number)
-        self._say(Settled(number))
-
-    def asked(self, number: int, item: Item, begin: int, end: int) -> None:
-        """See `PlaneEvents`."""
-        self._say(Asked(number, fields_of(item), begin, end))
-
-    def released(self, number: int) -> None:
-        """See `PlaneEvents`."""
-        self._say(Released(number))
+    def hear(self, event: Event) -> None:
+        """The plane tells that."""
+        match event:
+            case Came(number, begin, end):
+                begin = self._untold.pop((number, begin), begin)
+                if end - begin < TOLD:
+                    self._untold[number, end] = begin
+                else:
+                    self._say(Came(number, begin, end))
+                return
+            case Brought(number=number):
+                for begin, end in self._take_untold(number):
+                    self._say(Came(number, begin, end))
+            case Lost(number=number) | Settled(number=number):
+                self._take_untold(number)
+        self._say(event)
 
     def _take_untold(self, number: int) -> list[tuple[int, int]]:
         ends = [end for one, end in self._untold if one == number]
@@ -314,7 +187,7 @@ class _Process:
         self.loop.watch(channel, self._heard)
 
     def _begin_anew(self) -> None:
-        self._plane = DataPlane(_ToHost(self._say))
+        self._plane = DataPlane(_ToHost(self._say).hear)
 
     def _say(self, message: Message) -> None:
         """Tell the host. Where it is slow to read, no more bytes are moved meanwhile."""
@@ -336,30 +209,17 @@ class _Process:
             case Took(purpose=purpose, theirs=theirs, ours=ours):
                 end = socket.socket(fileno=descriptors.pop())
                 self._door.takes(Answered(end, purpose, theirs, ours))
-            case Meet(host=host, incarnation=incarnation):
-                self._plane.meet(Peer(host, incarnation))
-            case Expect(host=host, incarnation=incarnation):
+            case Expect(peer):
                 assert self._port is not None
-                self._port.expect(self._plane.exchanges[Peer(host, incarnation)])
-            case Dial(host=host, incarnation=incarnation, address=address, hello=hello, timeout=timeout):
-                to = self._plane.exchanges[Peer(host, incarnation)], address, self._keys
-                self._diallers[Peer(host, incarnation)] = Dialler(*to, self.loop, hello, self._show, timeout)
-            case End(host=host, incarnation=incarnation, why=why):
-                self._plane.end(Peer(host, incarnation), why)
-                if (dialler := self._diallers.pop(Peer(host, incarnation), None)) is not None:
+                self._port.expect(self._plane.exchanges[peer])
+            case Dial(peer, address, hello, timeout):
+                to = self._plane.exchanges[peer], address, self._keys
+                self._diallers[peer] = Dialler(*to, self.loop, hello, self._show, timeout)
+            case Tell(command, place):
+                writes = isinstance(command, Want)
+                self._plane.tell(command, None if place is None else self._mapped(place, descriptors, writes=writes))
+                if isinstance(command, EndPeer) and (dialler := self._diallers.pop(command.peer, None)) is not None:
                     dialler.close()
-            case BeginSegment(segment=segment):
-                self._plane.begin(segment)
-            case Want(number=number, segment=segment, item=item, ranges=ranges, place=place, parts=parts):
-                there = self._mapped(place, descriptors, mmap.PROT_READ | mmap.PROT_WRITE)
-                self._plane.want(number, Named(segment, item_of(item)), ranges, there, parts=parts)
-            case DropItem(number=number):
-                self._plane.drop(number)
-            case Send(number=number, place=place):
-                protection = mmap.PROT_READ | (mmap.PROT_WRITE if place.stays else 0)
-                self._plane.send(number, self._mapped(place, descriptors, protection))
-            case Refuse(number=number, why=why):
-                self._plane.refuse(number, why)
             case Forget():
                 self._forget()
             case Ping():
@@ -374,9 +234,10 @@ class _Process:
         self._begin_anew()
         self._say(Forgotten())
 
-    def _mapped(self, place: Place, descriptors: list[int], protection: int) -> Span:
+    def _mapped(self, place: Place, descriptors: list[int], *, writes: bool) -> Span:
         """Map the file once, if it stays, and return those bytes of it."""
         if descriptors:
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writes or place.stays else 0)
             whole = memoryview(mmap.mmap(descriptors[0], os.fstat(descriptors[0]).st_size, prot=protection))
             if place.stays:
                 self._files[place.file] = whole

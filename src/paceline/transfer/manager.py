@@ -15,8 +15,30 @@ from paceline.core.items import Item
 from paceline.host.version_shelf import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import FetchTimes
-from paceline.transfer.data_plane import DataPlane, InTurn, Plane, PlaneEvents
-from paceline.transfer.fetch_table import Named, Peer, Range, Where
+from paceline.transfer.data_plane import DataPlane, Hear, InTurn, Plane
+from paceline.transfer.fetch_table import Where
+from paceline.transfer.item_names import fields_of, item_of
+from paceline.transfer.messages import (
+    Asked,
+    BeginSegment,
+    Brought,
+    Came,
+    Connected,
+    Disconnected,
+    Drop,
+    EndPeer,
+    Event,
+    Lost,
+    Meet,
+    Named,
+    Peer,
+    Range,
+    Refuse,
+    Released,
+    Send,
+    Settled,
+    Want,
+)
 
 
 class Items(Protocol):
@@ -70,6 +92,7 @@ class _Want:
     """An item that somebody fetches, and its place."""
 
     number: int
+    item: Item
     named: Named
     ranges: tuple[Range, ...]
     parts: bool
@@ -108,14 +131,14 @@ class TransferManager:
     _items: Items
     """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
 
-    def __init__(self, host: str, now: Callable[[], float], plane: Callable[[PlaneEvents], Plane] = DataPlane) -> None:
+    def __init__(self, host: str, now: Callable[[], float], plane: Callable[[Hear], Plane] = DataPlane) -> None:
         """`host` is this one. `plane` makes what moves the bytes: see `Mover`."""
         self.reached: Callable[[str, bool], object] = lambda host, reached: None
         """Told whether data comes from that host: as a connection comes or goes, or is refused. See `fetch`."""
         self._host = host
         self._now = now
         self._segment = -1
-        self._plane = plane(self)
+        self._plane = plane(self._hear)
         self._asked: dict[int, _Asked] = {}
         """By number: what other hosts ask for, of what is here or may come."""
         self._awaited: dict[Item, dict[int, _Asked]] = {}
@@ -137,7 +160,7 @@ class TransferManager:
         """That incarnation takes part. See `Mover` for how there is a connection with it."""
         self._incarnations[host] = incarnation
         peer = Peer(host, incarnation)
-        self._plane.meet(peer)
+        self._plane.tell(Meet(peer))
         return peer
 
     def has_met(self, host: str) -> bool:
@@ -155,7 +178,7 @@ class TransferManager:
         """
         incarnation = self._incarnations[host]
         self._refused = {owner: one for owner, one in self._refused.items() if one != host}
-        self._plane.end(Peer(host, incarnation), why)
+        self._plane.tell(EndPeer(Peer(host, incarnation), why))
         for want in list(self._wanted.values()):
             if any(one.host == host and one.incarnation <= incarnation for one in want.ranges):
                 self._steps.do(partial(self._lose, want, why, settled=False))
@@ -163,7 +186,7 @@ class TransferManager:
     def begins(self, segment: int, items: Items) -> None:
         """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
         self._segment, self._items = segment, items
-        self._plane.begin(segment)
+        self._plane.tell(BeginSegment(segment))
 
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
@@ -214,11 +237,11 @@ class TransferManager:
 
     def _fetch(self, item: Item, owner: Owner, told: _Told | None) -> None:
         ranges = tuple(Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item))
-        named, parts = Named(self._segment, item), told is None or told.more is not None
+        named, parts = Named(self._segment, fields_of(item)), told is None or told.more is not None
         want, joins = self._wanted.get(named), True
         if want is None:
             number, joins = next(self._numbers), False
-            want = self._wanted[named] = self._wants[number] = _Want(number, named, ranges, parts)
+            want = self._wanted[named] = self._wants[number] = _Want(number, item, named, ranges, parts)
         assert want.here or want.ranges == ranges, f"{named} is asked of {want.ranges} and of {ranges}"
         one = self._waiting[owner] = _Waiting(want, told, None if told is None else self._now())
         want.waiting[owner] = one
@@ -239,12 +262,12 @@ class TransferManager:
 
         What no other host has is here by now.
         """
-        anew = {owner: one for owner, one in self._waiting.items() if which(one.want.named.item)}
+        anew = {owner: one for owner, one in self._waiting.items() if which(one.want.item)}
         for owner in anew:
             self.cancel(owner)
         for owner, one in anew.items():
-            if self._items.ranges(one.want.named.item):
-                self._fetch(one.want.named.item, owner, one.told)
+            if self._items.ranges(one.want.item):
+                self._fetch(one.want.item, owner, one.told)
             elif one.told is not None:
                 one.told.arrived()
 
@@ -265,22 +288,43 @@ class TransferManager:
         """The item will not be made."""
         for number in list(self._awaited.get(item, {})):
             self._release(number)
-            self._plane.refuse(number, why)
+            self._plane.tell(Refuse(number, why))
 
-    # --- what the plane tells: see `PlaneEvents` ----------------------------------------------------
+    # --- what the plane tells -----------------------------------------------------------------------
 
-    def connected(self, peer: Peer) -> None:
-        """See `PlaneEvents`."""
-        self._connected.add(peer)
-        self.reached(peer.host, peer.host not in self._refused.values())
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Connected(peer):
+                self._connected.add(peer)
+                self.reached(peer.host, peer.host not in self._refused.values())
+            case Disconnected(peer):
+                self._connected.discard(peer)
+                self.reached(peer.host, False)
+            case Came(number, begin, end):
+                self._came(number, begin, end)
+            case _:
+                self._steps.do(partial(self._hear_in_turn, event))
 
-    def disconnected(self, peer: Peer) -> None:
-        """See `PlaneEvents`."""
-        self._connected.discard(peer)
-        self.reached(peer.host, False)
+    def _hear_in_turn(self, event: Event) -> None:
+        match event:
+            case Brought(number, peer, size, whole):
+                self._brought(number, peer.host, size, whole)
+            case Lost(number, why, refused_by):
+                self._lost(number, why, refused_by)
+            case Settled(number):
+                self._settle(number)
+            case Asked(number, named, begin, end):
+                self._answer(number, _Asked(item_of(named.item), begin, end))
+            case Released(number):
+                self._release(number)
 
-    def came(self, number: int, begin: int, end: int) -> None:
-        """See `PlaneEvents`."""
+    # --- inside: what is fetched --------------------------------------------------------------------
+
+    def _begin(self, want: _Want) -> None:
+        there = self._items.lay(want.item, want.number)
+        self._plane.tell(Want(want.number, want.named, want.ranges, want.parts), there)
+
+    def _came(self, number: int, begin: int, end: int) -> None:
         if (want := self._wants.get(number)) is None:
             return
         waiting = list(want.waiting.values())
@@ -290,38 +334,12 @@ class TransferManager:
             if one.told is not None and one.told.more is not None:
                 one.told.more(begin, end)
 
-    def brought(self, number: int, peer: Peer, size: int, whole: bool) -> None:
-        """See `PlaneEvents`."""
-        self._steps.do(partial(self._brought, number, peer.host, size, whole))
-
-    def lost(self, number: int, why: str, refused_by: str | None) -> None:
-        """See `PlaneEvents`."""
-        self._steps.do(partial(self._lost, number, why, refused_by))
-
-    def settled(self, number: int) -> None:
-        """See `PlaneEvents`."""
-        self._steps.do(partial(self._settle, number))
-
-    def asked(self, number: int, item: Item, begin: int, end: int) -> None:
-        """See `PlaneEvents`."""
-        self._steps.do(partial(self._answer, number, _Asked(item, begin, end)))
-
-    def released(self, number: int) -> None:
-        """See `PlaneEvents`."""
-        self._steps.do(partial(self._release, number))
-
-    # --- inside: what is fetched --------------------------------------------------------------------
-
-    def _begin(self, want: _Want) -> None:
-        there = self._items.lay(want.named.item, want.number)
-        self._plane.want(want.number, want.named, want.ranges, there, parts=want.parts)
-
     def _brought(self, number: int, source: str, size: int, whole: bool) -> None:
         if (want := self._wants.get(number)) is None or not want.wanted:
             return
         waiting, now = list(want.waiting.values()), self._now()
         began = min((one.since for one in waiting if one.since is not None), default=now)
-        fetch = FetchTimes.of(want.named.item, host=self._host, source=source, size=size, began=began, ended=now)
+        fetch = FetchTimes.of(want.item, host=self._host, source=source, size=size, began=began, ended=now)
         if any(one.told is not None for one in waiting):
             self._items.fetched(fetch)
         else:
@@ -356,8 +374,8 @@ class TransferManager:
             return
         self._want_no_more(want)
         if not settled:
-            self._plane.drop(want.number)
-        self._items.free(want.named.item, False)
+            self._plane.tell(Drop(want.number))
+        self._items.free(want.item, False)
         if settled:
             self._settle(want.number)
         for owner, one in list(want.waiting.items()):
@@ -380,8 +398,8 @@ class TransferManager:
 
     def _drop(self, want: _Want) -> None:
         if not want.here:
-            self._plane.drop(want.number)
-        self._items.free(want.named.item, want.here)
+            self._plane.tell(Drop(want.number))
+        self._items.free(want.item, want.here)
         if want.here:
             self._settle(want.number)
 
@@ -395,7 +413,7 @@ class TransferManager:
     def _answer(self, number: int, one: _Asked) -> None:
         where = self._items.look(one.item, one.begin, one.end)
         if where == "gone":
-            self._plane.refuse(number, f"{one.item} is not here any more")
+            self._plane.tell(Refuse(number, f"{one.item} is not here any more"))
             return
         self._asked[number] = one
         self._items.claim(one.item, _serves(number))
@@ -413,10 +431,11 @@ class TransferManager:
     def _send(self, number: int, one: _Asked) -> None:
         there = self._items.view(one.item)
         if one.end <= there.nbytes:
-            self._plane.send(number, there.part(one.begin, one.end))
+            self._plane.tell(Send(number), there.part(one.begin, one.end))
             return
         self._release(number)
-        self._plane.refuse(number, f"{one.item} has {there.nbytes:,} bytes here, and {one.end:,} were asked for")
+        why = f"{one.item} has {there.nbytes:,} bytes here, and {one.end:,} were asked for"
+        self._plane.tell(Refuse(number, why))
 
     def _release(self, number: int) -> None:
         if (one := self._asked.pop(number, None)) is not None:

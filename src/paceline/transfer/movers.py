@@ -27,10 +27,9 @@ from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
 from paceline.transfer import io_process as told
 from paceline.transfer.data_connection import PURPOSE, Dialler, PeerExchange, Port
-from paceline.transfer.data_plane import DataPlane, Plane, PlaneEvents
+from paceline.transfer.data_plane import DataPlane, Hear, Plane
 from paceline.transfer.emulated_link import EmulatedLink
-from paceline.transfer.fetch_table import Named, Peer, Range
-from paceline.transfer.item_names import fields_of, item_of
+from paceline.transfer.messages import Command, Connected, Disconnected, EndPeer, Event, Meet, Peer
 
 BEATS = 6
 """How often the process may leave a question unanswered. It is asked each fifth of the timeout. So a host whose bytes
@@ -47,7 +46,7 @@ class Mover(Protocol):
     def at_end(self, call: Callable[[str], object]) -> None:
         """Call with why no bytes are moved any more, if that happens, or has happened. An earlier call is forgotten."""
 
-    def plane(self, events: PlaneEvents, link: EmulatedLink | None = None) -> Plane:
+    def plane(self, hear: Hear, link: EmulatedLink | None = None) -> Plane:
         """Return the data plane of this incarnation of the host. `dial` or `expect` gives it connections.
 
         `link` holds back what it moves. Hosts with such a link have their loops move it.
@@ -87,9 +86,9 @@ class InLoop:
     def at_end(self, call: Callable[[str], object]) -> None:
         """See `Mover`. A loop does not end before its host."""
 
-    def plane(self, events: PlaneEvents, link: EmulatedLink | None = None) -> DataPlane:
+    def plane(self, hear: Hear, link: EmulatedLink | None = None) -> DataPlane:
         """See `Mover`."""
-        self._plane = DataPlane(events, PeerExchange if link is None else link.exchange)
+        self._plane = DataPlane(hear, PeerExchange if link is None else link.exchange)
         return self._plane
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
@@ -188,10 +187,10 @@ class InProcess:
         if self._has_ended:
             call(self._why)
 
-    def plane(self, events: PlaneEvents, link: EmulatedLink | None = None) -> _PlaneInProcess:
+    def plane(self, hear: Hear, link: EmulatedLink | None = None) -> _PlaneInProcess:
         """See `Mover`."""
         assert link is None, "a process holds nothing back"
-        self._plane = _PlaneInProcess(events, self)
+        self._plane = _PlaneInProcess(hear, self)
         return self._plane
 
     def listen(self, door: HostListener, hello: Hello, timeout: float) -> None:
@@ -202,11 +201,11 @@ class InProcess:
 
     def expect(self, peer: Peer) -> None:
         """See `Mover`."""
-        self.say(told.Expect(*peer))
+        self.say(told.Expect(peer))
 
     def dial(self, peer: Peer, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
-        self.say(told.Dial(*peer, address, hello, timeout))
+        self.say(told.Dial(peer, address, hello, timeout))
         self._has_to_answer(timeout)
 
     def wake(self) -> None:
@@ -256,7 +255,7 @@ class InProcess:
                 return
             self._hear(received[0])
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: told.Said | told.Pong | told.Forgotten | Event) -> None:
         match message:
             case told.Said(line=line):
                 self._show(line)
@@ -315,78 +314,32 @@ class InProcess:
 class _PlaneInProcess:
     """See `Plane`. The process has a `DataPlane`, which does what is said here."""
 
-    def __init__(self, events: PlaneEvents, mover: InProcess) -> None:
-        self._events = events
+    def __init__(self, hear: Hear, mover: InProcess) -> None:
+        self._hear = hear
         self._mover = mover
-        self._say = mover.say
         self._connected: dict[Peer, bool] = {}
         """By host that takes part: whether there is a connection with it."""
 
-    def meet(self, peer: Peer) -> None:
-        """See `Plane`."""
-        self._connected[peer] = False
-        self._say(told.Meet(*peer))
-
-    def end(self, peer: Peer, why: str) -> None:
-        """See `Plane`. What the process still says of its connection means nothing."""
-        self._say(told.End(*peer, why))
-        if self._connected.pop(peer, False):
-            self._events.disconnected(peer)
-
-    def begin(self, segment: int) -> None:
-        """See `Plane`."""
-        self._say(told.BeginSegment(segment))
-
-    def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
-        """See `Plane`."""
-        place, files = self._mover.place(span)
-        self._say(told.Want(number, named.segment, fields_of(named.item), ranges, place, parts), files)
-
-    def drop(self, number: int) -> None:
-        """See `Plane`."""
-        self._say(told.DropItem(number))
-
-    def send(self, number: int, span: Span) -> None:
-        """See `Plane`."""
-        place, files = self._mover.place(span)
-        self._say(told.Send(number, place), files)
-
-    def refuse(self, number: int, why: str) -> None:
-        """See `Plane`."""
-        self._say(told.Refuse(number, why))
+    def tell(self, command: Command, memory: Span | None = None) -> None:
+        """See `Plane`. What the process still says of the connection with a host that has ended means nothing."""
+        place, files = (None, ()) if memory is None else self._mover.place(memory)
+        self._mover.say(told.Tell(command, place), files)
+        match command:
+            case Meet(peer):
+                self._connected[peer] = False
+            case EndPeer(peer) if self._connected.pop(peer, False):
+                self._hear(Disconnected(peer))
 
     def close(self) -> None:
         """See `Plane`. `Forget` ends it in the process."""
         for peer in [peer for peer, connected in self._connected.items() if connected]:
-            self._events.disconnected(peer)
+            self._hear(Disconnected(peer))
         self._connected.clear()
 
-    def hear(self, message: Message) -> None:
+    def hear(self, event: Event) -> None:
         """The process says this."""
-        match message:
-            case (
-                told.Connected(host=host, incarnation=incarnation)
-                | told.Disconnected(host=host, incarnation=incarnation)
-            ):
-                self._hear_of(Peer(host, incarnation), isinstance(message, told.Connected))
-            case told.Came(number=number, begin=begin, end=end):
-                self._events.came(number, begin, end)
-            case told.ItemBrought(number=number, host=host, incarnation=incarnation, size=size, whole=whole):
-                self._events.brought(number, Peer(host, incarnation), size, whole)
-            case told.ItemLost(number=number, why=why, refused_by=refused_by):
-                self._events.lost(number, why, refused_by)
-            case told.Settled(number=number):
-                self._events.settled(number)
-            case told.Asked(number=number, item=item, begin=begin, end=end):
-                self._events.asked(number, item_of(item), begin, end)
-            case told.Released(number=number):
-                self._events.released(number)
-
-    def _hear_of(self, peer: Peer, connected: bool) -> None:
-        if peer not in self._connected:
-            return
-        self._connected[peer] = connected
-        if connected:
-            self._events.connected(peer)
-        else:
-            self._events.disconnected(peer)
+        if isinstance(event, Connected | Disconnected):
+            if event.peer not in self._connected:
+                return
+            self._connected[event.peer] = isinstance(event, Connected)
+        self._hear(event)

@@ -7,9 +7,9 @@ import pytest
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.transfer.data_connection import PeerExchange
-from paceline.transfer.data_plane import DataPlane, PlaneEvents
+from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.emulated_link import EmulatedLink
-from paceline.transfer.fetch_table import Named, Range
+from paceline.transfer.messages import Command, Drop, Settled, Want
 from paceline.transfer.movers import InLoop
 
 LATE = 0.2
@@ -21,31 +21,34 @@ WRITTEN = b"\xdd"
 class _Late(DataPlane):
     """Writes to the place of what is dropped until the process would have heard of that."""
 
-    def __init__(self, events: PlaneEvents, loop: Loop) -> None:
-        super().__init__(events, PeerExchange)
+    def __init__(self, hear: Hear, loop: Loop) -> None:
+        super().__init__(hear, PeerExchange)
         self._loop = loop
         self._late: dict[int, list[Span]] = {}
         """By number: places to which it may still be written."""
 
-    def want(self, number: int, named: Named, ranges: tuple[Range, ...], span: Span, *, parts: bool) -> None:
-        for late in self._late.values():  # it does one thing after the other: what was dropped is written before
-            _write(late)
-            late.clear()
-        super().want(number, named, ranges, span, parts=parts)
+    def tell(self, command: Command, memory: Span | None = None) -> None:
+        if isinstance(command, Drop) and self._drop(command.number):
+            return
+        if isinstance(command, Want):
+            for late in self._late.values():  # it does one thing after the other: what was dropped is written before
+                _write(late)
+                late.clear()
+        super().tell(command, memory)
 
-    def drop(self, number: int) -> None:
+    def _drop(self, number: int) -> bool:
         requests = [coming for record, coming in self._fetches._requests.values() if record.number == number]
         if not requests:
-            super().drop(number)
-            return
+            return False
         self._late[number] = [self._spans[number].part(one.have, one.end) for one in requests]
         self._forget(number)
         self._obey(self._fetches.drop(number))
         self._loop.after(LATE, lambda: self._settle(number))
+        return True
 
     def _settle(self, number: int) -> None:
         _write(self._late.pop(number))
-        self._events.settled(number)
+        self._hear(Settled(number))
 
 
 def _write(spans: list[Span]) -> None:
@@ -56,8 +59,8 @@ def _write(spans: list[Span]) -> None:
 def comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all hosts be late to stop what is dropped."""
 
-    def plane(self: InLoop, events: PlaneEvents, link: EmulatedLink | None = None) -> DataPlane:
-        self._plane = _Late(events, self._loop)
+    def plane(self: InLoop, hear: Hear, link: EmulatedLink | None = None) -> DataPlane:
+        self._plane = _Late(hear, self._loop)
         return self._plane
 
     monkeypatch.setattr(InLoop, "plane", plane)
