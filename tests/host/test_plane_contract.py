@@ -23,7 +23,7 @@ from paceline.transfer.messages import (
     Came,
     Connected,
     Disconnected,
-    Drop,
+    DropWant,
     EndPeer,
     Event,
     Lost,
@@ -144,7 +144,7 @@ def test_bytes_are_told_of_in_order_and_before_all_are_there_if_the_want_says_so
 def test_what_is_dropped_is_settled_and_released_and_nothing_else_is_told_of_it(two: Two) -> None:
     two.b.want(5)
     number = two.is_asked()
-    two.b.plane.tell(Drop(5))
+    two.b.plane.tell(DropWant(5))
     two.until(lambda: two.b.told and two.a.heard(Released))
     assert two.b.told == [Settled(5)]
     two.a.plane.tell(Send(number), two.a.span())
@@ -159,7 +159,7 @@ def test_a_drop_is_settled_though_the_want_has_ended_meanwhile(two: Two) -> None
     two.b.want(5)
     two.a.plane.tell(Refuse(two.is_asked(), "it was dropped"))
     two.until(lambda: two.b.heard(Lost))
-    two.b.plane.tell(Drop(5))
+    two.b.plane.tell(DropWant(5))
     two.until(lambda: two.b.heard(Settled))
     assert two.b.told == [Lost(5, "it was dropped", "a"), Settled(5)]
     assert not two.a.heard(Released), "who refuses knows it"

@@ -1,7 +1,7 @@
 """The data plane of a host: it fetches what the host wants of others, and sends what they ask for.
 
     the host's TransferManager          DataPlane
-    Want, Drop, Send          ───►      FetchTable, ServeTable,
+    Want, DropWant, Send      ───►      FetchTable, ServeTable,
     Brought, Lost, Asked      ◄───      and a PeerExchange for each other host   ◄───►   their data planes
 
 It knows numbers, names, ranges and memory. A plane works in the host's loop, or in a process of its own: see
@@ -34,7 +34,7 @@ from paceline.transfer.messages import (
     Command,
     Connected,
     Disconnected,
-    Drop,
+    DropWant,
     EndPeer,
     Event,
     Lost,
@@ -110,7 +110,7 @@ class DataPlane:
                 if parts:
                     self._tells_parts.add(number)
                 self._obey(self._fetches.want(number, named, ranges))
-            case Drop(number):
+            case DropWant(number):
                 self._forget(number)
                 self._obey(self._fetches.drop(number))
                 self._hear(Settled(number))

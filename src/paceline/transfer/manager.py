@@ -25,7 +25,7 @@ from paceline.transfer.messages import (
     Came,
     Connected,
     Disconnected,
-    Drop,
+    DropWant,
     EndPeer,
     Event,
     Lost,
@@ -374,7 +374,7 @@ class TransferManager:
             return
         self._want_no_more(want)
         if not settled:
-            self._plane.tell(Drop(want.number))
+            self._plane.tell(DropWant(want.number))
         self._items.free(want.item, False)
         if settled:
             self._settle(want.number)
@@ -398,7 +398,7 @@ class TransferManager:
 
     def _drop(self, want: _Want) -> None:
         if not want.here:
-            self._plane.tell(Drop(want.number))
+            self._plane.tell(DropWant(want.number))
         self._items.free(want.item, want.here)
         if want.here:
             self._settle(want.number)

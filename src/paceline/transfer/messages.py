@@ -70,7 +70,7 @@ class Want(Message):
     """Whether to tell of bytes as they come: see `Came`."""
 
 
-class Drop(Message):
+class DropWant(Message):
     """That is not wanted any more. `Settled` answers, whatever has become of it."""
 
     number: int
@@ -89,7 +89,7 @@ class Refuse(Message):
     why: str
 
 
-Command = Meet | EndPeer | BeginSegment | Want | Drop | Send | Refuse
+Command = Meet | EndPeer | BeginSegment | Want | DropWant | Send | Refuse
 
 
 # --- what the host hears ------------------------------------------------------------------------------

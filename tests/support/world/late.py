@@ -9,7 +9,7 @@ from paceline.ipc.memory import Span
 from paceline.transfer.data_connection import PeerExchange
 from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.emulated_link import EmulatedLink
-from paceline.transfer.messages import Command, Drop, Settled, Want
+from paceline.transfer.messages import Command, DropWant, Settled, Want
 from paceline.transfer.movers import InLoop
 
 LATE = 0.2
@@ -28,7 +28,7 @@ class _Late(DataPlane):
         """By number: places to which it may still be written."""
 
     def tell(self, command: Command, memory: Span | None = None) -> None:
-        if isinstance(command, Drop) and self._drop(command.number):
+        if isinstance(command, DropWant) and self._drop(command.number):
             return
         if isinstance(command, Want):
             for late in self._late.values():  # it does one thing after the other: what was dropped is written before
