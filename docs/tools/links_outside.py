@@ -1,7 +1,7 @@
-"""For MkDocs: a page's links to files of the repository that are not pages lead to the repository's host.
+"""For MkDocs: a page's links to files of the repository that the site lacks lead to the repository's host.
 
-On that host `../src/paceline/__init__.py` works as it is. The site has no such file, so the link gets the repository's
-address there. A link to a file that is missing is a warning, which ends a strict build.
+Such are `../src/paceline/__init__.py`, and pages for contributors: `architecture.md` and `decisions/`. On the host they
+work as they are. A link to a file that is missing is a warning, which ends a strict build.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?=[)#])")
+LINK = re.compile(r"(?<=\]\()((?:\.\./|architecture\.md|decisions/)[^)\s#]*)(?=[)#])")
+FOR_CONTRIBUTORS = ("docs/architecture.md", "docs/decisions/")
 BRANCH = "main"
 
 log = logging.getLogger("mkdocs.hooks.links_outside")
 
 
 def rewritten(markdown: str, page: str, repository: str, root: Path, missing: Callable[[str], None]) -> str:
-    """The page's text with its links out of `docs` made absolute; `page` is its path below `docs`.
+    """The page's text with its links out of the site made absolute; `page` is its path below `docs`.
 
     A file that is not there is told to `missing`.
     """
 
     def absolute(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), found[1]))
-        if target.startswith("docs/"):
+        if target.startswith("docs/") and not target.startswith(FOR_CONTRIBUTORS):
             return found[1]
         place = root / target
         if target.startswith("..") or not place.exists():
@@ -44,4 +45,4 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     def missing(link: str) -> None:
         log.warning("%s links to %s, which is not in the repository", page.file.src_uri, link)
 
-    return rewritten(markdown, page.file.src_uri, config.repo_url, root, missing)
+    return rewritten(markdown, page.file.src_uri, config.extra["repository"], root, missing)

@@ -1,6 +1,7 @@
 """For MkDocs: a built page that would fetch anything from another host is a warning, which ends a strict build.
 
-Links that a reader may follow are fine. Scripts, styles, pictures and frames must be the site's own.
+Links that a reader may follow are fine. Scripts, styles, pictures and frames must be the site's own. The theme's link
+to the repository isn't fine: its script asks that host's API how popular the repository is.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ FETCHED = re.compile(
     re.VERBOSE,
 )
 
+ASKED = re.compile(r'<a href="?([^"\s>]+)[^>]*data-md-component="?source')
+
 log = logging.getLogger("mkdocs.hooks.no_network")
 
 
 def fetched(html: str) -> list[str]:
     """The addresses on other hosts that a browser fetches to show this page."""
-    return FETCHED.findall(html)
+    return FETCHED.findall(html) + ASKED.findall(html)
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:

@@ -49,6 +49,15 @@ AVERAGES = ("#7b3fb5", "#c2378f", "#8a7a12", "#0f8b8d")
 """Groups take these in turn, so those at the same time can be told apart."""
 VERSION, SWITCH = "#7d8590", "#b3202c"
 INK, FAINT = "#24292f", "#57606a"
+DARK = (
+    "<style>@media (prefers-color-scheme: dark) {"
+    'rect[fill="#ffffff"] { fill: #16191f } [stroke="#ffffff"] { stroke: #16191f } '
+    '[stroke="#d0d7de"] { stroke: #30363d } '
+    f'text[fill="{INK}"] {{ fill: #e6edf3 }} text[fill="{FAINT}"] {{ fill: #9aa4af }} '
+    f'path[stroke="{FAINT}"] {{ stroke: #9aa4af }}'
+    "}</style>"
+)
+"""For a reader whose system or page is dark: ground and ink change, the colours of bars and marks stay."""
 CAPITAL = 0.36  # of a text's size: from its middle down to its base
 LETTER = 0.58  # of a text's size: about the width of a letter
 TICKS_AT_MOST = 12
@@ -95,6 +104,7 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + FOOT}" width="{WIDTH}" '
         f'height="{bottom + FOOT}" font-family="Helvetica, Arial, sans-serif" role="img">',
         f"<title>{escape(title or timeline.protocol)}</title>",
+        DARK,
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{bottom + FOOT - 1}" rx="8" fill="#ffffff" '
         'stroke="#d0d7de"/>',
         _text(16, 27, title or timeline.protocol, 15, weight="bold"),

@@ -1,4 +1,4 @@
-"""The reference pages have what the code has: keys of scenarios, keys of summaries, public names."""
+"""The reference pages that are written by hand have what the code has: keys of scenarios and summaries, tables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from from_code import on_page_markdown
-
 import paceline
 from paceline.core.choice import choose
 from paceline.core.facts import TrainingBegan
 from paceline.protocols import registry
+from paceline.records.ledger import TABLES
 from paceline.records.summary import Tally, Target
 from paceline.records.times import FetchTimes, StepTimes
 from paceline.scenario.quantities import DURATIONS, SIZES
@@ -40,10 +39,11 @@ def test_the_summary_page_has_every_key_of_a_summary() -> None:
     assert set(told) == set(simulated()) | set(counted()) | {"stopped"}, "a script's `stop` is in no simulation"
 
 
-def test_the_python_page_has_every_public_name() -> None:
-    page = on_page_markdown((REFERENCE / "python.md").read_text())
-    told = re.findall(r"^::: paceline\.(\w+)$", page, re.MULTILINE)
-    assert sorted(told) == sorted(set(paceline.__all__) - {"__version__"})
+def test_the_page_of_a_run_s_folder_has_every_table_of_the_ledger() -> None:
+    section = (REFERENCE / "summary.md").read_text().partition("## `ledger.sqlite`")[2]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    told = [table for row in rows for table in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(re.findall(r"CREATE TABLE (\w+)", TABLES))
 
 
 def simulated() -> Iterator[str]:

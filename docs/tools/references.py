@@ -1,0 +1,165 @@
+"""Write into pages what the code knows best: the command line, the Python names, the list of decisions.
+
+    python docs/tools/references.py            # write the pages of PAGES again
+    python docs/tools/references.py --check    # only name those that differ, and exit with 1 if any does
+
+A page keeps what stands around a part that is written. A part stands between a line `<!-- written: NAME … -->`, which
+says what it is, and the next line `<!-- end -->`. A test does what `--check` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.cli.main import parser
+
+DOCS = Path(__file__).parents[1]
+PAGES = ("reference/command-line.md", "reference/python.md", "decisions/README.md")
+PART = re.compile(r"(<!-- written: (\w+)(.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def commands(root: argparse.ArgumentParser) -> str:
+    """Return a section for each command, and for each command of a command."""
+    return "\n".join(line for one in _commands(root) for line in _section(one))
+
+
+def _commands(above: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in above._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in dict.fromkeys(action.choices.values()):  # without aliases
+                yield one
+                yield from _commands(one)
+
+
+def _section(command: argparse.ArgumentParser) -> Iterator[str]:
+    hidden = (argparse._HelpAction, argparse._SubParsersAction)
+    shown = [one for one in command._actions if one.help != argparse.SUPPRESS and not isinstance(one, hidden)]
+    words = [_value(one) for one in shown if not one.option_strings]
+    flags = ["[FLAGS]"] if any(one.option_strings for one in shown) else []
+    yield from (f"## {command.prog}", "", _plain(command.description or ""), "")
+    yield from ("```text", " ".join([command.prog, *flags, *words]), "```", "")
+    for one in shown:
+        yield f"- {_called(one)}: {_plain((one.help or '') % {**vars(one), 'prog': command.prog})}"
+    if shown:
+        yield ""
+
+
+def _called(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else _value(action)
+    return ", ".join(f"`{flag} {value}`".replace(" `", "`") for flag in action.option_strings) or f"`{value}`"
+
+
+def _value(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper()
+
+
+def _plain(text: str) -> str:
+    """Return the text without what Markdown or HTML would take for its own."""
+    return re.sub(r"([<>*_|\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def names(those: list[str]) -> str:
+    """Return a section for each of these public names: its signature, its docstring, and its public methods."""
+    return "\n".join(line for name in those for line in _name(name, getattr(paceline, name)))
+
+
+def _name(name: str, thing: Any) -> Iterator[str]:
+    yield from (f"### {name}", "", "```python", signature(f"paceline.{name}", thing), "```", "", docstring(thing), "")
+    for method, inner in vars(thing).items() if isinstance(thing, type) else ():
+        if not method.startswith("_"):
+            call = f"{name}.{method}"
+            if callable(inner):
+                call = signature(call, inner)
+            yield from (f"#### {name}.{method}", "", "```python", call, "```", "", docstring(inner), "")
+
+
+def signature(called: str, thing: Any) -> str:
+    """Return how it is called, an argument a line if the line would be long, without annotations."""
+    parameters = inspect.signature(thing).parameters.values()
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in parameters if one.name != "self"]
+    words = str(inspect.Signature(bare))
+    if len(called + words) > 88:
+        lines = [str(one) for one in bare]
+        if "*, " in words:
+            lines.insert(next(place for place, one in enumerate(bare) if one.kind is one.KEYWORD_ONLY), "*")
+        words = "\n".join(["(", *(f"    {line}," for line in lines), ")"])
+    return called + words.replace("'", '"')
+
+
+def docstring(thing: Any) -> str:
+    """Return a docstring of Google's style as Markdown: sections are lists, and examples are code."""
+    lines = []
+    for block in re.split(r"\n\n(?=\S)", inspect.getdoc(thing) or ""):
+        head, _, body = block.partition("\n")
+        if head in ("Args:", "Raises:"):
+            items = re.split(r"\n(?=\S)", textwrap.dedent(body))
+            lines += [f"**{head[:-1]}**", "", *(_item(item) for item in items), ""]
+        elif head in ("Returns:", "Example:", "Examples:"):
+            lines += [f"**{head[:-1]}**", "", _examples(textwrap.dedent(body)), ""]
+        else:
+            lines += [_examples(block), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _item(item: str) -> str:
+    name, _, text = item.partition(": ")
+    return f"- `{name}`: {' '.join(text.split())}"
+
+
+def _examples(text: str) -> str:
+    """Return the text with a fence around each run of examples, which ends with an empty line."""
+
+    def fenced(found: re.Match[str]) -> str:
+        return f"```pycon\n{found[0].replace('  # doctest: +SKIP', '').rstrip()}\n```\n"
+
+    return re.sub(r"^>>> (?:.*\n?)+?(?=\n|\Z)", fenced, text, flags=re.MULTILINE).rstrip()
+
+
+def decisions() -> str:
+    """Return a list of the decision records, each with its title."""
+    records = sorted((DOCS / "decisions").glob("0*.md"))
+    titles = {path.name: path.read_text().partition("\n")[0].lstrip("# ") for path in records}
+    return "".join(f"- [{title}]({name})\n" for name, title in titles.items())
+
+
+def written(page: str) -> str:
+    """Return the page's text with all of its parts written again."""
+
+    def part(found: re.Match[str]) -> str:
+        made = {
+            "commands": lambda: commands(parser()),
+            "names": lambda: names(found[3].split()),
+            "decisions": decisions,
+        }
+        return f"{found[1]}\n{made[found[2]]().strip()}\n\n{found[4]}"
+
+    return PART.sub(part, page)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--check", action="store_true", help="write nothing; name the pages that differ")
+    check = arguments.parse_args().check
+    pages = {DOCS / name: (DOCS / name).read_text() for name in PAGES}
+    stale = [page for page, text in pages.items() if written(text) != text]
+    for page in stale:
+        print(page)
+        if not check:
+            page.write_text(written(pages[page]))
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
