@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,58 +18,10 @@ from paceline.ipc.memory import Region
 LOCKED_ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 
 
-class Mark(Protocol):
-    """A point in a stream's work."""
-
-    def wait(self) -> None:
-        """Wait in this thread until the stream has reached this mark."""
-
-    def hold_up(self) -> None:
-        """Have what this thread computes from now on begin after this mark."""
-
-    def since(self, earlier: Mark) -> float:
-        """Return the seconds between two marks that the stream has passed."""
-
-
-class DeviceStream(Protocol):
-    """Copies between the device and memory, one after another."""
-
-    def after(self, mark: Mark) -> None:
-        """Begin later copies once another stream has reached that mark."""
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy a tensor. Neither may be freed or written until the stream has reached a later mark."""
-
-    def mark(self) -> Mark:
-        """Mark the end of the copies so far."""
-
-
-class Accelerator(Protocol):
-    """A device, with a stream for copies in each direction."""
-
-    to_device: DeviceStream
-    from_device: DeviceStream
-
-    def has(self, tensor: Tensor) -> bool:
-        """Return whether the tensor is on this device."""
-
-    def computed(self) -> Mark:
-        """Mark the end of what this thread's stream computes so far."""
-
-    def captures(self) -> bool:
-        """Return whether this thread only records its work, in a graph that runs later. No copy may wait for it."""
-
-    def lock(self, region: Region, start: int, stop: int) -> str | None:
-        """Page-lock these bytes, which begin a page, so that copies run at the bus's speed and beside other work.
-
-        Return why that fails, or None. Without it copies are correct, and slower.
-        """
-
-
 def accelerator_of(tensors: Sequence[Tensor]) -> Accelerator | None:
     """Return the accelerator that these parameters are on; None if all are in memory. See `device_of` for errors."""
     device = device_of(tensors)
-    return None if device is None else OfTorch(device)
+    return None if device is None else Accelerator(device)
 
 
 def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
@@ -103,28 +54,32 @@ def is_deterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-class OfTorch:
-    """A device of torch's, of any maker. See `Accelerator`."""
+class Accelerator:
+    """A device of torch's, of any maker, with a stream for copies in each direction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.to_device: DeviceStream = _Stream(device)
-        self.from_device: DeviceStream = _Stream(device)
+        self.to_device = DeviceStream(device)
+        self.from_device = DeviceStream(device)
 
     def has(self, tensor: Tensor) -> bool:
-        """See `Accelerator`."""
+        """Return whether the tensor is on this device."""
         return tensor.device == self._device
 
     def computed(self) -> Mark:
-        """See `Accelerator`."""
-        return _Mark(torch.accelerator.current_stream(self._device))
+        """Mark the end of what this thread's stream computes so far."""
+        return Mark(torch.accelerator.current_stream(self._device))
 
     def captures(self) -> bool:
-        """See `Accelerator`."""
+        """Return whether this thread only records its work, in a graph that runs later. No copy may wait for it."""
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def lock(self, region: Region, start: int, stop: int) -> str | None:
-        """See `Accelerator`. Only CUDA can lock memory that it has not allocated, and so does ROCm under its name."""
+        """Page-lock these bytes, which begin a page, so that copies run at the bus's speed and beside other work.
+
+        Return why that fails, or None. Without it copies are correct, and slower. Only CUDA can lock memory that it has
+        not allocated, and so does ROCm under its name.
+        """
         if self._device.type != "cuda":
             return f"torch can't lock memory for the device {self._device}"
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -138,32 +93,39 @@ class OfTorch:
         return str(cudart.cudaGetErrorString(cudart.cudaError(error)))
 
 
-class _Mark:
+class Mark:
+    """A point in a stream's work."""
+
     def __init__(self, stream: torch.Stream) -> None:
         self._stream = stream
         self.event = torch.Event(stream.device, enable_timing=True)  # torch ignores `blocking`: who waits keeps a core
         self.event.record(stream)
 
     def wait(self) -> None:
+        """Wait in this thread until the stream has reached this mark."""
         self.event.synchronize()
 
     def hold_up(self) -> None:
+        """Have what this thread computes from now on begin after this mark."""
         torch.accelerator.current_stream(self._stream.device).wait_event(self.event)
 
     def since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, _Mark)
+        """Return the seconds between two marks that the stream has passed."""
         return max(0.0, float(earlier.event.elapsed_time(self.event)) / 1000.0)  # below 0 if a stream was ahead
 
 
-class _Stream:
+class DeviceStream:
+    """Copies between the device and memory, one after another."""
+
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.Stream(device)
 
     def after(self, mark: Mark) -> None:
-        assert isinstance(mark, _Mark)
+        """Begin later copies once another stream has reached that mark."""
         self._stream.wait_event(mark.event)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a tensor. Neither may be freed or written until the stream has reached a later mark."""
         before = torch.accelerator.current_stream()
         torch.accelerator.set_stream(self._stream)
         try:
@@ -172,4 +134,5 @@ class _Stream:
             torch.accelerator.set_stream(before)
 
     def mark(self) -> Mark:
-        return _Mark(self._stream)
+        """Mark the end of the copies so far."""
+        return Mark(self._stream)
