@@ -21,13 +21,12 @@ from paceline.protocols import registry
 from paceline.training import accelerator
 from paceline.training.copier import UNLOCKED, Copier
 from paceline.training.device_push import DeviceGradients, DeviceUpdates
-from paceline.training.holders.choice import holder_of
-from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
+from paceline.training.holders.choice import _on_device, holder_of
 from paceline.training.holders.holder import Holder
-from paceline.training.holders.own_step import OwnStep
-from paceline.training.holders.replica import ReplicaHolder
-from paceline.training.holders.window import WindowHolder
+from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
+from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.layout import Layout, Places
+from paceline.training.parameter_views import OwnMemory, Windowed
 from paceline.training.push import AT_ONCE, AreaPush, NoPush, OverlappedPush
 from paceline.training.structure import Followed
 from paceline.training.training_context import TrainingContext
@@ -106,21 +105,7 @@ class Case:
             optimizer=self.optimizer,
             parameters=parameters,
         )
-        push = AreaPush(self.joined)
-        self.holder: Holder = {
-            "window": lambda: WindowHolder(self.joined, push),
-            "window, told": lambda: WindowHolder(self.joined, OverlappedPush(self.joined)),
-            "device": lambda: DeviceWindow(self.joined, self.copier()),
-            "device and memory": lambda: DeviceWindow(self.joined, self.copier(1)),
-            "device, own-step": lambda: DeviceOwnStep(self.joined, self.copier()),
-            "device and memory, own-step": lambda: DeviceOwnStep(self.joined, self.copier(0)),
-            "device, replica": lambda: DeviceReplica(self.joined, self.copier(), "gradients"),
-            "device and memory, replica": lambda: DeviceReplica(self.joined, self.copier(1), "gradients"),
-            "device, replica, nothing pushed": lambda: DeviceReplica(self.joined, self.copier(), "nothing"),
-            "own-step": lambda: OwnStep(self.joined, push),
-            "replica": lambda: ReplicaHolder(self.joined, push),
-            "replica, nothing pushed": lambda: ReplicaHolder(self.joined, NoPush()),
-        }[kind]()
+        self.holder = self._made(kind)
         self.area = OWN if self.replica else 0
         """A push area of this worker's."""
         for number, parameter in enumerate(parameters):
@@ -129,6 +114,18 @@ class Case:
         self.holder.show(FIRST)
         if used:
             self.holder.use(self.area)
+
+    def _made(self, kind: str) -> Holder:
+        layout, parameters = self.places.layout, self.joined.parameters
+        if kind == "window, told":  # of a model that is too small for it
+            window = Windowed(self.places.region, layout.slot_bytes, layout.moving, parameters)
+            return WindowHolder(self.joined, OverlappedPush(self.joined), window)
+        what: Any = "replica" if self.replica else "own-step" if "own-step" in kind else "window"
+        pushes: Any = "updates" if what == "own-step" else "gradients" if self.pushes else "nothing"
+        if "device" not in kind:
+            return holder_of(what, pushes, self.joined)
+        in_memory = [0 if what == "own-step" else 1] if "memory" in kind else []
+        return _on_device(what, pushes, self.joined, self.copier(*in_memory))
 
     def copier(self, *in_memory: int) -> Copier:
         """Copies to a device that has no parameter of these numbers."""
@@ -402,7 +399,7 @@ class Halves(AreaPush):
 
 def test_updates_may_be_pushed_in_another_form_than_they_are_made_in() -> None:
     case = Case("own-step")
-    case.holder = OwnStep(case.joined, Halves(case.joined))
+    case.holder = OwnStep(case.joined, Halves(case.joined), OwnMemory(case.places, case.joined.parameters))
     case.holder.show(FIRST)
     case.holder.use(case.area)
     case.compute()
@@ -666,8 +663,8 @@ def test_parameters_on_a_device_that_is_not_there_are_refused(kind: Any) -> None
 @pytest.mark.parametrize(
     ("kind", "pushes", "made", "through"),
     [
-        ("window", "gradients", DeviceWindow, DeviceGradients),
-        ("own-step", "updates", DeviceOwnStep, DeviceUpdates),
+        ("window", "gradients", WindowHolder, DeviceGradients),
+        ("own-step", "updates", OwnStep, DeviceUpdates),
         ("replica", "gradients", DeviceReplica, DeviceGradients),
         ("replica", "nothing", DeviceReplica, NoPush),
     ],

@@ -289,7 +289,7 @@ def test_it_pays_only_for_a_model_that_takes_a_link_some_time() -> None:
 
 def test_it_is_what_a_run_has_that_is_told_and_no_other_run() -> None:
     from paceline.training.holders.choice import holder_of
-    from paceline.training.holders.window import WindowHolder
+    from paceline.training.holders.stored import WindowHolder
 
     for tells, kind in ((True, OverlappedPush), (False, AreaPush)):
         joined = Case().push._joined

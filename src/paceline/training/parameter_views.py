@@ -1,34 +1,62 @@
-"""Views of the parameters in shared memory: in a window over it, in copies, or in an arena on a device."""
+"""What shows parts of the shared memory to a script: windows over them, and copies in memory or on a device."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.ipc.memory import MappedWindow, Region
 from paceline.training.copier import COLUMNS, Copier
-from paceline.training.layout import Entry
+from paceline.training.layout import Entry, Places
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 
-class ParameterViews(Protocol):
+class ParameterViews(ABC):
     """The script's parameters, which show one part of the shared memory or another."""
 
+    @abstractmethod
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""
 
+    @abstractmethod
     def changed(self) -> list[str]:
         """Return the names of parameters that the script has written into."""
 
+    @abstractmethod
     def place_again(self) -> None:
         """Put parameters that left their place (by `p.data = …`) back into it. Their values stay."""
 
+    def bring(self, start: int, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027  # memory is there at once
+        """Copy these bytes of the part that begins at that byte and is shown next. Nothing changes them meanwhile."""
 
-class Windowed:
+    def settle(self) -> None:  # noqa: B027  # in memory there is nothing to wait for
+        """Wait for the device to compute the script's parameters and gradients."""
+
+    def copied(self) -> tuple[float, float] | None:
+        """Return the seconds of copies to a device and from it since the last call, when all are done."""
+        return None
+
+
+class OwnParameters(ParameterViews):
+    """Parameters that the worker's own optimizer steps. They show a part as it is, or after some arithmetic."""
+
+    values: list[Tensor]
+    """What the optimizer steps, one for each parameter."""
+
+    @abstractmethod
+    def version(self, start: int) -> list[Tensor]:
+        """Return the tensors of the part that begins there: where they lie, or as `values`. Call `shown` next."""
+
+    @abstractmethod
+    def shown(self, start: int, *, is_that_part: bool = True) -> None:
+        """Note that `values` are what the script is to see: that part, or that part less some updates."""
+
+
+class Windowed(ParameterViews):
     """Tensors on the CPU that lie in a window. To show another part, the window moves, and no byte is copied."""
 
     def __init__(self, region: Region, size: int, entries: Sequence[Entry], tensors: Sequence[Tensor]) -> None:
@@ -43,7 +71,7 @@ class Windowed:
         """Where each tensor lies in the window. Empty until the first part is shown."""
 
     def show(self, start: int) -> None:
-        """Show the part that begins at that byte."""
+        """See `ParameterViews`."""
         if not self._entries:
             return
         self._start = start
@@ -92,6 +120,36 @@ class Windowed:
         return not same_bits(entry.over(self._window.memory), there)
 
 
+class OwnMemory(Windowed, OwnParameters):
+    """The worker's own parameters on the CPU, in memory of its own, through a window."""
+
+    def __init__(self, places: Places, tensors: Sequence[Tensor]) -> None:
+        layout = places.layout
+        region = Region.create(layout.slot_bytes)
+        super().__init__(region, layout.slot_bytes, layout.moving, tensors)
+        self.values = [entry.over(region.memory) for entry in layout.moving]
+        self._shared = places.region
+        self._parts: dict[int, list[Tensor]] = {}
+        """By its first byte: a part's tensors in the shared memory."""
+
+    def version(self, start: int) -> list[Tensor]:
+        """See `OwnParameters`."""
+        if start not in self._parts:
+            self._parts[start] = [entry.over(self._shared.memory, start) for entry in self._entries]
+        return self._parts[start]
+
+    def shown(self, start: int, *, is_that_part: bool = True) -> None:
+        """See `OwnParameters`."""
+        self.show(0)
+
+    @torch.no_grad()
+    def place_again(self) -> None:
+        """See `ParameterViews`."""
+        super().place_again()
+        torch._foreach_copy_(self.values, list(self._tensors))
+        self.show(0)
+
+
 class Copied:
     """Tensors on a device that can't map shared memory. To show another part, it is copied to them."""
 
@@ -100,16 +158,12 @@ class Copied:
         self._tensors = tensors
         self._region = region
         self._versions: list[int] = []
-        self._parts: dict[int, list[Tensor]] = {}
-        """By its first byte: a part's tensors in the shared memory."""
 
     @torch.no_grad()
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""
-        if start not in self._parts:
-            self._parts[start] = [entry.over(self._region.memory, start) for entry in self._entries]
-        for tensor, there in zip(self._tensors, self._parts[start], strict=True):
-            tensor.copy_(there)
+        for tensor, entry in zip(self._tensors, self._entries, strict=True):
+            tensor.copy_(entry.over(self._region.memory, start))
         self._versions = _versions(self._tensors)
 
     def changed(self) -> list[str]:
@@ -117,7 +171,7 @@ class Copied:
         return _changed_in_place(self._entries, self._tensors, self._versions)
 
 
-class DeviceParameters:
+class DeviceParameters(OwnParameters):
     """Parameters on a device, such as a GPU. They lie in an arena, into which the part that they show is copied."""
 
     def __init__(self, joined: TrainingContext, copier: Copier, size: int) -> None:
@@ -126,7 +180,8 @@ class DeviceParameters:
         self._entries = joined.places.layout.moving
         self._parameters = joined.parameters
         self._copier = copier
-        self.arena = copier.arena()
+        self._arena = copier.arena()
+        self.values = self._arena.views
         self._start = 0
         self._brought: dict[int, list[tuple[int, int]]] = {}
         """By the first byte of the part that is shown next: the ranges of it that were copied already."""
@@ -135,37 +190,43 @@ class DeviceParameters:
         self._versions: list[int] = []
         self._sums = self._summed()
         with torch.no_grad():
-            for parameter, view in zip(self._parameters, self.arena.views, strict=True):
+            for parameter, view in zip(self._parameters, self.values, strict=True):
                 parameter.data = view.copy_(parameter)
 
     @torch.no_grad()
     def show(self, start: int) -> None:
-        """Show the part that begins at that byte."""
-        self.fetch(start)
+        """See `ParameterViews`."""
+        self.version(start)
         self.shown(start)
 
     @torch.no_grad()
-    def fetch(self, start: int) -> None:
-        """Copy the part that begins at that byte into the arena. Call `shown` after it."""
+    def version(self, start: int) -> list[Tensor]:
+        """See `OwnParameters`. Copy that part into the arena."""
         self._copier.lock(start, self._size)
-        self._copier.bring(self.arena, start, self._brought.pop(start, ()))
+        self._copier.bring(self._arena, start, self._brought.pop(start, ()))
         self._brought.clear()
+        return self.values
+
+    def keep(self, start: int) -> None:
+        """Copy the arena into the part that begins at that byte. See `Copier.await_taken`."""
+        self._copier.lock(start, self._size)
+        self._copier.take(self._arena, start)
 
     @torch.no_grad()
     def bring(self, start: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Copy these bytes of the part that begins at that byte and is shown next. Nothing changes them meanwhile."""
+        """See `ParameterViews`."""
         self._copier.lock(start, self._size)
         there = self._brought.setdefault(start, [])
-        self._copier.bring_bytes(self.arena, start, ranges)
+        self._copier.bring_bytes(self._arena, start, ranges)
         there.extend(ranges)
 
     @torch.no_grad()
     def shown(self, start: int, *, is_that_part: bool = True) -> None:
-        """Note that the arena has what the script is to see: that part, or that part less some updates."""
+        """See `OwnParameters`."""
         self._start, self._is_that_part = start, is_that_part
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = _versions(self._parameters)
         self._sums = self._summed()
-        self._in_memory = [self.arena.views[number].clone() for number in self._copier.in_memory]
+        self._in_memory = [self.values[number].clone() for number in self._copier.in_memory]
 
     @torch.no_grad()
     def changed(self) -> list[str]:
@@ -176,29 +237,37 @@ class DeviceParameters:
         """
         if self._brought:  # the script waits for the rest meanwhile
             return []
-        every = enumerate(zip(self._parameters, self.arena.views, self._versions, strict=True))
+        every = enumerate(zip(self._parameters, self.values, self._versions, strict=True))
         changed = {
             number
             for number, (parameter, view, version) in every
             if parameter._version != version or parameter.data_ptr() != view.data_ptr()
         }
         if not torch.equal(self._summed(), self._sums) and (self._is_that_part or not changed):
-            changed.update(self._copier.differs(self.arena, self._start))
+            changed.update(self._copier.differs(self._arena, self._start))
         in_memory = zip(self._copier.in_memory, self._in_memory, strict=True)
-        changed.update(number for number, before in in_memory if not same_bits(self.arena.views[number], before))
+        changed.update(number for number, before in in_memory if not same_bits(self.values[number], before))
         return [self._entries[number].name for number in sorted(changed)]
 
     @torch.no_grad()
     def place_again(self) -> None:
         """See `ParameterViews`."""
-        for parameter, view in zip(self._parameters, self.arena.views, strict=True):
+        for parameter, view in zip(self._parameters, self.values, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view.copy_(parameter)
         self.shown(self._start)
 
+    def settle(self) -> None:
+        """See `ParameterViews`."""
+        self._copier.await_computed()
+
+    def copied(self) -> tuple[float, float]:
+        """See `ParameterViews`."""
+        return self._copier.seconds()
+
     def _summed(self) -> Tensor:
         """Return the sums of the rows and of the columns of all words on the device, laid out as a table."""
-        table = self.arena.bytes.view(torch.int64).view(-1, COLUMNS)
+        table = self._arena.bytes.view(torch.int64).view(-1, COLUMNS)
         return torch.cat([table.sum(1), table.sum(0)])
 
 

@@ -7,11 +7,11 @@ from typing import assert_never
 from paceline.core.machine import HolderKind, Pushes
 from paceline.training import accelerator
 from paceline.training.copier import Copier
-from paceline.training.holders.device import DeviceOwnStep, DeviceReplica, DeviceWindow
+from paceline.training.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.holder import Holder
-from paceline.training.holders.own_step import OwnStep
-from paceline.training.holders.replica import ReplicaHolder
-from paceline.training.holders.window import WindowHolder
+from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
+from paceline.training.holders.stored import OwnStep, WindowHolder
+from paceline.training.parameter_views import DeviceParameters, OwnMemory, Windowed
 from paceline.training.push import AreaPush, NoPush, OverlappedPush
 from paceline.training.training_context import TrainingContext
 
@@ -21,25 +21,33 @@ def holder_of(kind: HolderKind, pushes: Pushes, joined: TrainingContext, *, tell
     device = accelerator.accelerator_of(joined.parameters)
     if device is not None:
         return _on_device(kind, pushes, joined, Copier(joined, device))
+    places, layout = joined.places, joined.places.layout
     match kind:
         case "window":
-            overlaps = tells and OverlappedPush.pays(joined.places.layout)
-            return WindowHolder(joined, OverlappedPush(joined) if overlaps else AreaPush(joined))
+            overlaps = tells and OverlappedPush.pays(layout)
+            window = Windowed(places.region, layout.slot_bytes, layout.moving, joined.parameters)
+            return WindowHolder(joined, OverlappedPush(joined) if overlaps else AreaPush(joined), window)
         case "own-step":
-            return OwnStep(joined, AreaPush(joined))
+            return OwnStep(joined, AreaPush(joined), OwnMemory(places, joined.parameters))
         case "replica":
-            return ReplicaHolder(joined, NoPush() if pushes == "nothing" else AreaPush(joined))
+            window = Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
+            return ReplicaHolder(joined, NoPush() if pushes == "nothing" else AreaPush(joined), window)
         case _:
             assert_never(kind)
 
 
 def _on_device(kind: HolderKind, pushes: Pushes, joined: TrainingContext, copier: Copier) -> Holder:
+    layout = joined.places.layout
     match kind:
         case "window":
-            return DeviceWindow(joined, copier)
+            shown = DeviceParameters(joined, copier, layout.slot_bytes)
+            return WindowHolder(joined, DeviceGradients(joined, copier), shown)
         case "own-step":
-            return DeviceOwnStep(joined, copier)
+            shown = DeviceParameters(joined, copier, layout.slot_bytes)
+            return OwnStep(joined, DeviceUpdates(joined, copier), shown)
         case "replica":
-            return DeviceReplica(joined, copier, pushes)
+            shown = DeviceParameters(joined, copier, layout.push_bytes)
+            push = NoPush() if pushes == "nothing" else DeviceGradients(joined, copier)
+            return DeviceReplica(joined, push, shown, copier)
         case _:
             assert_never(kind)

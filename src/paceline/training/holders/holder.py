@@ -57,12 +57,13 @@ class Holder(ABC):
     def take(self, number: int) -> None:
         """Take that parameter's gradient, which autograd has just made."""
 
-    def settle(self) -> None:  # noqa: B027  # in memory there is nothing to wait for
+    def settle(self) -> None:
         """Wait for the device to compute the script's parameters and gradients."""
+        self._shown.settle()
 
     def copied(self) -> tuple[float, float] | None:
         """Return the seconds of copies to a device and from it since the last call, when all are done."""
-        return None
+        return self._shown.copied()
 
     @abstractmethod
     def step(self) -> None:

@@ -1,9 +1,13 @@
-"""A worker's own replica: its parameters in an area that all map, and the script's own optimizer that steps them."""
+"""A worker's own replica: its parameters in an area that all map, and the script's own optimizer that steps them.
+
+On a device the replica has a copy there, which the optimizer steps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -11,11 +15,12 @@ from torch import Tensor
 from paceline.ipc.messages.worker import MakeStep
 from paceline.store.chunks import finite
 from paceline.training.averages import AreaAverages
+from paceline.training.copier import Arena, Copier
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import PushArea
-from paceline.training.parameter_views import ParameterViews, Windowed
-from paceline.training.push import GradientPush
+from paceline.training.parameter_views import DeviceParameters, ParameterViews
+from paceline.training.push import GradientPush, NoPush
 from paceline.training.training_context import TrainingContext
 
 
@@ -28,15 +33,11 @@ class ReplicaHolder(Holder):
     keeps_state = True
     _push: GradientPush
 
-    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews | None = None) -> None:
-        """`shown`: what shows the replica; None: a window."""
-        places, layout = joined.places, joined.places.layout
-        super().__init__(
-            joined, push, shown or Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
-        )
+    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:
+        super().__init__(joined, push, shown)
         self._stepping = Stepping(joined)
         self._areas: dict[int, PushArea] = {}
-        joined.link.begin_to_average(AreaAverages(places))
+        joined.link.begin_to_average(AreaAverages(joined.places))
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. A replica lacks none of its worker's steps."""
@@ -98,10 +99,8 @@ class ReplicaHolder(Holder):
 
     def _mean(self, number: int) -> list[Tensor | None]:
         """The gradients in that area."""
-        mean = self._area(number)
-        return [
-            of_mean if there else None for of_mean, there in zip(mean.gradients, mean.present.tolist(), strict=True)
-        ]
+        area = self._area(number)
+        return _there(area.gradients, area)
 
     def _keep(self, target: int) -> None:
         """Put the stepped replica into that area, with the buffers."""
@@ -118,3 +117,65 @@ class ReplicaHolder(Holder):
             self.joined.places.region.populate(start, start + self.joined.places.layout.push_bytes)
             self._areas[number] = self.joined.places.push_area(number)
         return self._areas[number]
+
+
+class DeviceReplica(ReplicaHolder):
+    """Owns a replica on the device, and has a copy of it in an area that all map, where groups average.
+
+    Where gradients are averaged only this worker writes to its areas, so values that are on the device are not
+    copied there again.
+    """
+
+    _shown: DeviceParameters
+
+    def __init__(self, joined: TrainingContext, push: GradientPush, shown: DeviceParameters, copier: Copier) -> None:
+        super().__init__(joined, push, shown)
+        self._copier = copier
+        self._averages_parameters = isinstance(push, NoPush)
+        self._of_mean: Arena | None = None
+        self._held = self._stepped_into = -1
+        """The area that has what is on the device; the area that the last step has made, until it is shown."""
+
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`."""
+        if place == self._stepped_into and not self._averages_parameters:
+            self._shown.shown(self.joined.places.push_start(place))
+        else:
+            super().show(place)
+        self._held, self._stepped_into = place, -1
+
+    def _stepped_values(self, order: MakeStep) -> list[Tensor]:
+        if order.source != self._held or self._averages_parameters:
+            self._shown.version(self.joined.places.push_start(order.source))
+        return self._shown.values
+
+    def _mean(self, number: int) -> list[Tensor | None]:
+        if self._of_mean is None:
+            self._of_mean = self._copier.arena()
+        area = self._area(number)
+        self._copier.lock(area.start, area.stop - area.start)
+        self._copier.bring(self._of_mean, area.start)
+        return _there(self._of_mean.views, area)
+
+    def _keep(self, target: int) -> None:
+        area = self._area(target)
+        self._shown.keep(area.start)
+        self._copier.take_buffers(area)
+        self._copier.await_taken()
+        self._held = self._stepped_into = target
+
+    def _not_finite(self, values: list[Tensor]) -> int | None:
+        """See `ReplicaHolder`. The device is asked once about all that is there, and some may be in memory."""
+        found: list[int] = []
+        for device in {value.device for value in values}:
+            places = [place for place, value in enumerate(values) if value.device == device and value.numel()]
+            if places:
+                norms = torch._foreach_norm([values[place] for place in places], float("inf"))
+                lost = torch.stack([norm.double() for norm in norms]).isfinite().logical_not().tolist()
+                found += compress(places, lost)
+        return min(found, default=None)
+
+
+def _there(gradients: Sequence[Tensor], area: PushArea) -> list[Tensor | None]:
+    """Return those of these gradients that the area has, and None in the place of each other one."""
+    return [one if there else None for one, there in zip(gradients, area.present.tolist(), strict=True)]

@@ -1,17 +1,20 @@
-"""What the holders of a store's versions have in common."""
+"""Holders of versions that lie in slots: of those that the store steps, and of those that the worker steps itself."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import compress
 
 import torch
 
 from paceline.ipc.messages.worker import SnapshotTaken
 from paceline.training.holders.holder import Holder
-from paceline.training.parameter_views import ParameterViews
-from paceline.training.push import Push
+from paceline.training.holders.stepping import Stepping
+from paceline.training.parameter_views import OwnParameters, ParameterViews
+from paceline.training.push import GradientPush, Push, UpdatePush
+from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 
@@ -47,3 +50,114 @@ class StoredHolder(Holder):
         """See `Holder`."""
         self.install(self.joined.link.snapshot(hold=True))
         return True
+
+
+class WindowHolder(StoredHolder):
+    """Shows versions for the script to compute gradients on. Pushes these, and the store's optimizer steps.
+
+    In memory it shows them through a window that moves from slot to slot, so a pull copies no byte.
+    """
+
+    keeps_state = False
+    _push: GradientPush
+
+    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:
+        super().__init__(joined, push, shown)
+        self._place = 0
+
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`. `ahead` is empty: the worker pushes gradients, and makes no updates."""
+        self._place = place
+        self._shown.show(self.joined.places.slot_start(place))
+
+    def bring(self, place: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Holder`."""
+        self._shown.bring(self.joined.places.slot_start(place), ranges)
+
+    @contextmanager
+    def showing(self, slot: int) -> Iterator[None]:
+        """See `StoredHolder`."""
+        before = self._place
+        if slot == before:
+            yield
+            return
+        self.show(slot)
+        try:
+            yield
+        finally:
+            self.show(before)
+
+    def take(self, number: int) -> None:
+        """See `Holder`. A large gradient is pushed while autograd goes on."""
+        self._push.take(number)
+
+    def step(self) -> None:
+        """See `Holder`."""
+        self._push.fill()
+
+
+class OwnStep(StoredHolder):
+    """Pushes updates: what the worker's own optimizer subtracts from its own parameters, which it sees at once.
+
+    These are a version of the store's, less what this worker pushed and that version lacks.
+    """
+
+    keeps_state = True
+    _push: UpdatePush
+    _shown: OwnParameters
+
+    def __init__(self, joined: TrainingContext, push: UpdatePush, shown: OwnParameters) -> None:
+        super().__init__(joined, push, shown)
+        self._values = shown.values
+        self._stepping = Stepping(joined)
+
+    @torch.no_grad()
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`."""
+        start = self.joined.places.slot_start(place)
+        source = self._shown.version(start)
+        for area, scale in ahead:
+            for value, from_here, update in zip(self._values, source, self._push.pushed(area), strict=True):
+                if update is not None:
+                    torch.sub(from_here, update, alpha=scale, out=value)
+                elif value is not from_here:
+                    value.copy_(from_here)
+            source = self._values
+        if source is not self._values:
+            torch._foreach_copy_(self._values, source)
+        self._shown.shown(start, is_that_part=not ahead)
+
+    @contextmanager
+    def showing(self, slot: int) -> Iterator[None]:
+        """See `StoredHolder`. Keep a copy of what is shown: its updates may be gone by then."""
+        with torch.no_grad():
+            before = [value.clone() for value in self._values]
+            torch._foreach_copy_(self._values, self.joined.places.slot(slot))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._values, before)
+
+    def take(self, number: int) -> None:
+        """See `Holder`. The step uses the gradient where it is."""
+
+    def step(self) -> None:
+        """See `Holder`. The script's own optimizer steps. All that it has subtracted goes into the push area.
+
+        A parameter without a gradient has nothing there unless it moved: a frozen one may be whole numbers, or NaN,
+        which have no difference.
+        """
+        updates = self._push.room()
+        with torch.no_grad():
+            torch._foreach_copy_(updates, self._values)
+        self._stepping.step(self._values)
+        moved = [
+            parameter.grad is not None or not same_bits(before, value)
+            for parameter, before, value in zip(self.joined.parameters, updates, self._values, strict=True)
+        ]
+        there = list(compress(zip(updates, self._values, strict=True), moved))
+        if there:  # else the script has discarded all of its gradients
+            with torch.no_grad():
+                torch._foreach_sub_([update for update, _ in there], [value for _, value in there])
+        self._push.made(moved)
