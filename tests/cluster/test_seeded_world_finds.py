@@ -16,8 +16,8 @@ from paceline.core.host_liveness import Fence, Hosts
 from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
-from paceline.host.branch import Branch
 from paceline.host.cluster import Cluster
+from paceline.host.host import Host
 from paceline.host.item_table import ItemTable
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
@@ -110,14 +110,14 @@ def what_training_begins_with_stays_lent_to_a_lost_host(patch: Patch) -> None:
 
 
 def an_update_stays_after_its_worker(patch: Patch) -> None:
-    hear = Branch._hear
+    hear = Host._hear
 
-    def heard(self: Branch, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+    def heard(self: Host, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         if isinstance(message, messages.worker.StepFinished) and self._seats[worker].trains:
             self.pushes.ready(worker, message.step)
         hear(self, worker, message, descriptors)
 
-    patch.setattr(Branch, "_hear", heard)
+    patch.setattr(Host, "_hear", heard)
 
 
 def an_order_is_carried_out_twice(patch: Patch) -> None:
@@ -234,14 +234,14 @@ def a_worker_is_not_told_that_the_run_stops(patch: Patch) -> None:
 
 
 def a_version_is_let_go_while_its_worker_may_compute_on_it_again(patch: Patch) -> None:
-    hear = Branch._hear
+    hear = Host._hear
 
-    def heard(self: Branch, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+    def heard(self: Host, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         if isinstance(message, messages.worker.StepFinished):
             self.shelf.release(step_of(worker))
         hear(self, worker, message, descriptors)
 
-    patch.setattr(Branch, "_hear", heard)
+    patch.setattr(Host, "_hear", heard)
 
 
 # where several hosts make versions
@@ -298,15 +298,15 @@ def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
 
 
 def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
-    of_range = Branch._of_range
+    of_range = Host._of_range
 
-    def let_go(self: Branch, event: host_messages.OfShard) -> None:
+    def let_go(self: Host, event: host_messages.OfShard) -> None:
         if isinstance(event, host_messages.Stored):
             assert self._ranges is not None
             self._ranges.comes_no_more(summand_of(event.item), whole=False)
         of_range(self, event)
 
-    patch.setattr(Branch, "_of_range", let_go)
+    patch.setattr(Host, "_of_range", let_go)
 
 
 def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
@@ -370,13 +370,13 @@ def _any_begun(hosts: OtherHosts) -> bool:
 
 
 def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
-    begin = Branch.begin
+    begin = Host._train_all
 
-    def at_once(self: Branch, *given: Any, **rest: Any) -> None:
-        begin(self, *given, **rest)
+    def at_once(self: Host, order: host_messages.Train) -> None:
+        begin(self, order)
         self._begin_once()
 
-    patch.setattr(Branch, "begin", at_once)
+    patch.setattr(Host, "_train_all", at_once)
 
 
 def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
@@ -417,13 +417,14 @@ def a_sum_that_was_not_ordered_yet_is_gone(patch: Patch) -> None:
 
 
 def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
-    about_sum = Branch.about_sum
+    obey = Host._obey
 
-    def summed(self: Branch, order: host_messages.OfSums) -> None:
-        about_sum(self, order)
-        self._reducer.drop(Sum(order.number))
+    def summed(self: Host, order: host_messages.FromHead) -> None:
+        obey(self, order)
+        if isinstance(order, host_messages.OfSums):
+            self._reducer.drop(Sum(order.number))
 
-    patch.setattr(Branch, "about_sum", summed)
+    patch.setattr(Host, "_obey", summed)
 
 
 def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:

@@ -1086,7 +1086,7 @@ class TestSeveral:
         two.carry_out(StartPush(worker=two.forker, step=0))
         two.apply(1, (two.forker, 0))
         assert two.told == []
-        assert two.agent._branch.shelf.free([0]) == 0
+        assert two.agent._host.shelf.free([0]) == 0
 
     def test_a_version_that_was_on_its_way_to_a_worker_that_left_is_brought_anew_for_another_one(self) -> None:
         """The worker that left claims it until its process ends, and its bytes may not be there."""
@@ -1104,7 +1104,7 @@ class TestSeveral:
         assert three.told == []
         three.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in three.told] == [(1, "Compute")]
-        assert three.agent._branch.items.view(Version(1)).memory[:8] == b"contents"
+        assert three.agent._host.items.view(Version(1)).memory[:8] == b"contents"
 
     def test_a_worker_of_another_host_forks_no_store(self) -> None:
         two = elsewhere(2)

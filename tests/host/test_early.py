@@ -44,7 +44,7 @@ class Case:
 
     def writes(self, value: int, begin: int = 0, end: int = SIZE) -> None:
         """The worker has put these bytes of its gradient into the push area."""
-        self.company.agent._branch.items.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
+        self.company.agent._host.items.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
 
     def tells(self, begin: int, end: int, step: int = 0) -> None:
         self.company.crew.hear(0, messages.worker.Accumulated(step, begin, end))
@@ -200,10 +200,10 @@ def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
 
 @pytest.mark.parametrize(("protocol", "tells"), [("bsp", False), ("asp", True)])
 def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol: str, tells: bool) -> None:
-    branch = elsewhere(2, protocol).agent._branch
-    assert branch._tells == tells
-    branch.versions.shards = (Shard("node-1", 0, SIZE),)
-    assert not branch._tells, "no other host makes versions"
+    host = elsewhere(2, protocol).agent._host
+    assert host._tells == tells
+    host.versions.shards = (Shard("node-1", 0, SIZE),)
+    assert not host._tells, "no other host makes versions"
 
 
 def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> None:

@@ -12,8 +12,8 @@ from paceline.core.items import Sum, Update
 from paceline.core.orders import Release
 from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
-from paceline.host.branch import Branch
 from paceline.host.events import WorkerSaid
+from paceline.host.host import Host
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
@@ -28,17 +28,17 @@ STORE = "the store"
 SUM = host_messages.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
 
 
-class Host:
+class OneHost:
     """Host node-1 with workers 1 and 2. The test stands in for the head with worker 0, and for the process."""
 
     def __init__(self, prepared: tuple[int, ...] = (1, 2), begins: tuple[int, ...] = (1, 2)) -> None:
         choice = choose("bsp", registry())
         places = plan(choice.spec, choice.unapplied, 3)
-        self.workers, self.reports, self.loop, self.begun = Mock(numbers=[1, 2]), Reports(), Clockwork(), Mock()
+        self.workers, self.reports, self.loop = Mock(numbers=[1, 2]), Reports(), Clockwork()
         self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
-        self.branch = Branch(
+        self.host = Host(
             places,
             choice.spec,
             self.workers,
@@ -51,16 +51,16 @@ class Host:
             threads=1,
             now=lambda: 0.0,
         )
-        self.carrier.begins(0, self.branch.items)
+        self.carrier.begins(0, self.host.items)
         plane_of(self.carrier).connected(HEAD)
-        self.branch.open()
+        self.host.tell(host_messages.BeginScripts())
         hear, self._gone = self.workers.open.call_args.args
         self.says = lambda worker, message: hear(worker, message, [])
         for worker in (1, 2):
             self.says(worker, msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]))
         for worker in {1, 2} - {*prepared}:
             self._gone(worker, 9)
-        self.branch.begin(dict.fromkeys(begins), 0, self.begun, sums=True)
+        self.host.tell(host_messages.Train(dict.fromkeys(begins), 0, 0.0, sums=True))
 
     def forks(self) -> list[int]:
         """Workers that were told to fork the process."""
@@ -79,7 +79,7 @@ class Host:
         self.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
         self.comes(1, 2)
         for worker in (1, 2):
-            self.branch.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
+            self.host.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
             self.says(worker, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
     def lost(self) -> list[str]:
@@ -88,48 +88,48 @@ class Host:
 
 
 def test_the_process_is_forked_before_training_begins_and_makes_no_range() -> None:
-    host = Host()
+    host = OneHost()
     assert host.forks() == [1]
     (order,) = [call.args[1] for call in host.workers.send.call_args_list]
     assert (order.begin, order.end, order.steps) == (0, 0, False)
     assert host.carrier.pending() == []
     host.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
     host.comes(1, 2)
-    host.begun.assert_called_once_with()
+    assert len(host.reports.of(host_messages.Begun)) == 1
 
 
 def test_where_none_trains_so_far_a_worker_that_waits_in_prepare_forks_it() -> None:
-    assert Host(prepared=(2,), begins=()).forks() == [2]
+    assert OneHost(prepared=(2,), begins=()).forks() == [2]
 
 
 def test_a_sum_is_served_as_it_is_made() -> None:
-    host = Host()
+    host = OneHost()
     host.trains()
-    host.branch.about_sum(SUM)
-    assert host.branch.items.look(Sum(1), 0, 32) == "coming"
+    host.host.tell(SUM)
+    assert host.host.items.look(Sum(1), 0, 32) == "coming"
     host.loop.hear(STORE, messages.store.Summing(1, 0, 32))
-    assert [host.branch.items.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
+    assert [host.host.items.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
     host.loop.hear(STORE, messages.store.Summed(1, ("weight", 2)))
-    assert host.branch.items.look(Sum(1), 0, 64) == "here"
+    assert host.host.items.look(Sum(1), 0, 64) == "here"
     assert host.reports.told(host_messages.SumNotFinite) == [("weight", 2)]
-    host.branch.about_sum(host_messages.DropSum(1))
-    assert not host.branch.shelf.has(Sum(1))
-    assert host.branch.shelf.has(Update(1, 0))
+    host.host.tell(host_messages.DropSum(1))
+    assert not host.host.shelf.has(Sum(1))
+    assert host.host.shelf.has(Update(1, 0))
 
 
 def test_no_gradients_are_told_early_where_they_are_added_up() -> None:
-    assert not Host().branch._tells
+    assert not OneHost().host._tells
 
 
 def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has() -> None:
-    host = Host()
+    host = OneHost()
     host._gone(1, 9)
     host.loop.hear(STORE, PeerLost("it has closed"))
     assert host.forks() == [1, 2]
     assert host.lost() == []
     host.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
     host.comes(1, 2)
-    host.begun.assert_called_once_with()
+    assert len(host.reports.of(host_messages.Begun)) == 1
 
 
 NOBODY = "no process of its script is left there to start the process that adds up"
@@ -145,43 +145,43 @@ NOBODY = "no process of its script is left there to start the process that adds 
 def test_without_the_process_training_begins_and_the_head_is_told(
     said: list[messages.Message | Exception], why: str
 ) -> None:
-    host = Host()
+    host = OneHost()
     for one in said:
         host.loop.hear(STORE, one)
     host.comes(1, 2)
-    host.begun.assert_called_once_with()
+    assert len(host.reports.of(host_messages.Begun)) == 1
     assert host.lost() == [why]
     host.workers.end.assert_not_called()
     assert not host.reports.of(host_messages.ShardLost)
 
 
 def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does() -> None:
-    host = Host()
+    host = OneHost()
     host.reports.events.clear()
     host.says(2, messages.worker.StoreNotForked("another one's"))
     assert host.reports.of(WorkerSaid) == [WorkerSaid(2, messages.worker.StoreNotForked("another one's"))]
     host.says(1, messages.worker.StoreNotForked("no process"))
     host.comes(1, 2)
-    host.begun.assert_called_once_with()
+    assert len(host.reports.of(host_messages.Begun)) == 1
     assert host.lost() == ["the process that adds up can't be started: no process"]
     assert len(host.reports.of(WorkerSaid)) == 1
 
 
 def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:
-    host = Host(prepared=(), begins=())
+    host = OneHost(prepared=(), begins=())
     assert host.forks() == []
     assert host.lost() == [NOBODY]
 
 
 def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head_calls_void() -> None:
-    host = Host()
+    host = OneHost()
     host.trains()
-    host.branch.about_sum(SUM)
+    host.host.tell(SUM)
     host.loop.ends[7]()
     assert host.lost() == ["the process that adds up died"]
-    assert host.branch.items.look(Sum(1), 0, 32) == "coming"
-    host.branch.about_sum(msgspec.structs.replace(SUM, number=2))
+    assert host.host.items.look(Sum(1), 0, 32) == "coming"
+    host.host.tell(msgspec.structs.replace(SUM, number=2))
     for number in (1, 2):
-        host.branch.about_sum(host_messages.DropSum(number))
-        assert not host.branch.shelf.has(Sum(number))
-    assert host.branch.items.look(Update(1, 0), 0, 64) == "here"
+        host.host.tell(host_messages.DropSum(number))
+        assert not host.host.shelf.has(Sum(number))
+    assert host.host.items.look(Update(1, 0), 0, 64) == "here"

@@ -267,8 +267,8 @@ def test_versions_may_be_made_before_a_host_has_what_training_begins_with(protoc
 
 DIES_AT_THE_BEGINNING = """
 import os, signal
-from paceline.host.branch import Branch
-Branch.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from paceline.host.host import Host
+Host._train_all = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -282,8 +282,8 @@ def test_a_host_that_dies_as_training_begins_is_named_and_the_others_go_on(proto
 
 
 LONG_MESSAGES = """
-from paceline.host import branch
-branch.LONG = 1
+from paceline.host import host
+host.LONG = 1
 """
 
 
@@ -299,15 +299,15 @@ def test_what_workers_say_may_be_too_long_for_a_message_between_hosts(launch: La
 
 HAS_NO_MEMORY = """
 from paceline.host import host_memory
-from paceline.host.branch import Branch
+from paceline.host.host import Host
 class Region:
     @staticmethod
     def create(size):
         raise OSError(12, "Cannot allocate memory")
-def begin(self, *given, begin=Branch.begin, **named):
+def begin(self, order, begin=Host._train_all):
     host_memory.Region = Region
-    begin(self, *given, **named)
-Branch.begin = begin
+    begin(self, order)
+Host._train_all = begin
 """
 
 
@@ -316,7 +316,7 @@ def test_a_host_that_can_not_go_on_says_why_in_one_line_and_the_others_go_on(lau
     assert "Traceback" not in run.err
     assert "paceline: host node-1: an error in Paceline that should not be: OSError: [Errno 12]" in run.err
     assert f", traceback in {run.folder}/internal-error-host-node-1.txt; please report it" in run.err
-    assert "branch.py" in (run.folder / "internal-error-host-node-1.txt").read_text()
+    assert "host.py" in (run.folder / "internal-error-host-node-1.txt").read_text()
     assert "host node-1 is lost: its agent has ended" in run.err
     assert run.summary["samples"] == 2 * 96
 

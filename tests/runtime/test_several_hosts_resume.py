@@ -184,13 +184,13 @@ def test_a_worker_of_another_host_may_write_what_all_begin_with(launch: Launch) 
 DIES_AS_IT_PACKS = """
 import os, signal
 from paceline.ipc import messages
-from paceline.host.branch import Branch
-say = Branch.say
+from paceline.host.host import Host
+say = Host._say
 def dies(self, worker, message, attached):
     if isinstance(message, messages.worker.Keep):
         os.kill(os.getpid(), signal.SIGKILL)
     say(self, worker, message, attached)
-Branch.say = dies
+Host._say = dies
 """
 DIES_AS_IT_IS_FETCHED = """
 import os, signal

@@ -93,13 +93,14 @@ def test_with_the_store_on_the_head_one_sum_of_each_other_host_crosses_its_link(
 
 LOSES_THE_PROCESS = """
 import os, signal
-from paceline.host.branch import Branch
-about_sum = Branch.about_sum
+from paceline.host.host import Host
+from paceline.host.messages import SumUp
+obey = Host._obey
 def dies(self, order):
-    if order.number == 6:
+    if isinstance(order, SumUp) and order.number == 6:
         os.kill(self._store.process, signal.SIGKILL)
-    about_sum(self, order)
-Branch.about_sum = dies
+    obey(self, order)
+Host._obey = dies
 """
 
 

@@ -14,9 +14,9 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
-from paceline.host.branch import BEGINNING
 from paceline.host.cluster import Cluster
 from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, VersionNotFinite
+from paceline.host.host import BEGINNING
 from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
 from paceline.host.message_validation import MessageValidation
@@ -247,7 +247,7 @@ class Elsewhere(Company):
     @property
     def shelves(self) -> list[Shelf]:
         """See `Company`."""
-        return [self.head.shelf, self.agent._branch.shelf]
+        return [self.head.shelf, self.agent._host.shelf]
 
     def claims(self) -> list[tuple[Any, ...]]:
         """See `Company`. What training begins with is kept until another version is made, as the newest is."""

@@ -35,8 +35,7 @@ from paceline.files import unforeseen
 from paceline.host import devices
 from paceline.host import messages as host_messages
 from paceline.host.bootstrap_process import BootstrapProcess
-from paceline.host.branch import Branch, BranchEvent
-from paceline.host.events import WorkerEnded
+from paceline.host.host import Host, HostReport
 from paceline.host.log_forwarding import LogForwarding
 from paceline.host.machine import difference, machine
 from paceline.host.memory_plan import plan
@@ -194,13 +193,13 @@ def scratch(host: str, say: Callable[[str], None]) -> Iterator[Path]:
 
 
 class _Agent:
-    """What the head says goes to the branch, and what the branch tells goes to the head."""
+    """What the head says goes to the host, and what the host reports goes to the head."""
 
     _asked: host_messages.Introduce
     """What the head has asked for first."""
     _workers: Workers
     """From here on: what there is once the head has told the run."""
-    _branch: Branch
+    _host: Host
     _carrier: TransferManager
     _hello: Hello
     """What it says to other hosts with which it exchanges bytes."""
@@ -242,8 +241,6 @@ class _Agent:
         """Whether the head has told this incarnation the run."""
         self._stand_in: BootstrapProcess | None = None
         """What this host has in the place of workers, if it has none."""
-        self._to_start: set[int] = set()
-        """Workers that are to begin again, and whose turn has not come."""
         self._loop, self._mover = loop, mover
         self._moved_before = mover.cpu_seconds() or 0.0
         """Seconds that moving bytes had taken before this incarnation."""
@@ -305,8 +302,8 @@ class _Agent:
             self._door.close()
         if self.takes_part:
             self._carrier.close()
-            self._branch.close()
-            self._mover.close(self._branch.memory.free)
+            self._host.close()
+            self._mover.close(self._host.memory.free)
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -321,32 +318,19 @@ class _Agent:
                 self._arrives(partial(self._received.take, message))
             case host_messages.Prepare(settings=settings, workers=workers):
                 self._prepare(unpacked(settings), workers)
-            case host_messages.BeginScripts():
-                self._branch.open()
             case host_messages.StandIn():
                 self._begin_stand_in()
-            case host_messages.Train(workers=workers, version=version, at=at, shards=shards, state=state, sums=sums):
+            case host_messages.Train(at=at, neighbours=neighbours):
                 self._begun = self._loop.now() - at
-                self._meet(message.neighbours)
+                self._meet(neighbours)
                 if self._emulated is not None:
-                    self._emulated.carries(self._branch.offer.model_bytes)
-                self._branch.begin(
-                    workers, version, lambda: self._link.send(host_messages.Begun()), shards, state, sums=sums
-                )
+                    self._emulated.carries(self._host.offer.model_bytes)
+                self._host.tell(message)
             case host_messages.ExpectHost(neighbour=neighbour):
                 self._mover.expect(self._carrier.meet(neighbour.host, neighbour.incarnation))
-            case host_messages.HostLost(host=host, why=why):
-                self._branch.miss(host, why)
-            case host_messages.AttachmentFetched(attached=name):
-                self._branch.drop(name)
-            case host_messages.StartWorker(worker=worker):
-                self._to_start.add(worker)
-                self._branch.in_turn(partial(self._start, worker))
-            case host_messages.EndWorker(worker=worker, why=why):
-                self._end(worker, why)
             case host_messages.Wake():
                 self._mover.wake()
-                self._branch.wake()
+                self._host.tell(message)
             case host_messages.OutputWritten():
                 self._output.kept()
                 self._workers.read_on()
@@ -355,39 +339,7 @@ class _Agent:
             case host_messages.EndRun(outcome=outcome):
                 self.over, self.may_come_again = message, outcome == "again"
             case _:
-                self._branch.in_turn(partial(self._obey, message))
-
-    def _obey(self, message: Any) -> None:
-        """Have the branch do this, whose turn has come."""
-        match message:
-            case _ if isinstance(message, host_messages.OfRange):
-                self._branch.about_range(message)
-            case _ if isinstance(message, host_messages.OfSums):
-                self._branch.about_sum(message)
-            case _ if isinstance(message, host_messages.OfReplicas):
-                self._branch.about_replicas(message)
-            case host_messages.Shards(shards=shards, left=left):
-                self._branch.recut(shards, left)
-            case host_messages.CarryOut():
-                self._branch.carry_out(message.order)
-            case host_messages.VersionMade(version=version):
-                self._branch.made(version)
-            case host_messages.Look(worker=worker, version=version, hold=hold):
-                self._branch.show(worker, version, hold)
-            case host_messages.TellWorker(worker=worker, message=said, attached=attached):
-                self._branch.say(worker, said, attached)
-            case host_messages.Adopt(worker=worker):
-                self._branch.adopt(worker)
-            case host_messages.Adopted(worker=worker, state=state, place=place):
-                self._branch.adopted(worker, state, place)
-            case host_messages.AdmitWorker(worker=worker, epoch=epoch, at=at, place=place):
-                self._branch.admit(worker, epoch, at, place)
-            case host_messages.JoinWorker(worker=worker):
-                self._branch.join(worker)
-            case host_messages.WorkerGone(worker=worker, died=died):
-                self._branch.left(worker, died)
-            case host_messages.ForgetWorker(worker=worker):
-                self._branch.gone(worker)
+                self._host.tell(message)
 
     def connected(self, incarnation: int) -> None:
         """See `HostNews`."""
@@ -483,7 +435,7 @@ class _Agent:
                 self._workers.start(workers[first : first + AT_ONCE])
         except NoProcess as error:
             self.leave(f"{workers_named(workers)} can't be started: {error}")
-        self._branch = Branch(
+        self._host = Host(
             places,
             spec,
             self._workers,
@@ -497,7 +449,7 @@ class _Agent:
             now=self._now,
             stand_in=self._stand_in,
         )
-        self._carrier.begins(0, self._branch.items)
+        self._carrier.begins(0, self._host.items)
         self.takes_part = True
 
     def _meet(self, neighbours: Sequence[host_messages.Neighbour]) -> None:
@@ -534,27 +486,6 @@ class _Agent:
         except NoProcess as error:
             self.leave(f"the script can't be started: {error}")
 
-    def _start(self, worker: int) -> None:
-        self._branch.returns(worker)
-        if worker not in self._to_start:  # it was ended before its turn came
-            return
-        self._to_start.discard(worker)
-        try:
-            self._workers.start([worker])
-        except NoProcess as error:
-            self._output.say(f"worker {worker} can't be started again: {error}")
-            self._report(WorkerEnded(worker, signal.SIGKILL))
-
-    def _end(self, worker: int, why: str | None) -> None:
-        """End the worker's process now. One that has yet to begin never does."""
-        if worker in self._to_start:
-            self._to_start.discard(worker)
-            self._report(WorkerEnded(worker, signal.SIGKILL))
-        elif why is None:
-            self._workers.end(worker)
-        else:
-            self._workers.give_up(worker, why)
-
     def _judge(self) -> None:
         if self.over is None and self._fence.tick(self._link.now()):
             self._link.end("no beat of this host was acknowledged in time")
@@ -564,10 +495,10 @@ class _Agent:
         if (due := self._fence.due()) is not None:  # by the link's clock, which the loop does not go by
             self._alarm.set(self._loop.now() + due - self._link.now())
 
-    # --- the branch ---------------------------------------------------------------------------------
+    # --- the host ---------------------------------------------------------------------------------
 
-    def _report(self, event: BranchEvent) -> None:
-        """Tell the head what the branch reports. What workers wait for the head knows by itself."""
+    def _report(self, event: HostReport) -> None:
+        """Tell the head what the host reports. What workers wait for the head knows by itself."""
         match event:
             case host_messages.Leaves(why=why):
                 self.leave(why)

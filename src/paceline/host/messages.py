@@ -1,6 +1,6 @@
 """What the head and another host say to each other, one type for each message. Names and plain values only.
 
-See `host.branch` for what a host does of it, and `host.other_hosts` for the head's end.
+See `host.host` for what a host does of it, and `host.other_hosts` for the head's end.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from paceline.coordinator import agent as agents
 from paceline.coordinator import host_registry as rest
 from paceline.core import shards
 from paceline.host import hash_seed, store_process
-from paceline.host.branch import BEGINNING
+from paceline.host.host import BEGINNING
 from paceline.host.machine import Machine
 from paceline.host.orders.commit_queue import NEWEST
 from paceline.host.orders.steps import BEGUN_AS
@@ -144,33 +144,33 @@ def own_incarnation(agent: Any) -> int:
 
 def claims_at(agent: Any) -> list[Claim]:
     """Who claims what there."""
-    return list(agent._branch.shelf.claims())
+    return list(agent._host.shelf.claims())
 
 
 def has_begun(agent: Any) -> bool:
     """Whether all has come that it begins with."""
-    return agent._branch._later is None
+    return agent._host._later is None
 
 
 def newest_range(agent: Any) -> Any:
     """Who claims the newest version's range there. None: it makes no range."""
-    ranges = agent._branch._ranges
+    ranges = agent._host._ranges
     return None if ranges is None else _kept(ranges.maker.newest)
 
 
 def has_replicas(agent: Any) -> bool:
     """Whether its workers own replicas."""
-    return agent._branch._replicas is not None
+    return agent._host._replicas is not None
 
 
 def averages_at(agent: Any) -> Any:
     """The averages that it is at work on."""
-    return agent._branch._replicas.averaging._works
+    return agent._host._replicas.averaging._works
 
 
 def lent_at(agent: Any) -> Any:
     """What it has lent to others."""
-    return agent._branch._replicas._lent
+    return agent._host._replicas._lent
 
 
 # --- what stands in the place of something ----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A host that is not the head: its workers, and what of versions and updates lies here.
+"""A host: its workers, and what of versions and updates lies here. It does what it is told by `host.messages`.
 
 The head's store makes versions, or this host makes a range of each of them, as others do. See `ShardServer`.
 """
@@ -6,6 +6,7 @@ The head's store makes versions, or this host makes a range of each of them, as 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +42,7 @@ from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
+from paceline.ipc.processes import NoProcess
 from paceline.records.times import FetchTimes
 from paceline.transfer.fetcher import RemoteFetcher
 from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
@@ -51,7 +53,7 @@ LONG = 1 << 20
 """Bytes of a worker's message from which on it goes to the head as items do. It would delay the beats behind it."""
 
 
-BranchEvent = WorkerEvent | host_messages.ToHead
+HostReport = WorkerEvent | host_messages.ToHead
 """What a host beside the head's reports: a fact or a message, each thing once."""
 
 
@@ -60,7 +62,7 @@ def _shown_to(worker: int) -> Owner:
     return "shown to", worker
 
 
-class Branch:
+class Host:
     """Carries out orders about its workers. Who makes versions fetches their updates from here."""
 
     def __init__(
@@ -69,7 +71,7 @@ class Branch:
         spec: Spec,
         workers: Workers,
         carrier: TransferManager,
-        report: Callable[[BranchEvent], None],
+        report: Callable[[HostReport], None],
         loop: Loop,
         *,
         name: str,
@@ -112,6 +114,8 @@ class Branch:
         self._reducer = HostReducer(self.shelf, plan, self._store, there=carrier.made, not_finite=self._not_finite)
         self._begins: Callable[[], None] | None = None
         """Lets training begin, once the process is there that computes for this host, or can't be."""
+        self._to_start: set[int] = set()
+        """Workers that are to begin again, and whose turn has not come."""
         self._prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self.attachments = Attachments(carrier)
@@ -162,32 +166,83 @@ class Branch:
 
     # --- what the head orders -----------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Listen to the workers."""
-        self._workers.open(self._hear, self._gone)
+    def tell(self, message: host_messages.FromHead) -> None:
+        """Do what the head says. What is said after `Train` waits for training's beginning, unless an end may need it.
 
-    def begin(
-        self,
-        workers: Mapping[int, GoesOn | None],
-        version: int,
-        begun: Callable[[], None],
-        shards: Sequence[Shard] = (),
-        state: Attached | None = None,
-        *,
-        sums: bool = False,
-    ) -> None:
-        """Fetch what training begins with, and let these workers train. What else comes until then waits.
-
-        `shards`: who makes which range of each version. `state`: what goes with one that is made here. `sums`: whether
-        the updates of workers here are added up.
+        So does what is said after `Adopted`.
         """
+        match message:
+            case host_messages.BeginScripts():
+                self._workers.open(self._hear, self._gone)
+            case host_messages.Train():
+                self._train_all(message)
+            case host_messages.HostLost(host=host, why=why):
+                if self._carrier.has_met(host):
+                    self._carrier.ended(host, why)
+            case host_messages.AttachmentFetched(attached=name):
+                self.attachments.host_has(self._head, name)
+            case host_messages.StartWorker(worker=worker):
+                self._to_start.add(worker)
+                self._in_turn(partial(self._start, worker))
+            case host_messages.EndWorker(worker=worker, why=why):
+                self._end(worker, why)
+            case host_messages.Wake():
+                self._store.wake()
+            case _:
+                self._in_turn(partial(self._obey, message))
+
+    def _in_turn(self, call: Callable[[], None]) -> None:
+        """Call that, once training's beginning is here if that is on its way, after all that was said before."""
+        if self._later is None:
+            call()
+        else:
+            self._later.append(call)
+
+    def _obey(self, message: host_messages.FromHead) -> None:
+        match message:
+            case host_messages.CarryOut():
+                self.carry_out(message.order)
+            case host_messages.VersionMade(version=version):
+                self._made(version)
+            case host_messages.TellWorker(worker=worker, message=said, attached=attached):
+                self._say(worker, said, attached)
+            case host_messages.Look(worker=worker, version=version, hold=hold):
+                self._show(worker, version, hold)
+            case host_messages.SumUp(number=number, terms=fields, look=look):
+                terms = [(Update(worker, step), weight) for worker, step, weight in fields]
+                self._reducer.sum_up(Sum(number), terms, look=look)
+            case host_messages.DropSum(number=number):
+                self._reducer.drop(Sum(number))
+            case host_messages.Shards(shards=shards, left=left):
+                self._recut(shards, left)
+            case host_messages.Adopt(worker=worker):
+                self._adopt(worker)
+            case host_messages.Adopted():
+                self._adopted(message)
+            case host_messages.AdmitWorker():
+                self._admit(message)
+            case host_messages.JoinWorker(worker=worker):
+                self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
+            case host_messages.WorkerGone(worker=worker, died=died):
+                self._left(worker, died)
+            case host_messages.ForgetWorker(worker=worker):
+                self._forget(worker)
+            case _ if isinstance(message, host_messages.OfRange):
+                self._about_range(message)
+            case _ if isinstance(message, host_messages.OfReplicas):
+                assert self._replicas is not None
+                self._replicas.carry_out(message)
+
+    def _train_all(self, order: host_messages.Train) -> None:
+        """Fetch what training begins with, and let these workers train. What else comes until then waits."""
+        shards = order.shards
         self.memory.offered(self.offer)
         self.memory.lay_out()
         self.attachments.offer(ADOPTED.name, self.memory.adopted, None)
         self._later = []
-        self.versions.newest = version
+        self.versions.newest = order.version
         self.versions.shards, own = shards, next((one for one in shards if one.host == self._name), None)
-        self._adds_up, self._store.name = sums, SUMS if own is None else STORE
+        self._adds_up, self._store.name = order.sums, SUMS if own is None else STORE
         if own is not None:
             self._ranges = ShardServer(
                 own,
@@ -201,32 +256,28 @@ class Branch:
                 idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
             )
             self.versions.maker, self._summands.server = self._ranges.maker, self._ranges
-        elif not sums:
-            self._fetch_beginning(workers, version, begun, None)
+        elif not order.sums:
+            self._fetch_beginning(order)
             return
         steps, (_, begin, end) = own is not None and self._spec.optimizer == "store", own or Shard(self._name, 0, 0)
 
         def begins() -> None:
             if self._stand_in is not None:
                 self._stand_in.end()
-            self._fetch_beginning(workers, version, begun, state)
+            self._fetch_beginning(order)
 
         def forkers() -> Iterable[int]:
             if self._stand_in is not None:
                 return [self._stand_in.number]
-            return self._prepared & workers.keys() if workers else self._prepared
+            return self._prepared & order.workers.keys() if order.workers else self._prepared
 
         # what the worker begins with is the region's first version only until the head's is fetched
         self._begins = begins
         self._store.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end))
 
-    def _fetch_beginning(
-        self,
-        workers: Mapping[int, GoesOn | None],
-        version: int,
-        begun: Callable[[], None],
-        state: Attached | None,
-    ) -> None:
+    def _fetch_beginning(self, order: host_messages.Train) -> None:
+        workers, version = order.workers, order.version
+        state = order.state if self._ranges is not None else None
         items = self.attachments.comes_to(FIXED, self._head, self.memory.fixed)
         begins_here = bool(workers) or self._stand_in is not None
         if self._replicas is not None and any(goes_on is not None for goes_on in workers.values()):
@@ -258,7 +309,7 @@ class Branch:
             for worker, goes_on in workers.items():
                 self._train(worker, goes_on)
             self._go_on()
-            begun()
+            self._report(host_messages.Begun())
 
         self.attachments.bring(items, "beginning", there, self._can_not_begin)
 
@@ -282,7 +333,7 @@ class Branch:
             case _:
                 raise TypeError(f"{type(order).__name__} is carried out where the store is")
 
-    def about_range(self, order: host_messages.OfRange) -> None:
+    def _about_range(self, order: host_messages.OfRange) -> None:
         """Carry out an order about this host's range."""
         assert self._ranges is not None
         match order:
@@ -303,26 +354,7 @@ class Branch:
             case host_messages.TakeRange():
                 self._take(order)
 
-    def about_sum(self, order: host_messages.OfSums) -> None:
-        """Carry out an order about a sum of updates that are here."""
-        match order:
-            case host_messages.SumUp(number=number, terms=fields, look=look):
-                terms = [(Update(worker, step), weight) for worker, step, weight in fields]
-                self._reducer.sum_up(Sum(number), terms, look=look)
-            case host_messages.DropSum(number=number):
-                self._reducer.drop(Sum(number))
-
-    def about_replicas(self, order: host_messages.OfReplicas) -> None:
-        """Carry out an order about replicas, of workers here or elsewhere."""
-        assert self._replicas is not None
-        self._replicas.carry_out(order)
-
-    def miss(self, host: str, why: str) -> None:
-        """That host takes no part any more. What was to come from there does not."""
-        if self._carrier.has_met(host):
-            self._carrier.ended(host, why)
-
-    def made(self, version: int) -> None:
+    def _made(self, version: int) -> None:
         """The store has made that version, and all before it."""
         self.shelf.release(BEGINNING)  # whoever needs it has claimed it
         for made in [one for one in self._contributed if one <= version]:
@@ -330,13 +362,13 @@ class Branch:
                 self.pushes.dropped(worker, step)
         self.versions.made(version)
 
-    def recut(self, shards: Sequence[Shard], left: str) -> None:
+    def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make all versions from now on, and that host leaves. What is on its way is asked for anew."""
         self.versions.shards = shards
         self._carrier.again(lambda item: isinstance(item, Version))
         self._carrier.ended(left, "it has left in good order")
 
-    def show(self, worker: int, version: int, hold: bool) -> None:
+    def _show(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
         item = Version(version)
         self.shelf.claim((step_of if hold else look_of)(worker), item)
@@ -346,7 +378,7 @@ class Branch:
 
         self._bring(worker, item, there)  # even if the worker leaves: its script waits for that
 
-    def say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
+    def _say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
         if self._replicas is not None:
             message = self._replicas.told(message)
@@ -373,21 +405,33 @@ class Branch:
 
         self.attachments.bring_file(attached, self._head, there, lost)
 
-    def in_turn(self, call: Callable[[], None]) -> None:
-        """Call that, once training's beginning is here if that is on its way, after all that was ordered before."""
-        if self._later is None:
-            call()
-        else:
-            self._later.append(call)
-
-    def returns(self, worker: int) -> None:
-        """A new process is about to begin as this worker. Call this in turn."""
+    def _start(self, worker: int) -> None:
+        """Begin a new process as this worker, unless it was ended before its turn came."""
         self._seats[worker] = WorkerState(worker)
         self._prepared.discard(worker)
         self.pushes.returns(worker)
+        if worker not in self._to_start:
+            return
+        self._to_start.discard(worker)
+        try:
+            self._workers.start([worker])
+        except NoProcess as error:
+            self._report(host_messages.HostRemarked(f"worker {worker} can't be started again: {error}"))
+            self._report(WorkerEnded(worker, signal.SIGKILL))
 
-    def admit(self, worker: int, epoch: int, at: float, place: int | None = None) -> None:
-        """See `Cluster`. `place`: of the replica that the worker shows, which is here."""
+    def _end(self, worker: int, why: str | None) -> None:
+        """End the worker's process now. One that has yet to begin never does."""
+        if worker in self._to_start:
+            self._to_start.discard(worker)
+            self._report(WorkerEnded(worker, signal.SIGKILL))
+        elif why is None:
+            self._workers.end(worker)
+        else:
+            self._workers.give_up(worker, why)
+
+    def _admit(self, order: host_messages.AdmitWorker) -> None:
+        """Let a worker in that has come to `prepare` while others train. It shows parameters, and takes no part yet."""
+        worker, epoch, at, place = order.worker, order.epoch, order.at, order.place
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
@@ -400,21 +444,15 @@ class Branch:
         self.shelf.claim(step_of(worker), newest)
         self._bring(worker, newest, lambda: there(self.shelf.place(newest)))
 
-    def join(self, worker: int) -> None:
-        """The worker takes part from now on."""
-        self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
-
-    def adopt(self, worker: int) -> None:
-        """See `Cluster`."""
+    def _adopt(self, worker: int) -> None:
+        """Have the worker write what its script changed the first version to."""
         place = self.shelf.put(Beginning(worker), written_by(worker), self._plan.shared)
         assert place is not None  # only the first version is here
         self._workers.send(worker, messages.worker.AdoptInto(place))
 
-    def adopted(self, worker: int, state: Attached | None = None, place: int | None = None) -> None:
-        """The first version is what that worker has written. Fetch it. What else comes until then waits.
-
-        `state`: that of the optimizer, which goes with it. `place`: where it lies at the head, if replicas begin as it.
-        """
+    def _adopted(self, order: host_messages.Adopted) -> None:
+        """The first version is what that worker has written. Fetch it. What else comes until then waits."""
+        worker, state, place = order.worker, order.state, order.place
         if not self.memory.laid_out:  # no worker trains here
             return
 
@@ -437,15 +475,11 @@ class Branch:
             items.append(self.attachments.comes(state, self._head))
         self.attachments.bring(items, "adopted", there, self._can_not_begin)
 
-    def drop(self, attached: str) -> None:
-        """The head has what came along by that name."""
-        self.attachments.host_has(self._head, attached)
-
     def _can_not_begin(self, why: str) -> None:
         self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
-    def left(self, worker: int, died: bool) -> None:
-        """See `Cluster`."""
+    def _left(self, worker: int, died: bool) -> None:
+        """The worker takes no part any more."""
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self._prepared.discard(worker)
@@ -453,17 +487,13 @@ class Branch:
         self.pushes.left(worker)
         self.releases.left(worker)
 
-    def gone(self, worker: int) -> None:
-        """See `Cluster`."""
+    def _forget(self, worker: int) -> None:
+        """All know that the worker's process has ended: nothing is kept for it any more."""
         self._seats[worker].here = False
         self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
         self.releases.gone(worker)
         self.shelf.release(written_by(worker))
-
-    def wake(self) -> None:
-        """See `Cluster`."""
-        self._store.wake()
 
     def close(self) -> None:
         """All workers have been told to end."""
