@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.errors import RunFailed
 from paceline.host.evaluator import Evaluator
+from paceline.host.events import EvaluatorLost, HostEvent
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached
 from paceline.ipc.loop import Loop
@@ -22,14 +23,9 @@ class Spare:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.told: list[object] = []
+        self.told: list[HostEvent] = []
         self.loop = Loop()
-        self.evaluator = Evaluator(
-            self.loop,
-            lambda version, metrics: self.told.append((version, metrics)),
-            lambda version, error: self.told.append((version, error)),
-            lambda: self.told.append("lost"),
-        )
+        self.evaluator = Evaluator(self.loop, self.told.append)
         self.process = Channel(self.evaluator.connect(), messages.worker.ToEvaluator, "the coordinator")
 
     def recorded(self, version: int) -> None:
@@ -71,15 +67,17 @@ def test_versions_are_evaluated_one_at_a_time_in_the_order_in_which_they_are_rec
     spare.says(messages.worker.Evaluated(4, {}))
     assert not spare.evaluator.idle
     spare.says(messages.worker.Evaluated(9, {"loss": 0.25}))
-    assert spare.told == [(2, {"loss": 0.5}), (4, {}), (9, {"loss": 0.25})]
+    measured = {2: {"loss": 0.5}, 4: {}, 9: {"loss": 0.25}}
+    assert spare.told == [messages.worker.Evaluated(version, metrics) for version, metrics in measured.items()]
     assert spare.evaluator.idle
 
 
 def test_what_evaluate_raises_is_told_and_nothing_more_is_evaluated(spare: Spare) -> None:
     spare.recorded(1)
     spare.recorded(2)
-    spare.says(messages.worker.EvaluationFailed(1, "NameError: data"))
-    assert (spare.told, spare.asked(), spare.evaluator.idle) == ([(1, "NameError: data")], [1], True)
+    failed = messages.worker.EvaluationFailed(1, "NameError: data")
+    spare.says(failed)
+    assert (spare.told, spare.asked(), spare.evaluator.idle) == ([failed], [1], True)
 
 
 def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
@@ -87,7 +85,7 @@ def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
     spare.process.close()
     spare.loop.wait(0.0)
     spare.recorded(2)
-    assert (spare.told, spare.evaluator.idle) == (["lost"], True)
+    assert (spare.told, spare.evaluator.idle) == ([EvaluatorLost()], True)
     spare.evaluator.end()  # as at the run's end
 
 
@@ -99,9 +97,9 @@ def test_an_evaluator_that_answers_what_it_was_not_asked_is_let_go(
     message: messages.worker.Evaluated | messages.worker.EvaluationFailed, spare: Spare
 ) -> None:
     spare.recorded(1)
-    spare.says(messages.worker.Evaluated(1, {}))
+    spare.says(first := messages.worker.Evaluated(1, {}))
     spare.says(message)
-    assert (spare.told, spare.evaluator.idle) == ([(1, {}), "lost"], True)
+    assert (spare.told, spare.evaluator.idle) == ([first, EvaluatorLost()], True)
 
 
 def test_a_recorded_version_that_is_there_no_more_is_named(spare: Spare) -> None:

@@ -11,6 +11,7 @@ from paceline.host.events import (
     AwaitsVersion,
     Computes,
     ComputesTaken,
+    EvaluatorLost,
     GroupAveraged,
     HandedOver,
     HostDrains,
@@ -27,6 +28,7 @@ from paceline.host.events import (
     VersionNotFinite,
     VersionWritten,
 )
+from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 
 
@@ -73,6 +75,12 @@ def note(run_state: RunState, event: HostEvent) -> None:
         case MeanVoid(version=version, workers=workers):
             assert isinstance(run_state.versions, Means)
             run_state.versions.void(version, workers)
+        case messages.worker.Evaluated(version=version, metrics=metrics):
+            run_state.evaluated(version, metrics)
+        case messages.worker.EvaluationFailed(version=version, error=error):
+            run_state.evaluation.could_not(version, error)
+        case EvaluatorLost():
+            run_state.evaluation.evaluator_lost()
         case SnapshotFileWritten(file=file, sha256=sha256):
             run_state.snapshots.written(file, sha256)
         case SnapshotFileFailed(snapshot=snapshot, file=file, why=why):

@@ -12,6 +12,7 @@ from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import TrainingData
 from paceline.coordinator.departures import Departures
 from paceline.coordinator.display import Display
+from paceline.coordinator.drain import Drain
 from paceline.coordinator.edits import Edits
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.inbox import Inbox
@@ -37,7 +38,6 @@ from paceline.records.snapshots import State
 from paceline.scenario.group_links import GroupLinks
 
 if TYPE_CHECKING:
-    from paceline.coordinator.drain import Drain
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.host.remote_host import RemoteHost
 
@@ -73,7 +73,8 @@ class RunState:
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)
-        self.evaluator = self._made_evaluator()
+        self.evaluator = Evaluator(loop, self.inbox.report) if settings.stop_at_target else None
+        """The host's end of the process that evaluates while workers train, if there is to be one."""
         self.cluster: Cluster = self._made_host(workers, others)
         self.members = Members(self.cluster, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
@@ -100,7 +101,9 @@ class RunState:
         self.returns = Returns(settings, self.members, self.cluster, others, loop, output)
         self.draining: Drain | None = None
         if others is not None:
-            self.draining = self._made_draining(others)
+            self.draining = Drain(
+                self.members, self.cluster, others, self.departures, ledger, loop, output, settings.drain
+            )
         self.joining = Joining(
             settings,
             self.members,
@@ -192,31 +195,6 @@ class RunState:
         if others is not None:
             others.reports_to(host.others, self.inbox.report, lambda workers: self.returns.awaits(workers))
         return host
-
-    def _made_draining(self, others: HostRegistry) -> Drain:
-        from paceline.coordinator.drain import Drain
-
-        return Drain(
-            self.members,
-            self.cluster,
-            others,
-            self.departures,
-            self.journal.ledger,
-            self.loop,
-            self.output,
-            self.settings.drain,
-        )
-
-    def _made_evaluator(self) -> Evaluator | None:
-        """Return the host's end of a process that evaluates while workers train, if there is to be one."""
-        if not self.settings.stop_at_target:
-            return None
-        return Evaluator(
-            self.loop,
-            self.evaluated,
-            lambda version, error: self.evaluation.could_not(version, error),
-            lambda: self.evaluation.evaluator_lost(),
-        )
 
     def epoch_opened(self, samples: int) -> None:
         """The first epoch of so many samples begins."""

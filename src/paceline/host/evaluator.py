@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.attachments import recorded_file
+from paceline.host.events import EvaluatorLost, Report
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End, path_of
 from paceline.ipc.loop import Loop
@@ -66,19 +67,9 @@ def _measured(
 class Evaluator:
     """The coordinator's end: one version at a time, in the order in which they are recorded."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        done: Callable[[int, dict[str, float]], None],
-        failed: Callable[[int, str], None],
-        lost: Callable[[], None],
-    ) -> None:
-        """`done` is told each version's metrics, `failed` what `evaluate` raised on which version. `lost` is called
-        if the process is there no more."""
+    def __init__(self, loop: Loop, report: Report) -> None:
         self._loop = loop
-        self._done = done
-        self._failed = failed
-        self._lost = lost
+        self._report = report
         self._channel: Channel | None = None
         self._outbox: SendQueue | None = None
         self._versions: deque[tuple[int, str]] = deque()
@@ -113,7 +104,7 @@ class Evaluator:
 
     def _give_up(self) -> None:
         self.end()
-        self._lost()
+        self._report(EvaluatorLost())
 
     def _hear(self) -> None:
         assert self._channel is not None
@@ -126,12 +117,9 @@ class Evaluator:
             self._give_up()
             return
         self._busy = None
-        match message:
-            case messages.worker.Evaluated(version=version, metrics=metrics):
-                self._done(version, metrics)
-            case messages.worker.EvaluationFailed(version=version, error=error):
-                self._versions.clear()
-                self._failed(version, error)
+        if isinstance(message, messages.worker.EvaluationFailed):
+            self._versions.clear()
+        self._report(message)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -189,6 +189,11 @@ class MeanVoid:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluatorLost:
+    """The process that evaluates versions while workers train has gone, or says what it was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFileWritten:
     """That file of the present snapshot is on disk."""
 
@@ -240,13 +245,19 @@ HostEvent = (
     | VersionNotFinite
     | VersionWritten
     | MeanVoid
+    | messages.worker.Evaluated
+    | messages.worker.EvaluationFailed
+    | EvaluatorLost
     | SnapshotFileWritten
     | SnapshotFileFailed
     | SnapshotSealed
     | Impossible
     | ProcessLost
 )
-"""What is reported of a run, each thing once. `FetchTimes`: a host has fetched an item from another one."""
+"""What is reported of a run, each thing once. `FetchTimes`: a host has fetched an item from another one.
+
+`Evaluated` and `EvaluationFailed` by themselves come from the process that evaluates versions while workers train.
+"""
 Report = Callable[[HostEvent], None]
 """Takes an event. It may call back at once, also within a command that a timer or a signal has led to.
 
