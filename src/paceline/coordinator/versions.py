@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import TrainingData
@@ -57,8 +58,6 @@ class RecordedVersions:
         """What versions have besides what steps make of them."""
         self._journal = journal
         self._due = RecordingSchedule(settings.record)
-        self._ordered: dict[int, int] = {}
-        """By version that is not made yet: its samples."""
         self._writing: dict[int, Made] = {}
         self._counted = False
         """Whether samples are counted."""
@@ -141,6 +140,16 @@ class RecordedVersions:
         self._cluster.record(self.newest.version, workers, file, self._buffers, known)
 
 
+class _Ordered(NamedTuple):
+    """A version that is not made yet."""
+
+    samples: int
+    lost: Collection[int]
+    """Workers whose buffers it goes without."""
+    known: messages.store.WorkersTold
+    """What it has besides what steps make of it."""
+
+
 class StoredVersions(RecordedVersions):
     """The store makes every version, and writes those that are due."""
 
@@ -149,21 +158,15 @@ class StoredVersions(RecordedVersions):
     ) -> None:
         super().__init__(settings, cluster, data, edits, journal)
         self._workers = range(settings.workers)
-        self._there: dict[int, tuple[Sequence[int], messages.store.WorkersTold]] = {}
-        """By version that is not made yet: the workers whose buffers it has, and what it has besides."""
-        self._held: tuple[Sequence[int], messages.store.WorkersTold] | None = None
-        """The same of the newest version, if that is due, and may be the last one. See `made`."""
-        self._alive: Sequence[int] = ()
-        """The workers whose buffers count. It is made anew as workers die or return, and not for each version."""
-        self._alive_without: dict[int, None] | None = None
-        """Those that had died as it was made."""
+        self._ordered: dict[int, _Ordered] = {}
+        self._held: _Ordered | None = None
+        """The newest version, as it was ordered, if it is due and may be the last one. See `made`."""
 
     def ordered(self, version: int) -> None:
         """The store is to make that version, which is not made yet."""
         if self._held is not None:
-            self._record(*self._held)
-        self._ordered[version] = self._data.samples
-        self._there[version] = self._survivors(), self.edits.known()
+            self._record(self._held)
+        self._ordered[version] = self._as_it_is()
 
     def made(self, version: int, at: float) -> None:
         """The store has made that version, `at` seconds since the run's start: write it if it is due.
@@ -171,32 +174,33 @@ class StoredVersions(RecordedVersions):
         Where workers tell something beside their updates, the last version has what they told in the end. So the
         newest one is written once it is known whether it is the last.
         """
-        there = self._there.pop(version)
-        self.newest = Made(version, at, self._ordered.pop(version))
-        if not self._is_due(self.newest.samples):
+        made = self._ordered.pop(version)
+        self.newest = Made(version, at, made.samples)
+        if not self._is_due(made.samples):
             return
-        if self._there or there[1] == messages.store.UNTOLD:
-            self._record(*there)
+        if self._ordered or made.known == messages.store.UNTOLD:
+            self._record(made)
         else:
-            self._held = there
+            self._held = made
 
     def record_last(self) -> bool:
         """The newest version is the last: have it written. Return whether there is something left to wait for."""
         if self.newest.version in self.hashes:
             return False
-        self._record(self._survivors(), self.edits.known())
+        self._record(self._as_it_is())
         return True
 
-    def _survivors(self) -> Sequence[int]:
-        """Workers whose buffers count: those that the machine does not know to be dead. A replay is told the same."""
-        if self._alive_without != self._lost:
-            self._alive = [worker for worker in self._workers if worker not in self._lost] or list(self._workers)
-            self._alive_without = dict(self._lost)
-        return self._alive
+    def _as_it_is(self) -> _Ordered:
+        """What a version has that is ordered now. No buffers count of workers that the machine knows to be dead.
 
-    def _record(self, workers: Sequence[int], known: messages.store.WorkersTold) -> None:
+        A replay is told the same.
+        """
+        return _Ordered(self._data.samples, tuple(self._lost), self.edits.known())
+
+    def _record(self, made: _Ordered) -> None:
         self._held = None
-        self._write(workers, known)
+        alive = [worker for worker in self._workers if worker not in made.lost]
+        self._write(alive or list(self._workers), made.known)
 
 
 class Means(RecordedVersions):
