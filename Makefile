@@ -8,7 +8,7 @@
 # make docs    the documentation's site, into build/site; make docs-serve shows it while it is edited
 # make prose   how long the sentences of README and the guides are
 # make sizes   how large the code is, and where it is larger than it should be
-# make papers  published claims beside ours, in virtual time: the tables of docs/papers.md
+# make papers  published claims beside ours, in virtual time: the tables of benchmarks/papers/results
 #
 # The first of them installs all into .venv. With TORCH_INDEX=https://download.pytorch.org/whl/cpu it takes torch from
 # there, without CUDA; by default it takes the torch that pip finds.

@@ -20,7 +20,7 @@ the release with the version in place. Under bsp the release counts from the las
     data        of the process that moves data on the head
     machine     of everything, as a share of all cores: above 90 % waits are the machine's, not the head's
     facts/s     what the machine of the protocol was told, and what is in the ledger
-    told        from what a release follows from, as the head hears of it, until the release is on its way
+    told        head delay: from the arrival of the message that frees a worker to the sending of its permission
     wait        for a release; *batch*: for a batch
 
 All hosts share the cores. Run as root, the head goes before the other hosts, as if it had a core of its own, and all of

@@ -34,9 +34,3 @@ def test_the_simulated_pictures_are_what_their_command_makes() -> None:
     for name, picture in pictures().items():
         assert kept.pop(name, None) == picture, f"{name}; {told}"
     assert kept == {}, told
-
-
-@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
-def test_what_a_page_links_to_is_there(page: Path) -> None:
-    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
-    assert [link for link in links if link and not (page.parent / link).exists()] == []

@@ -4,7 +4,7 @@ print_claims(
     [Claim("steps/s over BSP's", published="1.5", tag="from the abstract", ours="1.52", reached=True)], markdown=False
 )
 
-Every row of every claims table of `docs/papers.md` is a `Claim`. Rows that a script computes are printed from one, and
+Every row of every claims table in `results` is a `Claim`. Rows that a script computes are printed from one, and
 `write.py` reads every row of the page back into one. So a row that breaks a rule of `Claim` can't stand there.
 """
 
@@ -25,7 +25,7 @@ from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 
 Tag = Literal["from the paper", "from the abstract", "from the authors' repository", "computed from the authors' data"]
-"""How sure we are that a number is published, as `docs/papers.md` explains it."""
+"""How sure we are that a number is published, as `results/README.md` explains it."""
 Means = Literal["real runs", "virtual time"]
 """What our number came out of."""
 Basis = Literal["real runs", "virtual time", "calibrated", "our own model"]
@@ -107,7 +107,7 @@ def simulated(
 
 
 def claim_rows(claims: Sequence[Claim]) -> list[list[str]]:
-    """Of `docs/papers.md`: a head and a row for each claim. A column that no row fills is left out."""
+    """Of a table in `results`: a head and a row for each claim. A column that no row fills is left out."""
     rows = [list(COLUMNS)]
     for claim in claims:
         published = f"{claim.published} ({claim.tag})" if claim.published else ""

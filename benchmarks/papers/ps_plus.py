@@ -227,7 +227,7 @@ def claims(cells: Sequence[Cell]) -> list[Claim]:
             tag="from the abstract",
             ours="not in these runs",
             reached=None,
-            why="it takes real gradients: see *Learning* below",
+            why="it takes real gradients: see learning.md",
         )
     )
     for slow in (1.0, SLOW):
@@ -241,7 +241,7 @@ def claims(cells: Sequence[Cell]) -> list[Claim]:
                     tag="from the abstract",
                     ours=f"{times:.2f} × BSP in time for an iteration, at r = {best.r} ({best.link} link)",
                     reached=None,
-                    why="the claim counts how many iterations it takes, too: see *Learning* below",
+                    why="the claim counts how many iterations it takes, too: see learning.md",
                 )
             )
     return rows

@@ -1,4 +1,4 @@
-"""Make the tables of docs/papers.md again that come out of simulations, and count its claims: `make papers`.
+"""Make the tables in `results` again that come out of simulations, and count the claims: `make papers`.
 
     python benchmarks/papers/write.py             # all of them
     python benchmarks/papers/write.py dssp hsp    # those of dssp.py and hsp.py
@@ -10,8 +10,8 @@ A table there follows a line that says where it comes from: `<!-- table 2 of: py
 put there by hand.
 
 A table whose first column is *claim* is a table of claims. Every row of them, computed or written by hand, is read into
-a `Claim`, which refuses rows that break its rules. What was read is counted between the lines `<!-- claims counted -->`
-and `<!-- end of the count -->`.
+a `Claim`, which refuses rows that break its rules. `docs/claims.md` has the count of all, between the lines
+`<!-- claims counted -->` and `<!-- end of the count -->`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pathlib import Path
 from claims import Basis, Claim, read_claims
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "papers.md"
+RESULTS = sorted((Path(__file__).parent / "results").glob("*.md"))
+PAGE = ROOT / "docs" / "claims.md"
 MARKER = re.compile(r"<!-- table (\d+) of: python (.+) -->")
 COUNTED, END = "<!-- claims counted -->", "<!-- end of the count -->"
 BASES: dict[Basis, str] = {
@@ -117,12 +118,12 @@ def counted(claims: Sequence[Claim]) -> list[str]:
     free = [claim for claim in published if not claim.calibrated]
     own = len(claims) - len(published)
     told = (
-        f"**{len(published)} published claims.** {number(free, True, False)} are compared on inputs that were not "
-        f"fitted to their source: {number(free, True)} reached, {number(free, False)} not reached. "
-        f"{len(published) - len(free)} stand on calibrated inputs. {number(free, None)} can't be compared. "
-        f"{own} further row{'s stand' if own != 1 else ' stands'} beside a model of our own."
+        f"We tested {len(published)} published claims. **{number(free, True, False)} could be tested independently: "
+        f"{number(free, True)} held, {number(free, False)} did not.** For {len(published) - len(free)} we fitted "
+        f"inputs, so agreement proves little. {number(free, None)} could not be tested. "
+        f"{own} further row{'s' if own != 1 else ''} compare{'' if own != 1 else 's'} with a model of our own."
     )
-    rows = ["| claims | rows | reached | not reached | not comparable |", "|---|---:|---:|---:|---:|"]
+    rows = ["| claims | rows | held | did not | not testable |", "|---|---:|---:|---:|---:|"]
     for basis, title in BASES.items():
         those = [claim for claim in claims if claim.basis == basis]
         cells = [number(those, True), number(those, False), number(those, None)]
@@ -132,10 +133,10 @@ def counted(claims: Sequence[Claim]) -> list[str]:
     return [told, "", *rows]
 
 
-def with_count(page: Sequence[str]) -> list[str]:
-    """The page with its claims counted again."""
+def with_count(page: Sequence[str], claims: Sequence[Claim]) -> list[str]:
+    """The page with these claims counted again."""
     began, ended = page.index(COUNTED), page.index(END)
-    return [*page[: began + 1], "", *counted(claims_of(page)), "", *page[ended:]]
+    return [*page[: began + 1], "", *counted(claims), "", *page[ended:]]
 
 
 def main() -> int:
@@ -144,21 +145,23 @@ def main() -> int:
     parser.add_argument("--count", action="store_true", help="make no table; only count the claims again")
     parser.add_argument("--check", action="store_true", help="only say whether anything has changed")
     args = parser.parse_args()
-    before = PAGE.read_text()
-    every = {marker[2] for marker in MARKER.finditer(before)}
+    before = {path: path.read_text().splitlines() for path in [*RESULTS, PAGE]}
+    every = {marker[2] for page in before.values() for line in page if (marker := MARKER.match(line))}
     if unknown := [name for name in args.scripts if name not in {Path(one.split()[0]).stem for one in every}]:
-        parser.error(f"docs/papers.md has no table of: {', '.join(unknown)}")
+        parser.error(f"no result has a table of: {', '.join(unknown)}")
     commands = sorted(one for one in every if not args.scripts or Path(one.split()[0]).stem in args.scripts)
     with ThreadPoolExecutor(2) as pool:
         outputs = {} if args.count else dict(zip(commands, pool.map(made, commands), strict=True))
+    after = {path: with_tables(page, outputs) for path, page in before.items()}
     try:
-        after = "\n".join(with_count(with_tables(before.splitlines(), outputs))) + "\n"
+        after[PAGE] = with_count(after[PAGE], [claim for path in RESULTS for claim in claims_of(after[path])])
     except ValueError as error:
-        sys.exit(f"docs/papers.md: {error}")
-    changed = [line for line in set(after.splitlines()) - set(before.splitlines()) if line.startswith("|")]
-    if not args.check:
-        PAGE.write_text(after)
-    print(f"docs/papers.md: {len(changed)} rows have changed")
+        sys.exit(str(error))
+    for path, page in after.items():
+        changed = [line for line in set(page) - set(before[path]) if line.startswith("|")]
+        if not args.check:
+            path.write_text("\n".join(page) + "\n")
+        print(f"{path.relative_to(ROOT)}: {len(changed)} rows have changed")
     return int(args.check and after != before)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MEDIAN, NINETIETH = 12, 24
-INTERNALS = ("architecture.md", "papers.md", "performance.md", "scale.md")
+INTERNALS = ("architecture.md",)
 
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2$", re.MULTILINE | re.DOTALL)
 LEFT_OUT = re.compile(r"^(#.*|\|.*|!\[.*|<!--.*-->| {4}.*|:::.*|---)$", re.MULTILINE)

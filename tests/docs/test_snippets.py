@@ -23,14 +23,12 @@ from support import nursery
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-INTERNALS = ("architecture.md", "papers.md", "performance.md", "scale.md")
-"""Their commands are benchmarks, which take minutes to hours."""
-WRITTEN = ("reference/python.md",)
-"""Its blocks are signatures and the examples of docstrings, which have tests of their own."""
+LEFT_OUT = ("architecture.md", "reference/python.md")
+"""Drawings; and signatures and examples that come from docstrings, which have tests of their own."""
 PAGES = [
     path
     for path in sorted(DOCS.rglob("*.md"))
-    if str(path.relative_to(DOCS)) not in INTERNALS + WRITTEN and path.parent.name != "decisions"
+    if str(path.relative_to(DOCS)) not in LEFT_OUT and path.parent.name != "decisions"
 ]
 NAMES = [str(path.relative_to(DOCS)) for path in PAGES]
 LANGUAGES = {"bash", "python", "toml", "text", "json", "diff"}

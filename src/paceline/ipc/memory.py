@@ -228,7 +228,7 @@ def keep_freed_memory() -> None:
     """Give free memory to the kernel now. From now on have malloc keep freed memory for the next allocation.
 
     Otherwise autograd's temporaries of more than 32 MB cost page faults in every step. That is a quarter of a step of
-    25 million parameters (docs/performance.md). Only glibc has these settings.
+    25 million parameters (benchmarks/results/step.md). Only glibc has these settings.
     """
     if hasattr(_libc, "malloc_trim") and hasattr(_libc, "mallopt"):
         _libc.malloc_trim(0)

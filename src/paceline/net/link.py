@@ -48,8 +48,8 @@ READ = 64 << 10
 MOST_WAITING = MOST_KEPT + (4 << 20)
 """Bytes that may wait for one connection: all unacknowledged messages, and beats and acknowledgements."""
 AT_ONCE = 64
-"""The most messages that are written together. Releasing 512 workers takes the head about 25 ms (docs/scale.md), and
-the first hosts need not wait for the last."""
+"""The most messages that are written together. Releasing 512 workers takes the head about 25 ms, and the first
+hosts need not wait for the last (benchmarks/results/scale.md)."""
 
 
 class HeadNews(Protocol):

@@ -22,7 +22,7 @@ MOST_THREADS = 8
 """A commit is bound by memory, so a few cores are all that it can use.
 
 Two take all that the memory of a small machine gives. On a server of 16 cores eight made a version of 124 million
-parameters in 0.1 s; other numbers were not tried there (docs/performance.md).
+parameters in 0.1 s; other numbers were not tried there (benchmarks/results/gpu.md).
 """
 
 
