@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.coordinator.agent import LONG
 from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, ReplicaCopied, UpdateArrived
 from paceline.core.items import Version
 from paceline.core.orders import (
@@ -1074,6 +1075,17 @@ class TestSeveral:
         assert two.told == []
         two.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "SnapshotReady")]
+
+    def test_a_long_message_of_a_worker_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(self) -> None:
+        two = elsewhere(2)
+        two.between.slow = True
+        long, short = (messages.worker.Remarked("x" * (LONG - less)) for less in (0, 100))
+        two.crew.hear(1, short)
+        assert two.reports.of(WorkerSaid) == [WorkerSaid(1, short)]
+        two.crew.hear(1, long)
+        assert len(two.reports.of(WorkerSaid)) == 1
+        two.between.arrives()
+        assert two.reports.of(WorkerSaid)[1:] == [WorkerSaid(1, long)]
 
     def test_a_host_none_of_whose_workers_trains_bears_what_others_adopt_and_make(self) -> None:
         """They died before they came to `prepare`, say."""

@@ -11,11 +11,10 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import ParametersTaken
-from paceline.core.items import Blob, Update, Version
+from paceline.core.items import Update, Version
 from paceline.core.orders import Release, StartPush
-from paceline.host import host as host_module
 from paceline.host import messages as host_messages
-from paceline.host.events import Attached, WorkerEnded, WorkerSaid
+from paceline.host.events import Attached, WorkerEnded
 from paceline.host.host import Host
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
@@ -202,21 +201,6 @@ def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
     host = OneHost(fixed_bytes=0)
     host.comes(1)
     assert len(host.reports.of(host_messages.Begun)) == 1
-
-
-def test_a_long_message_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(host: OneHost) -> None:
-    long, short = (
-        messages.worker.Remarked("x" * host_module.LONG),
-        messages.worker.Remarked("x" * (host_module.LONG - 100)),
-    )
-    host.says(2, short)
-    assert host.reports.of(WorkerSaid)[-1] == WorkerSaid(2, short)
-    host.says(2, long)
-    worker, message, attached = host.reports.told(WorkerSaid)[-1]
-    assert (worker, message) == (2, None)
-    said = bytes(host.host.items.view(Blob(attached.name)).memory)
-    assert msgspec.msgpack.decode(said, type=messages.worker.Remarked) == long
-    assert attached.size == len(said)
 
 
 @pytest.fixture

@@ -282,8 +282,8 @@ def test_a_host_that_dies_as_training_begins_is_named_and_the_others_go_on(proto
 
 
 LONG_MESSAGES = """
-from paceline.host import host
-host.LONG = 1
+from paceline.coordinator import agent
+agent.LONG = 1
 """
 
 

@@ -34,13 +34,16 @@ from paceline.errors import ConfigError
 from paceline.files import unforeseen
 from paceline.host import devices
 from paceline.host import messages as host_messages
+from paceline.host.attachments import long_message
 from paceline.host.bootstrap_process import BootstrapProcess
+from paceline.host.events import WorkerSaid
 from paceline.host.host import Host, HostReport
 from paceline.host.log_forwarding import LogForwarding
 from paceline.host.machine import difference, machine
 from paceline.host.memory_plan import plan
 from paceline.host.workers import Workers
-from paceline.ipc.endpoint import Message
+from paceline.ipc import messages
+from paceline.ipc.endpoint import Coding, Message
 from paceline.ipc.loop import Alarm, Loop
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.ipc.zygote import AT_ONCE
@@ -67,6 +70,8 @@ PAUSE = 1.0
 """Seconds before a host comes again."""
 TELLS = 1.0
 """Seconds after which the head is told again what moving bytes has taken."""
+LONG = 1 << 20
+"""Bytes of a worker's message from which on it goes to the head as items do. It would delay the beats behind it."""
 LET_IN = 60.0
 """Seconds that the head has to let the host in."""
 
@@ -247,6 +252,7 @@ class _Agent:
         self._told_at = float("-inf")
         """When the head was last told how much it has taken since."""
         mover.at_end(self.leave)
+        self._coding = Coding(messages.worker.FromWorker)
         self._begun = 0.0
         """When the run began, by the loop's clock."""
         self._let_in = False
@@ -504,6 +510,10 @@ class _Agent:
                 self.leave(why)
             case ParametersTaken(worker=worker, version=version):
                 self._link.send(host_messages.Taken(worker, version))
+            case WorkerSaid(worker=worker, message=messages.Message() as said, attached=None) if (
+                len(body := self._coding.encode(said)) >= LONG
+            ):
+                self._link.send(WorkerSaid(worker, None, self._host.attach(worker, long_message(body))))
             case Message():
                 self._link.send(event)
         if isinstance(event, host_messages.Fetched):

@@ -17,7 +17,7 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
-from paceline.host.attachments import Attachments, file_bytes, long_message
+from paceline.host.attachments import Attachments, file_bytes
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.contract import STORE, SUMS
 from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
@@ -39,7 +39,6 @@ from paceline.host.version_shelf import Owner, Shelf
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
-from paceline.ipc.endpoint import Coding
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.ipc.processes import NoProcess
@@ -49,10 +48,6 @@ from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
 from paceline.transfer.manager import TransferManager
 
 BEGINNING = ("version that training begins with",)
-LONG = 1 << 20
-"""Bytes of a worker's message from which on it goes to the head as items do. It would delay the beats behind it."""
-
-
 HostReport = WorkerEvent | host_messages.ToHead
 """What a host beside the head's reports: a fact or a message, each thing once."""
 
@@ -119,7 +114,6 @@ class Host:
         self._prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self.attachments = Attachments(carrier)
-        self._coding = Coding(messages.worker.FromWorker)
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
@@ -646,13 +640,8 @@ class Host:
                 return  # nothing but sums is lost
             case messages.worker.SnapshotTaken():
                 self.releases.looked(worker)
-        said = cast(messages.worker.FromWorker, message)
-        if descriptors:
-            self._report(WorkerSaid(worker, said, self._attached_by(worker, file_bytes(descriptors[0]))))
-        elif len(body := self._coding.encode(message)) >= LONG:
-            self._report(WorkerSaid(worker, None, self._attached_by(worker, long_message(body))))
-        else:
-            self._report(WorkerSaid(worker, said))
+        attached = self.attach(worker, file_bytes(descriptors[0])) if descriptors else None
+        self._report(WorkerSaid(worker, cast(messages.worker.FromWorker, message), attached))
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -663,7 +652,8 @@ class Host:
         for end in ends:
             end.close()
 
-    def _attached_by(self, worker: int, span: Span) -> Attached:
+    def attach(self, worker: int, span: Span) -> Attached:
+        """Have these bytes come along with what that worker says."""
         return self.attachments.attach(span, self._head, f"by worker {worker}: ")
 
     def _gone(self, worker: int, status: int) -> None:
