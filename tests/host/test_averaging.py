@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from paceline.core import shards
 from paceline.core.items import Item, Mean, Partial
+from paceline.host.claims import Owner
 from paceline.host.events import Averaged, GivenUp
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders import averaging
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.store import chunks as parts_module
 from paceline.store.chunks import chunks_at

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from paceline.core.items import Item, Version
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net import tcp

@@ -16,7 +16,7 @@ import pytest
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
 from paceline.host.attachments import empty_file
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net.listener import HostListener

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.core.items import Item, Update, Version
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
 from paceline.net import tcp

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from paceline.core.items import Beginning, Former, Item, Mean, Replica, Version
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.claims import Owner
+from paceline.host.version_shelf import Shelf
 from support.seeds import each_seed
 
 PLACES = range(4)

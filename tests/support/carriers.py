@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from paceline.core.items import Item
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net import tcp

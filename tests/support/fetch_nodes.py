@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.ipc.endpoint import Coding, Frames, framed
 from paceline.transfer import fetch_table
 from paceline.transfer.fetch_table import FetchTable, ServeTable

@@ -19,6 +19,7 @@ from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.attachments import Attachments, file_bytes
 from paceline.host.bootstrap_process import BootstrapProcess
+from paceline.host.claims import Owner
 from paceline.host.contract import STORE, SUMS
 from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
 from paceline.host.host_memory import HostMemory
@@ -35,7 +36,7 @@ from paceline.host.shards.server import ShardServer
 from paceline.host.shards.summands import ShardSummands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_items import FetchedVersions, written_by
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages

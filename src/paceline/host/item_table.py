@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline.core.items import Item
+from paceline.host.claims import Owner
 from paceline.host.host_memory import HostMemory
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc.memory import Span
 from paceline.records.times import FetchTimes
 

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from paceline.core.items import Item
 from paceline.errors import MessageUnreadable, PeerLost
+from paceline.host.claims import Owner
 from paceline.host.contract import STORE, SUMS
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from paceline.core.items import Former, Item
+from paceline.host.claims import Claims, Owner
 from paceline.host.contract import NotHere
 
-Owner = tuple[str | int, ...]
-"""Who claims: what for, and the numbers that tell apart those who claim for that. `("step", 2)` is worker 2's step."""
 
-
-class Shelf:
-    """The one table of items, places and claims.
+class Shelf(Claims):
+    """A host's items and their places, and who claims them.
 
     An item is on the shelf as long as an owner claims it. Its place is free once no item lies there. Several items may
     lie in one place: what a group averages to is the replica of each of its members. An item may be claimed before it
@@ -29,14 +27,11 @@ class Shelf:
 
         `on_emptied` is told of each place in which nothing lies any more.
         """
-        self._on_freed = on_freed
+        super().__init__(on_freed)
         self._on_emptied = on_emptied
         self._places: dict[Item, int] = {}
         self._items: dict[int, dict[Item, None]] = {}
         """By place. No place without an item."""
-        self._claims: dict[Owner, tuple[Item, ...]] = {}
-        self._owners: dict[Item, dict[Owner, None]] = {}
-        """By item, whether it is made or not. No item without an owner."""
         self._coming: dict[int, int] = {}
         """By number of what comes from another host, or was to: the place to which bytes of it may still be written."""
 
@@ -114,26 +109,6 @@ class Shelf:
             if self._on_emptied is not None:
                 self._on_emptied(place)
 
-    def claim(self, owner: Owner, *items: Item) -> None:
-        """The owner needs these items from now on, and no longer those that it has claimed before."""
-        before = self._claims.pop(owner, ())
-        if items:
-            self._claims[owner] = items
-            for item in items:
-                self._owners.setdefault(item, {})[owner] = None
-        for item in before:
-            if item not in items:
-                self._unclaim(item, owner)
-
-    def release(self, owner: Owner) -> None:
-        """The owner needs nothing any more."""
-        for item in self._claims.pop(owner, ()):
-            self._unclaim(item, owner)
-
-    def claimed(self, owner: Owner) -> tuple[Item, ...]:
-        """What the owner claims."""
-        return self._claims.get(owner, ())
-
     def others(self, item: Item, owners: Iterable[Owner]) -> bool:
         """Whether anybody besides these owners claims what lies in the item's place."""
         own = set(owners)
@@ -141,21 +116,14 @@ class Shelf:
 
     def claims(self) -> Iterator[tuple[Owner, Item, int | None]]:
         """Every claim: its owner, its item, and that one's place if it is made. So a claim too many has a name."""
-        for owner, items in self._claims.items():
-            for item in items:
-                yield owner, item, self._places.get(item)
+        for owner, item in self.owned():
+            yield owner, item, self._places.get(item)
 
     def _lay(self, item: Item, place: int) -> None:
         self._places[item] = place
         self._items.setdefault(place, {})[item] = None
 
-    def _unclaim(self, item: Item, owner: Owner) -> None:
-        owners = self._owners[item]
-        del owners[owner]
-        if owners:
-            return
-        del self._owners[item]
+    def _unneeded(self, item: Item) -> None:
         if item in self._places:
             self.withdraw(item)
-            if self._on_freed is not None:
-                self._on_freed(item)
+            super()._unneeded(item)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.facts import Fact
 from paceline.core.items import Buffers, Replica, Sum, Update, Version
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.records.times import TransferTimes
 from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
 from paceline.scenario.network import Direction, LinkTransfer, SharedLink

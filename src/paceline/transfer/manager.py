@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from paceline.core.items import Item
-from paceline.host.version_shelf import Owner
+from paceline.host.claims import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import FetchTimes
 from paceline.transfer.data_plane import DataPlane, Hear, InTurn, Plane

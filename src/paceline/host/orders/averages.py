@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
+from paceline.host.claims import Owner
 from paceline.host.events import GroupAveraged, Report
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Group, GroupShare
 from paceline.host.orders.steps import ReplicaSteps
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Then
 

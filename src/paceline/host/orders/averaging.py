@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, cast
 from paceline.core.items import Item, Mean, Partial
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
+from paceline.host.claims import Owner
 from paceline.host.events import Averaged, GivenUp
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
 from paceline.ipc.loop import Loop

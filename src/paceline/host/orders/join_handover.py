@@ -12,13 +12,14 @@ from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
 from paceline.core.orders import CopyReplica
 from paceline.host.attachments import recorded_file
+from paceline.host.claims import Owner
 from paceline.host.events import HandedOver, Report
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.steps import ReplicaSteps, shown
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher

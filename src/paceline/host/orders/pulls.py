@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Version
 from paceline.core.orders import StartPull
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.claims import Owner
+from paceline.host.version_shelf import Shelf
 from paceline.host.versions import Versions
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Fetcher

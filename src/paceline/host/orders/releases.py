@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
+from paceline.host.claims import Owner
 from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, WorkerEvent
 from paceline.host.orders.pulls import Pulls, ahead
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.steps import ReplicaSteps, shown
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
 from paceline.host.versions import Versions
 from paceline.host.worker_state import WorkerState

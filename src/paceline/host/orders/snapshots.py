@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
+from paceline.host.claims import Owner
 from paceline.host.contract import Resumption
 from paceline.host.events import Report, SnapshotFileFailed, SnapshotFileWritten, SnapshotSealed
 from paceline.host.memory_plan import MemoryPlan
@@ -16,7 +17,7 @@ from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.replicas.mean_recorder import Brings
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 

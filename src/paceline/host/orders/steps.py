@@ -8,9 +8,10 @@ from typing import Any
 
 from paceline.core.items import Item, Mean, Replica
 from paceline.core.orders import StepReplica
+from paceline.host.claims import Owner
 from paceline.host.contract import NotHere
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 

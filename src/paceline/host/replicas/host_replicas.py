@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.items import Item, Replica, There
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
+from paceline.host.claims import Owner
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.place_translation import placed
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop

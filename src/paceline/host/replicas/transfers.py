@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item, Replica
 from paceline.host import messages as host_messages
+from paceline.host.claims import Owner
 from paceline.host.item_table import Placed
 from paceline.host.orders.averaging import Group
 from paceline.host.place_translation import places_of
 from paceline.host.replicas.host_replicas import whole
-from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.state_edits import StateEdit
 from paceline.host.attachments import write_attached
+from paceline.host.claims import Owner
 from paceline.host.events import Report, WorkerEnded, WorkerSaid
-from paceline.host.version_shelf import Owner
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 

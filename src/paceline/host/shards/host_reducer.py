@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Sum, Update
+from paceline.host.claims import Owner
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.transfer.byte_ranges import ByteRanges
 

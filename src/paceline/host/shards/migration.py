@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, heir, taken_over
 from paceline.host import messages as host_messages
+from paceline.host.claims import Owner
 from paceline.host.events import Attached
-from paceline.host.version_shelf import Owner
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 

@@ -10,12 +10,13 @@ from paceline.core.items import Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
 from paceline.host import messages as host_messages
 from paceline.host.attachments import file_bytes
+from paceline.host.claims import Owner
 from paceline.host.events import Attached
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.shards.migration import Taking
 from paceline.host.shards.range_maker import RangeMaker, kept
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_shelf import Owner, Shelf
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.memory import Span
 from paceline.transfer.item_names import fields_of, summand_of
