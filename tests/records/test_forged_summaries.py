@@ -151,6 +151,14 @@ def test_an_end_that_is_not_at_the_last_fact_is_caught(real: Path, changes: dict
     assert wrong(ends_here(real, **changes)).rule == violations.ENDED
 
 
+@pytest.mark.parametrize("told", [2, 40, 90])
+def test_a_simulation_that_was_interrupted_is_right(tmp_path: Path, told: int) -> None:
+    asked = iter(range(1, 1000))
+    folder = simulated(tmp_path / "run", stop=lambda: next(asked) == told)
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "interrupted"
+    assert checked(folder).wrong is None
+
+
 # --- the configuration ------------------------------------------------------------------------------
 
 
@@ -199,10 +207,22 @@ def test_what_the_machine_was_is_there_in_both_places(real: Path, key: str) -> N
     assert (found.row, found.rule) == ("environment", violations.SAYS_OF_ITSELF)
 
 
+@pytest.mark.parametrize("changes", [{"limits": 7}, {"simulation": 7}, {"simulation": {"limits": 7}}])
+def test_settings_that_can_t_be_read_are_named(tmp_path: Path, changes: dict[str, object]) -> None:
+    assert wrong(said(simulated(tmp_path / "run"), **changes)).rule == violations.READABLE
+
+
+def test_a_simulation_does_not_pass_for_a_real_run(tmp_path: Path) -> None:
+    folder = said(simulated(tmp_path / "run"), simulated=False)
+    found = wrong(folder)
+    assert (found.row, found.rule) == ("simulation", violations.SAYS_OF_ITSELF)
+    found = wrong(said(folder, simulation=None))
+    assert (found.row, found.rule) == ("script", violations.SAYS_OF_ITSELF)
+
+
 def test_a_real_run_does_not_pass_for_a_simulation(real: Path) -> None:
     found = wrong(said(real, simulated=True))
     assert (found.row, found.rule) == ("simulated", violations.SAYS_OF_ITSELF)
-    assert wrong(said(real, simulation=None, replay_of="runs/other")).rule == violations.STEP_TIMES
 
 
 def test_a_run_that_crashed_needs_no_end_but_is_held_to_its_configuration(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,6 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import truncate as cutting
 from paceline.records import violations
-from paceline.records.check.averages import averages
-from paceline.records.check.checking import Checking
-from paceline.records.check.history import history
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
 from paceline.records.reading import open_run, read_before, tally_of
@@ -85,18 +81,11 @@ EVENTFUL = Scenario(
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "ps-plus", "ad-psgd", "ripples"])
-@pytest.mark.parametrize("pause", [0.0, 1.0])
-def test_a_network_s_transfers_are_those_of_all_segments(tmp_path: Path, protocol: str, pause: float) -> None:
-    folder = resumed(tmp_path / "run", protocol, points=(37, 70), steps=120, scenario=EVENTFUL, pause=pause)
+def test_a_run_whose_workers_die_and_come_back_in_several_segments_is_checked_as_one(
+    tmp_path: Path, protocol: str
+) -> None:
+    folder = resumed(tmp_path / "run", protocol, points=(37, 70), steps=120, scenario=EVENTFUL, pause=1.0)
     assert checked(folder).wrong is None
-    with closing((opened := open_run(folder, registry())).ledger):
-        checking = Checking(opened)
-        history(checking)
-        checking.run = replace(opened, simulated=False)  # its averages are asked again only of a real run
-        averages(checking)
-        found = re.search("([0-9]+) of ([0-9]+) averages", checking.proved[-1])
-        assert (found is not None) == (protocol in ("ad-psgd", "ripples")), checking.proved
-        assert found is None or int(found[1]) >= 0.8 * int(found[2]), "but for those beside transfers that never ended"
 
 
 @pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=0", "ssp:bound=2"])

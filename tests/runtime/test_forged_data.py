@@ -196,28 +196,9 @@ def test_honest_records_pass_and_say_what_was_looked_at(name: str, both: Both, t
         ("store", without(""), "versions", violations.RECORDED_DUE),
         ("replicas", without(""), "versions", violations.RECORDED_DUE),
         ("replicas", without("ORDER BY version LIMIT 5"), "versions", violations.RECORDED),
-        (
-            "replicas",
-            does(
-                *(
-                    statement
-                    for table in ("consensus", "evaluations", "versions")
-                    for statement in (
-                        f"DELETE FROM {table} WHERE version = 1",
-                        f"UPDATE {table} SET version = version - 1",
-                    )
-                ),
-                "UPDATE versions SET file = printf('versions/%08d.safetensors', version)",
-            ),
-            "versions",
-            violations.RECORDED_DUE,
-        ),
         ("store", does("UPDATE versions SET samples = samples / 2"), "versions", violations.RECORDED_SAMPLES),
         ("store", does("UPDATE versions SET samples = NULL"), "versions", violations.RECORDED_SAMPLES),
         ("replicas", does("UPDATE versions SET samples = samples + 1"), "versions", violations.RECORDED_SAMPLES),
-        ("store", does("UPDATE versions SET at = at / 2"), "versions", violations.RECORDED_WHEN),
-        ("store", does("UPDATE versions SET at = at + 1 WHERE version < 30"), "versions", violations.RECORDED_WHEN),
-        ("replicas", does("UPDATE versions SET at = at / 2"), "versions", violations.RECORDED_WHEN),
         ("store", does("DELETE FROM evaluations"), "evaluations", violations.EVALUATED),
         ("store", does("DELETE FROM evaluations WHERE version < 20"), "evaluations", violations.EVALUATED),
         ("store", does("DELETE FROM evaluations WHERE version > 20"), "evaluations", violations.EVALUATED),

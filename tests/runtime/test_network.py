@@ -229,12 +229,5 @@ def test_a_run_whose_members_die_or_stop_while_their_bytes_move_goes_on_and_ends
     assert checked(ended.folder).wrong is None
 
 
-@pytest.mark.parametrize("name", ["all-reduce 2", "ad-psgd 4"])
-def test_check_asks_the_model_of_averages_again(name: str, runs: Runs) -> None:
-    found = checked(runs[name].result().completed().folder)
-    assert found.wrong is None
-    assert any("averages take what the model of their links gives" in line for line in found.proved)
-
-
 def test_without_a_network_nothing_is_paced(runs: Runs) -> None:
     assert transfers(runs["without"].result().completed()) == []

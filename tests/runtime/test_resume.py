@@ -373,14 +373,13 @@ def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> 
 
 
 def test_each_segment_is_checked_against_the_scenario_that_it_went_by(launch: Launch) -> None:
-    for name, compute, link in (("quick", "2ms", "1Gbit/s"), ("slow", "20ms", "1Mbit/s")):
-        text = f'[cluster]\ncompute = "{compute}"\n[network]\nbandwidth = "{link}"\n'
-        (launch.tmp_path / f"{name}.toml").write_text(text)
-    quick, slow = (str(launch.tmp_path / f"{name}.toml") for name in ("quick", "slow"))
-    run = launch.run(script(), "-n", "2", "-p", "ad-psgd", "--max-steps", "9", "--scenario", quick).completed()
-    on = launch.resume(run.folder, "--scenario", slow, "--max-steps", "20").completed()
+    for nodes, link in ((1, "1Gbit/s"), (2, "1Mbit/s")):
+        text = f'[cluster]\nnodes = {nodes}\n[network]\nbandwidth = "{link}"\n'
+        (launch.tmp_path / f"{nodes}.toml").write_text(text)
+    one, two = (str(launch.tmp_path / f"{nodes}.toml") for nodes in (1, 2))
+    run = launch.run(script(), "-n", "2", "-p", "ad-psgd", "--max-steps", "9", "--scenario", one).completed()
+    on = launch.resume(run.folder, "--scenario", two, "--max-steps", "20").completed()
     assert (found := checked(on.folder)).ok, found.wrong
-    assert "the links' model was not asked again: the run went on with another scenario" in found.unproved
 
 
 def test_a_snapshot_without_what_scripts_keep_is_none(launch: Launch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -215,15 +214,4 @@ def ends_here(folder: Path, **changes: Any) -> Path:
         facts, at = database.execute("SELECT count(*), max(at) FROM facts").fetchone()
         end = {**end, "facts": facts, "at": at, **changes}
         database.execute("UPDATE run SET value = ? WHERE key = 'end'", (json.dumps(end),))
-    return folder
-
-
-def moved(folder: Path, moment: Callable[[int, float], float]) -> Path:
-    """The same run with every fact at another moment, made from its row and the one that it had."""
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
-        for row, at, body in database.execute("SELECT id, at, body FROM facts").fetchall():
-            new = moment(row, at)
-            body = json.dumps({**json.loads(body), "at": new})
-            database.execute("UPDATE facts SET at = ?, body = ? WHERE id = ?", (new, body, row))
-        database.execute("UPDATE segments SET at = (SELECT at FROM facts WHERE id = segments.fact)")
     return folder

@@ -42,8 +42,6 @@ def call(options: argparse.Namespace) -> int:
             print(f"  {unended.removeprefix(f'{options.run}: ')}")
         for line in checked.proved:
             print(f"  ok     {line}")
-        for line in checked.unproved:
-            print(f"  --     {line}")
         if checked.wrong is not None:
             print("  wrong  " + str(checked.wrong).replace("\n", "\n         "))
     return 0 if checked.ok else WRONG

@@ -47,6 +47,7 @@ from paceline.records.violations import (
     PULLS,
     REPLICAS,
     STEPS_ONCE,
+    SUMS,
     VERSIONS,
     WEIGHT_1,
     Violation,
@@ -55,6 +56,16 @@ from paceline.records.violations import (
 
 WEIGHTS = 1e-9
 """How far rounding may move the sum of a version's weights from 1."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Updates that have arrived as one sum."""
+
+    number: int
+    host: str
+    at: float
+    workers: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -116,6 +127,12 @@ class Rules:
     """By worker: its last step whose gradient was ready."""
     came: dict[int, int] = field(default_factory=dict)
     """By worker without such a step: the step number that it first came with."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By worker: its host."""
+    sum: _Sum | None = None
+    """The last sum in which updates have arrived."""
+    sums: Bitset = field(default_factory=Bitset)
+    """(0, its number) of each sum in this segment."""
 
     def fact(self, fact: Fact) -> None:
         if not fact.at >= self.at:
@@ -135,6 +152,8 @@ class Rules:
                     del stepping[made]  # the worker went on after that step
             case UpdateArrived(worker=worker, step=step):
                 self.arrived.add((worker, step))
+                if fact.sum is not None:
+                    self._sum(fact, fact.sum)
             case ParametersTaken(worker=worker, version=version):
                 if version < self.taken.get(worker, version):
                     raise Violation(PULLS, f"{self.taken[worker]} or newer, for worker {worker}", version)
@@ -146,10 +165,14 @@ class Rules:
                     self.replicas = {worker: 0 for worker, _, _ in members}
                 else:
                     self._go_on(fact)
-                for worker, _, step in members:
+                self._end_sum()
+                self.sum, self.sums = None, Bitset()
+                for worker, host, step in members:
+                    self.hosts[worker] = host
                     self.used[worker] = step - 1
                     self.came.setdefault(worker, step)
             case WorkerJoined(worker=worker, step=step):
+                self.hosts[worker] = fact.host
                 if step <= self.used.get(worker, -1):
                     raise Violation(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
@@ -188,7 +211,8 @@ class Rules:
         for outstanding in (self.taken, self.arrived, self.groups, self.busy, self.released, self.stepping):
             outstanding.clear()
 
-    def order(self, order: Order) -> None:
+    def order(self, order: Order) -> list[tuple[Applied, int]]:
+        """Check an order. Return each update that it applies with 1, and each that it takes back with -1."""
         self.orders += 1
         match order:
             case Release(worker=worker, step=step):
@@ -225,15 +249,18 @@ class Rules:
                 self.dealt_anew = True
             case _:
                 pass
-        for fate in self.fates.order(order):
-            self._count(fate)
+        return [counted for fate in self.fates.order(order) if (counted := self._counted(fate)) is not None]
 
-    def _count(self, fate: Applied | Dropped) -> None:
-        """Count the update's staleness, unless its replica did not make the step."""
+    def _counted(self, fate: Applied | Dropped) -> tuple[Applied, int] | None:
+        """Count the update's staleness. Return it with its sign; None if its replica did not make the step."""
         applied, times = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
-        if applied is not None and applied.staleness is not None:
-            own = applied.replica and applied.group is None
-            self.staleness[applied.staleness] += 0 if own and (applied.worker, applied.step) in self.undone else times
+        if applied is None:
+            return None
+        if applied.replica and applied.group is None and (applied.worker, applied.step) in self.undone:
+            return None
+        if applied.staleness is not None:
+            self.staleness[applied.staleness] += times
+        return applied, times
 
     def _apply(self, worker: int, step: int, there: Container[tuple[int, int]]) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"
@@ -256,6 +283,24 @@ class Rules:
             self.applied.remove(worker, step)  # applied to a replica that is gone
         self.arrived.discard(key)
         self.dropped.add(worker, step)
+
+    def _sum(self, fact: UpdateArrived, number: int) -> None:
+        """Check that an update has arrived together with others of its host, and with no other host's."""
+        host = self.hosts.get(fact.worker, "none")
+        if self.sum is None or self.sum.number != number:
+            self._end_sum()
+            if (0, number) in self.sums:
+                raise Violation(SUMS, "a sum whose updates have not arrived yet", f"sum {number} once more")
+            self.sum = _Sum(number, host, fact.at)
+            self.sums.add(0, number)
+        elif (host, fact.at) != (self.sum.host, self.sum.at) or fact.worker in self.sum.workers:
+            expected = f"sum {number} of {self.sum.host} at {self.sum.at!r}, with each worker's update once"
+            raise Violation(SUMS, expected, f"worker {fact.worker} of {host} at {fact.at!r}")
+        self.sum.workers.add(fact.worker)
+
+    def _end_sum(self) -> None:
+        if self.sum is not None and len(self.sum.workers) < 2:
+            raise Violation(SUMS, f"sum {self.sum.number} of two updates or more", "of one")
 
     def _changes(self, worker: int, version: int) -> None:
         before = self.replicas.get(worker)

@@ -6,19 +6,16 @@ ledger's tables and the summary. The first row that breaks a rule is reported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration, scalars, tables
 from paceline.records.check.data import data
-from paceline.records.check.fetches import fetches
 from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
 from paceline.records.check.segments import segments
 from paceline.records.check.summed_up import summary
-from paceline.records.check.times import times
 from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
 from paceline.records.violations import READABLE, Violation, Wrong, count
@@ -35,8 +32,6 @@ class Checked:
     proved: list[str]
     """A line for each thing verified, with counts. What comes after the first wrong row is not checked."""
     counts: dict[str, int]
-    unproved: list[str] = field(default_factory=list)
-    """A line for each thing that could not be verified in this run."""
 
     @property
     def ok(self) -> bool:
@@ -57,7 +52,7 @@ def check(run: RecordedRun) -> Checked:
         wrong = Wrong(table=checking.table, row=checking.row, rule=READABLE, expected="a row", found=found)
     if wrong is not None and not checking.proved and checking.counts:
         checking.proved.append(f"{count(checking.counts['facts'], 'fact')} before it, with all that follows from them")
-    return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts, unproved=checking.unproved)
+    return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts)
 
 
 def _everything(checking: Checking) -> None:
@@ -65,15 +60,12 @@ def _everything(checking: Checking) -> None:
     configuration(checking)
     undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
     checking.rules.undone = checking.tally.left_undone = undone
-    checking.made = to_be_made(checking, undone)
+    checking.made = to_be_made(checking)
     history(checking)
     segments(checking)
     data(checking)
     scalars(checking)
     for_replay(checking)
-    times(checking)
-    averages(checking)
-    fetches(checking)
     versions(checking)
     files(checking)
     if checking.run.summary is not None:

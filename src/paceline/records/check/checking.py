@@ -21,13 +21,11 @@ class Checking:
         self.counts: dict[str, int] = {}
         self.rules = Rules(run.choice.spec)
         self.tally = Tally()
-        self.unproved: list[str] = []
-        """A line for each thing that could not be verified."""
         self.here: dict[int, None] = {}
         self.repeating = 0
         """Epochs with a sample more than once."""
         self.made = VersionsMade()
-        """When versions were made, and of how many samples."""
+        """The versions that can have been recorded, and of how many samples."""
         self.segment = run.segments[0]
         """The segment of the present fact."""
         self.final: str | None = None

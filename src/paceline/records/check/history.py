@@ -13,6 +13,7 @@ import msgspec
 from paceline.core.facts import (
     Fact,
     TrainingBegan,
+    UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
@@ -33,6 +34,7 @@ from paceline.records.violations import (
     SAME_REASONS,
     SEGMENTS,
     SETTLED,
+    SUMS,
     WITHOUT_GAP,
     Violation,
     brief,
@@ -65,7 +67,7 @@ def history(checking: Checking) -> None:
         for order_row in given:
             checking.table, checking.row = "orders", order_row[0]
             order = _order(checking, order_row)
-            rules.order(order)
+            checking.made.order(order, rules.order(order))
             found.append(order)
         orders += len(found)
         checking.table, checking.row = "facts", number
@@ -246,8 +248,9 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
             checking.here[worker] = None
         case WorkerLeft(worker=worker):
             checking.here.pop(worker, None)
+        case UpdateArrived(sum=int(number)) if checking.segment.hosts == 1 and not checking.replays:
+            raise Violation(SUMS, "none: there is one host", f"sum {number}")
     checking.tally.record(fact, orders)
-    checking.made.record(fact, orders)
 
 
 def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:

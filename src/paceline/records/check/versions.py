@@ -1,14 +1,13 @@
-"""Checks recorded versions: that they were made and due, and their measurements."""
+"""Checks recorded versions: that they were made and due, and how they were evaluated."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from typing import Any, TypeGuard
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeGuard
 
 from paceline.records.check.checking import Checking
-from paceline.records.check.first_mean import FirstMean
-from paceline.records.check.versions_made import PossibleVersion, VersionsMade
+from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import unmeasured
 from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.violations import (
@@ -18,17 +17,15 @@ from paceline.records.violations import (
     RECORDED,
     RECORDED_DUE,
     RECORDED_SAMPLES,
-    RECORDED_WHEN,
     Violation,
     count,
 )
 
 
-def to_be_made(checking: Checking, undone: frozenset[tuple[int, int]]) -> VersionsMade:
+def to_be_made(checking: Checking) -> VersionsMade:
     """Return the collector of what facts and orders say about the recorded versions."""
     recorded = dict(checking.run.ledger.execute("SELECT version, samples FROM versions"))
-    first = FirstMean(several_hosts=any(segment.hosts > 1 for segment in checking.run.segments))
-    return VersionsMade(undone=undone, recorded=recorded, due=_due(checking), first=first)
+    return VersionsMade(recorded=recorded, due=_due(checking))
 
 
 def _due(checking: Checking) -> RecordingSchedule | None:
@@ -46,9 +43,10 @@ def versions(checking: Checking) -> None:
     """Check that recorded versions follow from the facts, and that all or none were evaluated."""
     checking.table = "versions"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, samples, sha256, file FROM versions ORDER BY rowid")
-    recorded: dict[int, tuple[float, int | None]] = {}
-    numbers: dict[int, int] = {}
-    newest, before = -1, 0.0
+    # a script with leased data opens an epoch, and its samples are counted
+    counted = checking.run.ledger.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None
+    recorded: dict[int, _Recorded] = {}
+    newest = -1
     for number, version, at, samples, sha256, file in rows:
         checking.row = number
         if not (_whole(version) and isinstance(at, float) and (samples is None or _whole(samples))):
@@ -59,105 +57,77 @@ def versions(checking: Checking) -> None:
             raise Violation(RECORDED, "none: no script was run", f"version {version}")
         if version <= newest:
             raise Violation(RECORDED, f"one after version {newest}", f"version {version}")
-        if at < before:
-            raise Violation(RECORDED_WHEN, f"at {before!r} or later", at)
-        recorded[version], numbers[version] = (at, samples), number
-        newest, before = version, at
+        if samples is None and counted:
+            raise Violation(RECORDED_SAMPLES, f"samples of version {version}", samples)
+        recorded[version] = _Recorded(number, at, samples)
+        newest = version
     checking.row = None
     if checking.run.choice.spec.family == "parameter-server":
-        _of_store(checking, recorded, numbers)
+        _of_store(checking, recorded)
     else:
-        _of_means(checking, recorded, numbers)
+        _of_means(checking, recorded, counted)
     _consensus(checking, recorded)
     _evaluations(checking, list(recorded))
 
 
-def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
+class _Recorded(NamedTuple):
+    """A row of `versions`."""
+
+    row: int
+    at: float
+    samples: int | None
+
+
+def _of_store(checking: Checking, recorded: Mapping[int, _Recorded]) -> None:
     """Check a store's versions: each was ordered, and its samples decide whether it is recorded."""
     made = checking.made
-    # a real store makes a version after its order, and virtual time does not wait for processes that stop
-    exact = _virtual(checking) and not (checking.trained and "stopped" in checking.rules.reasons)
-    counted = _counted(checking)
-    last = max(made.versions, default=0)
-    for version, (at, samples) in recorded.items():
-        checking.row = numbers[version]
-        moment = made.versions.get(version, PossibleVersion(0.0, 0) if version == 0 else None)
-        if moment is None:
+    for version, (checking.row, _, samples) in recorded.items():
+        expected = made.versions.get(version, None if version else 0)
+        if expected is None:
             raise Violation(RECORDED, "a version that an order made", f"version {version}")
-        if (samples is None and counted) or (samples is not None and samples != moment.samples):
-            raise Violation(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        if version and (at < moment.at or (exact and at > moment.at)):
-            raise Violation(RECORDED_WHEN, f"at {moment.at!r}{'' if exact else ' or later'}", at)
+        if samples not in (None, expected):
+            raise Violation(RECORDED_SAMPLES, f"{expected} in version {version}", samples)
     checking.row = None
     if made.due is None:
         return
-    expected = list(made.expected)
-    if checking.completed and last not in expected:
-        expected.append(last)
+    due = made.expected | ({made.last} if checking.completed else set())
     so_far = math.inf if checking.completed else max(recorded, default=-1)
     # A run that is stopped records where it stands. One that is killed there may not have: see `StoredVersions.made`.
     stops = {segment.version for segment in checking.run.segments[1:]}
-    for version in expected:
-        if version not in recorded and version <= so_far and version not in stops:
+    for version in sorted(due - recorded.keys() - stops):
+        if version <= so_far:
             raise Violation(RECORDED_DUE, f"version {version}", "it is not there")
-    for version in recorded:
-        if version not in expected and version != last and version not in stops:
-            raise Violation(RECORDED_DUE, "none that is neither due nor the last", f"version {version}")
+    if more := recorded.keys() - due - stops - {made.last}:
+        raise Violation(RECORDED_DUE, "none that is neither due nor the last", f"version {min(more)}")
     if recorded:
-        checking.proved.append(f"{count(len(recorded), 'recorded version')}, made when and of what the facts say")
+        as_due = f"{count(len(recorded), 'recorded version')} as they were due"
+        checking.proved.append(f"{as_due}, each with as many samples as the facts say")
 
 
-def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
-    """Check means: they count up by one, each is of the replicas after some step, and the first and last were due."""
+def _of_means(checking: Checking, recorded: Mapping[int, _Recorded], counted: bool) -> None:
+    """Check means: they count up by one, each is of the replicas after some step, and the last was of all samples."""
     made = checking.made
-    over = PossibleVersion(made.at, made.samples, made.replicas)
-    # without a step no order moves a replay's clock, and a segment may stop before its first step
-    at_once = (checking.replays and not made.steps) or len(checking.run.segments) > 1
-    begun = [PossibleVersion(0.0, 0, made.replicas)] if at_once else []
-    candidates, place = [*begun, *made.means, over], 0
-    with_samples: dict[int, list[int]] = {}
-    for number, moment in enumerate(candidates):
-        with_samples.setdefault(moment.samples, []).append(number)
-    counted, virtual = _counted(checking), _virtual(checking)
-    moments, stops = [at for at, _ in recorded.values()], [segment.at for segment in checking.run.segments[1:]]
-    for number, (version, (at, samples)) in enumerate(recorded.items(), 1):
-        checking.row = numbers[version]
+    candidates, place = [0, *made.means, made.samples], 0
+    for number, (version, (checking.row, _, samples)) in enumerate(recorded.items(), 1):
         if version != number:
             raise Violation(RECORDED, f"version {number}, as means count up by one", f"version {version}")
         if samples is None:
-            if counted:
-                raise Violation(RECORDED_SAMPLES, f"samples of version {version}", samples)
             continue
-        same = with_samples.get(samples, [])
-        same = same[bisect_left(same, place) :]
-        if not same:
+        while place < len(candidates) and candidates[place] != samples:
+            place += 1
+        if place == len(candidates):
             raise Violation(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
-        place = next((n for n in same if candidates[n].at == at), same[0])
-        earliest = candidates[place].at
-        ends, following = ([over.at], math.inf) if number == len(recorded) else (stops, moments[number])
-        # in a replay, a segment's last mean is recorded when all workers have left, whatever its clock then shows
-        latest = next((end for end in ends if at <= end <= following), earliest)
-        if at < earliest or (virtual and at > latest):
-            raise Violation(RECORDED_WHEN, f"at {earliest!r}{'' if virtual else ' or later'}", at)
     checking.row = None
-    if checking.completed and recorded and counted:
-        last, (_, samples) = max(recorded.items())
-        if samples != over.samples:
-            raise Violation(
-                RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}"
-            )
-    if checking.completed and not recorded and checking.trained and checking.made.replicas:
+    if recorded and checking.completed and counted and (last := recorded[len(recorded)].samples) != made.samples:
+        found = f"{last} in version {len(recorded)}"
+        raise Violation(RECORDED_DUE, f"a last version of all {made.samples} samples", found)
+    if not recorded and checking.completed and checking.trained and checking.rules.reasons - {"died"}:
         raise Violation(RECORDED_DUE, "the mean of all replicas at the end", "no version")
-    if (due := made.first.due) is not None and recorded and not checking.replays:
-        _, samples = recorded[1]
-        stopped = bool(stops) and (samples or 0) < due  # the mean of where it stopped was not due
-        if not stopped and not made.first.may_be(samples, over.samples):
-            raise Violation(RECORDED_DUE, f"a first version of {due} samples", f"{samples} in version 1")
     if recorded:
-        checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each of replicas as the facts have them")
+        checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each with the samples of all replicas")
 
 
-def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
+def _consensus(checking: Checking, recorded: Mapping[int, _Recorded]) -> None:
     """Check that every mean has the replicas' distance from it, and that a store's versions have none."""
     checking.table = "consensus"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, replicas, distance FROM consensus ORDER BY rowid")
@@ -173,8 +143,8 @@ def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]
             raise Violation(
                 CONSENSUS, "none" if awaited is None else f"that of version {awaited}", f"version {version}"
             )
-        if version in recorded and at != recorded[version][0]:
-            raise Violation(CONSENSUS, f"at {recorded[version][0]!r}, as version {version}", at)
+        if version in recorded and at != recorded[version].at:
+            raise Violation(CONSENSUS, f"at {recorded[version].at!r}, as version {version}", at)
         most = max(segment.workers for segment in checking.run.segments)
         if not (_whole(replicas) and 1 <= replicas <= most):
             raise Violation(CONSENSUS, f"1 to {most} replicas", replicas)
@@ -222,16 +192,6 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
         raise Violation(EVALUATED, f"that of version {told[len(evaluated)]}", "none")
     if evaluated:
         checking.proved.append(f"{count(len(evaluated), 'evaluation')}, one of each recorded version in order")
-
-
-def _virtual(checking: Checking) -> bool:
-    """Whether versions are made at the moment of their orders."""
-    return checking.run.simulated or checking.replays
-
-
-def _counted(checking: Checking) -> bool:
-    """Whether samples are counted. A script with leased data opens an epoch."""
-    return checking.run.ledger.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None
 
 
 def _whole(value: Any) -> TypeGuard[int]:
