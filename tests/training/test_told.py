@@ -292,7 +292,7 @@ def test_it_is_what_a_run_has_that_is_told_and_no_other_run() -> None:
     from paceline.training.holders.stored import WindowHolder
 
     for tells, kind in ((True, OverlappedPush), (False, AreaPush)):
-        joined = Case().push._joined
+        joined = Case().push._context
         holder = holder_of("window", "gradients", joined, tells=tells)
         assert isinstance(holder, WindowHolder)
         assert type(holder._push) is kind

@@ -43,16 +43,16 @@ class Arena:
 class Copier:
     """Copies between arenas and parts of the shared memory, and times the copies."""
 
-    def __init__(self, joined: TrainingContext, accelerator: Accelerator) -> None:
-        self._joined = joined
+    def __init__(self, context: TrainingContext, accelerator: Accelerator) -> None:
+        self._context = context
         self._accelerator = accelerator
-        self.layout = joined.places.layout
-        self._region = joined.places.region
-        self.on_device = frozenset(number for number, one in enumerate(joined.parameters) if accelerator.has(one))
+        self.layout = context.places.layout
+        self._region = context.places.region
+        self.on_device = frozenset(number for number, one in enumerate(context.parameters) if accelerator.has(one))
         """The numbers of parameters on the device."""
-        self.in_memory = [number for number in range(len(joined.parameters)) if number not in self.on_device]
+        self.in_memory = [number for number in range(len(context.parameters)) if number not in self.on_device]
         """The numbers of the others."""
-        self._device = joined.parameters[min(self.on_device)].device
+        self._device = context.parameters[min(self.on_device)].device
         self._runs = buckets_of(self.layout, self.layout.flags_offset + 1, self.on_device)
         self._parts: dict[int, Tensor] = {}
         """A part's bytes, by its first one."""
@@ -76,7 +76,7 @@ class Copier:
         self._locked.add(start)
         why = self._accelerator.lock(self._region, start, start + size)
         if why is not None and len(self._locked) == 1:
-            self._joined.link.remark(UNLOCKED.format(why))
+            self._context.link.remark(UNLOCKED.format(why))
 
     def bring(self, arena: Arena, start: int, but: Sequence[tuple[int, int]] = ()) -> None:
         """Copy the parameters that begin at that byte to the arena. What the script computes from now on sees them.
@@ -128,7 +128,7 @@ class Copier:
         stream = self._accelerator.from_device
         stream.after(self._accelerator.computed())
         began = stream.mark()
-        for name, buffer in self._joined.followed.buffers().items():
+        for name, buffer in self._context.followed.buffers().items():
             stream.copy(area.buffers[name], buffer)
         self._from.append((began, stream.mark()))
 

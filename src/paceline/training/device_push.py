@@ -24,8 +24,8 @@ CHANGED = "changes gradients between backward() and step(), so they leave its de
 class DevicePush:
     """Fills the push area in use from a device. See `push.Push`."""
 
-    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
-        self._joined = joined
+    def __init__(self, context: TrainingContext, copier: Copier) -> None:
+        self._context = context
         self._copier = copier
         self._areas: dict[int, PushArea] = {}
         self._number = -1
@@ -34,8 +34,8 @@ class DevicePush:
         """See `Push`."""
         self._number = number
         if number not in self._areas:
-            area = self._areas[number] = self._joined.places.push_area(number)
-            self._joined.places.region.populate(area.start, area.stop)
+            area = self._areas[number] = self._context.places.push_area(number)
+            self._context.places.region.populate(area.start, area.stop)
             self._copier.lock(area.start, area.stop - area.start)
 
     def let_go(self) -> None:
@@ -56,8 +56,8 @@ class DevicePush:
 class DeviceUpdates(DevicePush):
     """Pushes updates. Keeps the last one of each area, as the worker may have to subtract it from a version."""
 
-    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
-        super().__init__(joined, copier)
+    def __init__(self, context: TrainingContext, copier: Copier) -> None:
+        super().__init__(context, copier)
         self._arenas: dict[int, Arena] = {}
 
     def room(self) -> list[Tensor]:
@@ -84,11 +84,11 @@ class DeviceGradients(DevicePush):
     those of another backward. So the copy is compared with them at the step, and what differs leaves once more.
     """
 
-    def __init__(self, joined: TrainingContext, copier: Copier) -> None:
-        super().__init__(joined, copier)
+    def __init__(self, context: TrainingContext, copier: Copier) -> None:
+        super().__init__(context, copier)
         self._copies = copier.arena()
         self._buckets = copier.buckets()
-        trained = {number for number in copier.on_device if joined.places.layout.moving[number].trains}
+        trained = {number for number in copier.on_device if context.places.layout.moving[number].trains}
         self._filling = Filling(self._buckets, trained)
         self._copied: set[int] = set()
         """Parameters whose gradient was copied in this step."""
@@ -105,7 +105,7 @@ class DeviceGradients(DevicePush):
         if self._copier.captures():
             return
         made = self._backwards[number] = self._backwards.get(number, 0) + 1
-        gradient = self._joined.parameters[number].grad
+        gradient = self._context.parameters[number].grad
         if self._rests or made != self._last or number not in self._copier.on_device:
             return
         if gradient is None or gradient.layout != torch.strided or gradient.requires_grad:
@@ -120,10 +120,10 @@ class DeviceGradients(DevicePush):
     @torch.no_grad()
     def fill(self) -> None:
         """See `GradientPush`."""
-        gradients = [parameter.grad for parameter in self._joined.parameters]
-        for entry, gradient in zip(self._joined.places.layout.moving, gradients, strict=True):
+        gradients = [parameter.grad for parameter in self._context.parameters]
+        for entry, gradient in zip(self._context.places.layout.moving, gradients, strict=True):
             if gradient is not None and gradient.layout != torch.strided:
-                self._joined.refuse_sparse(entry)
+                self._context.refuse_sparse(entry)
         for bucket in self._lacking(gradients):
             there = [(self._copies.views[n], one) for n in bucket.numbers if (one := gradients[n]) is not None]
             if not there:  # the script has discarded them all
@@ -162,8 +162,8 @@ class DeviceGradients(DevicePush):
         """Decide for how many steps no gradient leaves early. `by_script`: whether the script has changed any."""
         if by_script:
             self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
-            if self._joined.link.worker == 0 and not self._remarked:  # the others would say the same
-                self._joined.link.remark(CHANGED)
+            if self._context.link.worker == 0 and not self._remarked:  # the others would say the same
+                self._context.link.remark(CHANGED)
                 self._remarked = True
         elif self._rests:
             self._rests -= 1

@@ -174,11 +174,11 @@ class Copied:
 class DeviceParameters(OwnParameters):
     """Parameters on a device, such as a GPU. They lie in an arena, into which the part that they show is copied."""
 
-    def __init__(self, joined: TrainingContext, copier: Copier, size: int) -> None:
+    def __init__(self, context: TrainingContext, copier: Copier, size: int) -> None:
         """`size`: the part's, in bytes."""
         self._size = size
-        self._entries = joined.places.layout.moving
-        self._parameters = joined.parameters
+        self._entries = context.places.layout.moving
+        self._parameters = context.parameters
         self._copier = copier
         self._arena = copier.arena()
         self.values = self._arena.views

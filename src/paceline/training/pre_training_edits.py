@@ -42,9 +42,9 @@ RENAMED = (
 class PreTrainingEdits:
     """Adopts or refuses what the script has changed, whenever it steps."""
 
-    def __init__(self, joined: TrainingContext, holder: Holder, fixed: NonOptimized, resumed: bool) -> None:
+    def __init__(self, context: TrainingContext, holder: Holder, fixed: NonOptimized, resumed: bool) -> None:
         """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted."""
-        self._joined = joined
+        self._context = context
         self._holder = holder
         self._fixed = fixed
         self._resumed = resumed
@@ -58,19 +58,19 @@ class PreTrainingEdits:
         """Parameters of the fixed part that the script had changed as it got its first batch; None: it got none."""
         self._stepped = False
         """Whether the script has made a step."""
-        self._devices = [tensor.device for tensor in (*joined.parameters, *fixed.tensors)]
+        self._devices = [tensor.device for tensor in (*context.parameters, *fixed.tensors)]
         self._leave_state_to_store()
-        self._own_class = not user_class(joined.optimizer).__module__.startswith("torch.")
+        self._own_class = not user_class(context.optimizer).__module__.startswith("torch.")
         """Whether the optimizer's class is the user's own: it may have what no push tells."""
-        self._groups = [list(group["params"]) for group in joined.optimizer.param_groups]
+        self._groups = [list(group["params"]) for group in context.optimizer.param_groups]
         if self._own_class:
-            self._attributes = _attributes(joined.optimizer)
-            self._unsent = _unsent(joined.optimizer)
+            self._attributes = _attributes(context.optimizer)
+            self._unsent = _unsent(context.optimizer)
 
     @contextmanager
     def state_shown(self) -> Iterator[None]:
         """Let the optimizer's state be seen as of now, if the script has not looked at it in this step before."""
-        held = self._joined.optimizer.state is self._state and not self._state.looked_at
+        held = self._context.optimizer.state is self._state and not self._state.looked_at
         try:
             yield
         finally:
@@ -82,14 +82,14 @@ class PreTrainingEdits:
         self._state_loaded = self._holder.keeps_state and not self._stepped
 
     def _fetch_state(self) -> Mapping[Tensor, dict[str, Any]]:
-        self._state_shown = self._joined.link.optimizer_state()
+        self._state_shown = self._context.link.optimizer_state()
         numbered: State = unpacked(self._state_shown)
-        return self._joined.beside({self._joined.parameters[number]: numbered[number] for number in numbered})
+        return self._context.beside({self._context.parameters[number]: numbered[number] for number in numbered})
 
     def _state_before(self) -> State:
         """The optimizer's state before the script edited it."""
         if self._state_shown is None:
-            self._state_shown = self._joined.link.optimizer_state()
+            self._state_shown = self._context.link.optimizer_state()
         before: State = unpacked(self._state_shown)
         return before
 
@@ -99,10 +99,10 @@ class PreTrainingEdits:
         It may load back what it was shown: wrappers of optimizers do (Accelerate's, so transformers' Trainer too).
         Another worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
         """
-        state = self._joined.optimizer.state
+        state = self._context.optimizer.state
         if state is self._state and not self._state.looked_at:
             return []
-        now = self._joined.optimizer_state()
+        now = self._context.optimizer_state()
         if not any(now.values()):
             loaded_back = not self._stepped and self._state_shown is not None and not self._state.cleared
             assigned = self._state.cleared or (state is not self._state and not loaded_back)
@@ -131,8 +131,8 @@ class PreTrainingEdits:
 
     def _leave_to_script(self, names: list[str]) -> None:
         """Leave these parameters, which the optimizer lacks, to the script: a momentum encoder's, say."""
-        if self._joined.link.worker == 0 and not self._fixed.moved:
-            self._joined.link.remark(
+        if self._context.link.worker == 0 and not self._fixed.moved:
+            self._context.link.remark(
                 f'moves the parameter "{names[0]}", which the optimizer does not have: each worker moves its own, and '
                 "recorded versions have the lowest worker's"
             )
@@ -156,7 +156,7 @@ class PreTrainingEdits:
         if not self._stepped and (changed or self._state_loaded or edits != []):
             if self._resumed:
                 what = f'the parameter "{changed[0]}"' if changed else STATE
-                self._joined.refuse(
+                self._context.refuse(
                     f"the script changed {what} before its first step, "
                     "and the run goes on from a snapshot; change what training begins with only where "
                     "paceline.resumed() is false"
@@ -166,7 +166,7 @@ class PreTrainingEdits:
         elif changed:
             self.refuse_changed(changed[0])
         elif edits is None:
-            self._joined.refuse(
+            self._context.refuse(
                 "the script changed the optimizer's state after the first step, by optimizer.load_state_dict() or in "
                 "optimizer.state, in a way that other workers can't follow; it may remove states "
                 "(optimizer.state.clear()) and fill values with one number (zero_(), fill_()): load a state before the "
@@ -180,63 +180,63 @@ class PreTrainingEdits:
 
     def refuse_changed(self, name: str) -> NoReturn:
         """Refuse what the script has put into this parameter after its first step."""
-        self._joined.refuse(
+        self._context.refuse(
             f'the script changed the parameter "{name}" after the first step, '
-            + (RENAMED if self._joined.followed.is_renamed(name) else CHANGED)
+            + (RENAMED if self._context.followed.is_renamed(name) else CHANGED)
         )
 
     def _refuse_another_device(self) -> None:
         """Refuse parameters that the script has moved: their holder would bring them back, away from the batches."""
-        entries = (*self._joined.places.layout.moving, *self._fixed.entries)
-        tensors = (*self._joined.parameters, *self._fixed.tensors)
+        entries = (*self._context.places.layout.moving, *self._fixed.entries)
+        tensors = (*self._context.parameters, *self._fixed.tensors)
         for entry, tensor, before in zip(entries, tensors, self._devices, strict=True):
             if tensor.device != before:
-                self._joined.refuse(
+                self._context.refuse(
                     f'the parameter "{entry.name}" is on {tensor.device} now and was on {before} in prepare(); call '
                     "prepare() once the model is on its device"
                 )
 
     def _refuse_other_groups(self) -> None:
         """Refuse groups of other parameters than `prepare` was given: store and replicas are laid out by these."""
-        groups = self._joined.optimizer.param_groups
+        groups = self._context.optimizer.param_groups
         if len(groups) != len(self._groups) or not all(map(_are_the_same, self._groups, groups)):
-            self._joined.refuse(
+            self._context.refuse(
                 "the script changed which parameters the optimizer's param_groups have, after prepare(); make the "
                 "groups before it: a group whose parameters get no gradient costs nothing, and "
                 "p.requires_grad_(False) or p.grad = None leaves a parameter out of steps"
             )
 
     def _refuse_changed_attributes(self) -> None:
-        unsent, known = _unsent(self._joined.optimizer), self._unsent
+        unsent, known = _unsent(self._context.optimizer), self._unsent
         for place in known | unsent:
             (value, count), (before, count_before) = unsent.get(place, (None, 0)), known.get(place, (None, 0))
             if count != count_before if value is before else not same(value, before):
-                self._joined.refuse(
+                self._context.refuse(
                     f'the script changed "{place[1]}" in the optimizer\'s param_groups, which is no plain value and '
                     "does not reach the store; keep numbers, strings and lists of them there"
                 )
-        attributes, before = _attributes(self._joined.optimizer), self._attributes
+        attributes, before = _attributes(self._context.optimizer), self._attributes
         if attributes != before:
             name = next(name for name in before | attributes if attributes.get(name) != before.get(name))
-            self._joined.refuse(
+            self._context.refuse(
                 f'the script changed the optimizer\'s attribute "{name}", which does not reach the store; keep what '
                 "changes in its param_groups"
             )
 
     def _have_adopted(self, state: bool) -> None:
-        link, holder, fixed = self._joined.link, self._holder, self._fixed
-        entries = (*self._joined.places.layout.moving, *fixed.entries)
-        tensors = (*self._joined.parameters, *fixed.tensors)
+        link, holder, fixed = self._context.link, self._holder, self._fixed
+        entries = (*self._context.places.layout.moving, *fixed.entries)
+        tensors = (*self._context.parameters, *fixed.tensors)
         for entry, tensor in zip(entries, tensors, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
-                self._joined.refuse(
+                self._context.refuse(
                     f'the parameter "{entry.name}" is {tensor.dtype} {list(tensor.shape)} now and was '
                     f"{entry.dtype} {list(entry.shape)} in prepare(); give the model its final form before it"
                 )
         try:
-            packing = packed(self._joined.optimizer_state(), STATE) if state else b""
+            packing = packed(self._context.optimizer_state(), STATE) if state else b""
         except ConfigError as error:
-            self._joined.refuse(str(error))
+            self._context.refuse(str(error))
         digest = hashlib.sha256(packing)
         for tensor in tensors:
             if tensor.numel():
@@ -252,9 +252,9 @@ class PreTrainingEdits:
         self._leave_state_to_store()
 
     def _leave_state_to_store(self) -> None:
-        if not self._holder.keeps_state and (self._state.looked_at or self._joined.optimizer.state is not self._state):
+        if not self._holder.keeps_state and (self._state.looked_at or self._context.optimizer.state is not self._state):
             self._state.forget()
-            self._joined.optimizer.state = self._state
+            self._context.optimizer.state = self._state
 
 
 def _are_the_same(parameters: list[Tensor], group: dict[str, Any]) -> bool:

@@ -92,11 +92,11 @@ class NoPush:
 class AreaPush:
     """Pushes gradients, and updates, as they are: large gradients as autograd makes them, the rest at the step."""
 
-    def __init__(self, joined: TrainingContext) -> None:
-        self._joined = joined
-        self._places = joined.places
-        self._layout = joined.places.layout
-        self._parameters = joined.parameters
+    def __init__(self, context: TrainingContext) -> None:
+        self._context = context
+        self._places = context.places
+        self._layout = context.places.layout
+        self._parameters = context.parameters
         self._areas: dict[int, _Area] = {}
         self._number: int | None = None
         self.holding: Collection[int] = ()
@@ -144,7 +144,7 @@ class AreaPush:
             if gradient is None or gradient is view or number in self.holding:
                 continue
             if gradient.layout != torch.strided:
-                self._joined.refuse_sparse(entry)
+                self._context.refuse_sparse(entry)
             views.append(view)
             gradients.append(gradient)
         if views:
@@ -162,7 +162,7 @@ class AreaPush:
         if present != area.present:
             area.push.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
             area.present = present
-        self._joined.put_buffers(area.push)
+        self._context.put_buffers(area.push)
 
     def pushed(self, number: int) -> list[Tensor | None]:
         """See `UpdatePush`."""
@@ -222,10 +222,10 @@ class OverlappedPush(AreaPush):
     takes as much as the model.
     """
 
-    def __init__(self, joined: TrainingContext) -> None:
-        super().__init__(joined)
-        self._link = joined.link
-        self._filling = Filling(buckets_of(joined.places.layout, TELLS))
+    def __init__(self, context: TrainingContext) -> None:
+        super().__init__(context)
+        self._link = context.link
+        self._filling = Filling(buckets_of(context.places.layout, TELLS))
         self._told: set[int] = set()
         """Parameters whose gradient of this step is in the area, and was announced or waits for its bucket."""
         self._tells = True

@@ -186,7 +186,7 @@ class Session:
         self.shapes = [Shape(self.model)] if self.evaluates else []
         """By number of the structure."""
         self.parameters: list[Tensor] = [self.followed.parameters[entry.name] for entry in self.layout.moving]
-        joined = self.context = TrainingContext(
+        self.context = TrainingContext(
             link=self.link,
             places=places,
             followed=self.followed,
@@ -195,13 +195,13 @@ class Session:
             clip=self.clip,
         )
         self._shown_by = begin.holder
-        self.holder = holder_of(begin.holder, begin.pushes, joined, tells=begin.tells)
+        self.holder = holder_of(begin.holder, begin.pushes, self.context, tells=begin.tells)
         self._place = begin.place
         self.holder.show(begin.place)
         self.fixed = NonOptimized(places, self.followed)
         self.fixed.begin()
         self.resumed, self._took_up = started.resumed, started.resumed is None
-        self.changes = PreTrainingEdits(joined, self.holder, self.fixed, resumed=started.resumed is not None)
+        self.changes = PreTrainingEdits(self.context, self.holder, self.fixed, resumed=started.resumed is not None)
         self.other_training = OtherTraining(self)
         self.joins = begin.joins
         if self.joins:

@@ -16,38 +16,38 @@ from paceline.training.push import AreaPush, NoPush, OverlappedPush
 from paceline.training.training_context import TrainingContext
 
 
-def holder_of(kind: HolderKind, pushes: Pushes, joined: TrainingContext, *, tells: bool = False) -> Holder:
+def holder_of(kind: HolderKind, pushes: Pushes, context: TrainingContext, *, tells: bool = False) -> Holder:
     """Make this worker's holder. `tells`: see `Started`; gradients on a device leave their host at the step."""
-    device = accelerator.accelerator_of(joined.parameters)
+    device = accelerator.accelerator_of(context.parameters)
     if device is not None:
-        return _on_device(kind, pushes, joined, Copier(joined, device))
-    places, layout = joined.places, joined.places.layout
+        return _on_device(kind, pushes, context, Copier(context, device))
+    places, layout = context.places, context.places.layout
     match kind:
         case "window":
             overlaps = tells and OverlappedPush.pays(layout)
-            window = Windowed(places.region, layout.slot_bytes, layout.moving, joined.parameters)
-            return WindowHolder(joined, OverlappedPush(joined) if overlaps else AreaPush(joined), window)
+            window = Windowed(places.region, layout.slot_bytes, layout.moving, context.parameters)
+            return WindowHolder(context, OverlappedPush(context) if overlaps else AreaPush(context), window)
         case "own-step":
-            return OwnStep(joined, AreaPush(joined), OwnMemory(places, joined.parameters))
+            return OwnStep(context, AreaPush(context), OwnMemory(places, context.parameters))
         case "replica":
-            window = Windowed(places.region, layout.push_bytes, layout.moving, joined.parameters)
-            return ReplicaHolder(joined, NoPush() if pushes == "nothing" else AreaPush(joined), window)
+            window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
+            return ReplicaHolder(context, NoPush() if pushes == "nothing" else AreaPush(context), window)
         case _:
             assert_never(kind)
 
 
-def _on_device(kind: HolderKind, pushes: Pushes, joined: TrainingContext, copier: Copier) -> Holder:
-    layout = joined.places.layout
+def _on_device(kind: HolderKind, pushes: Pushes, context: TrainingContext, copier: Copier) -> Holder:
+    layout = context.places.layout
     match kind:
         case "window":
-            shown = DeviceParameters(joined, copier, layout.slot_bytes)
-            return WindowHolder(joined, DeviceGradients(joined, copier), shown)
+            shown = DeviceParameters(context, copier, layout.slot_bytes)
+            return WindowHolder(context, DeviceGradients(context, copier), shown)
         case "own-step":
-            shown = DeviceParameters(joined, copier, layout.slot_bytes)
-            return OwnStep(joined, DeviceUpdates(joined, copier), shown)
+            shown = DeviceParameters(context, copier, layout.slot_bytes)
+            return OwnStep(context, DeviceUpdates(context, copier), shown)
         case "replica":
-            shown = DeviceParameters(joined, copier, layout.push_bytes)
-            push = NoPush() if pushes == "nothing" else DeviceGradients(joined, copier)
-            return DeviceReplica(joined, push, shown, copier)
+            shown = DeviceParameters(context, copier, layout.push_bytes)
+            push = NoPush() if pushes == "nothing" else DeviceGradients(context, copier)
+            return DeviceReplica(context, push, shown, copier)
         case _:
             assert_never(kind)

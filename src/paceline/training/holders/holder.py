@@ -28,15 +28,15 @@ class Holder(ABC):
     keeps_state: ClassVar[bool]
     """Whether the optimizer's state is in the script's own object, rather than with the store."""
 
-    def __init__(self, joined: TrainingContext, push: Push, shown: ParameterViews) -> None:
-        self.joined = joined
+    def __init__(self, context: TrainingContext, push: Push, shown: ParameterViews) -> None:
+        self.context = context
         self._push = push
         self._shown = shown
 
     def install(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """Show the version in that place, less these (push area, scale) of updates that it lacks."""
         # A graph over the former version must not be used: autograd refuses it, as after any optimizer's step.
-        torch.autograd.graph.increment_version(self.joined.parameters)
+        torch.autograd.graph.increment_version(self.context.parameters)
         self.show(place, ahead)
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Holder(ABC):
 
     def step_replica(self, order: MakeStep) -> str | None:
         """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""
-        raise RunFailed(f"worker {self.joined.link.worker} was told to step a replica, and owns none")
+        raise RunFailed(f"worker {self.context.link.worker} was told to step a replica, and owns none")
 
     def changed(self) -> list[str]:
         """Return the names of parameters that the script has written into."""

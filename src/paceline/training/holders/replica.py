@@ -33,15 +33,15 @@ class ReplicaHolder(Holder):
     keeps_state = True
     _push: GradientPush
 
-    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:
-        super().__init__(joined, push, shown)
-        self._stepping = Stepping(joined)
+    def __init__(self, context: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:
+        super().__init__(context, push, shown)
+        self._stepping = Stepping(context)
         self._areas: dict[int, PushArea] = {}
-        joined.link.begin_to_average(AreaAverages(joined.places))
+        context.link.begin_to_average(AreaAverages(context.places))
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. A replica lacks none of its worker's steps."""
-        self._shown.show(self.joined.places.push_start(place))
+        self._shown.show(self.context.places.push_start(place))
 
     def take(self, number: int) -> None:
         """See `Holder`."""
@@ -57,7 +57,7 @@ class ReplicaHolder(Holder):
         It takes the order's mean gradients, or the script's own, which the script keeps in any case. As in a commit,
         only parameters with a gradient are looked at for NaN, since a frozen mask may be infinite.
         """
-        parameters, values = self.joined.parameters, self._stepped_values(order)
+        parameters, values = self.context.parameters, self._stepped_values(order)
         own = [parameter.grad for parameter in parameters]
         if order.gradients is not None:
             for parameter, of_mean in zip(parameters, self._mean(order.gradients), strict=True):
@@ -71,15 +71,15 @@ class ReplicaHolder(Holder):
         self._keep(order.target)
         looked_at = [number for number, there in enumerate(stepped) if there]
         found = self._not_finite([values[number] for number in looked_at])
-        return None if found is None else self.joined.places.layout.moving[looked_at[found]].name
+        return None if found is None else self.context.places.layout.moving[looked_at[found]].name
 
     @torch.no_grad()
     def put(self, place: int) -> None:
         """See `Holder`. Buffers are a part of the replica."""
         area = self._area(place)
-        for view, parameter in zip(area.gradients, self.joined.parameters, strict=True):
+        for view, parameter in zip(area.gradients, self.context.parameters, strict=True):
             view.copy_(parameter)
-        self.joined.put_buffers(area)
+        self.context.put_buffers(area)
 
     def showing_newest(self) -> AbstractContextManager[None]:
         """See `Holder`. A worker's newest version is its own replica, which is shown."""
@@ -104,7 +104,7 @@ class ReplicaHolder(Holder):
 
     def _keep(self, target: int) -> None:
         """Put the stepped replica into that area, with the buffers."""
-        self.joined.put_buffers(self._area(target))
+        self.context.put_buffers(self._area(target))
 
     def _not_finite(self, values: list[Tensor]) -> int | None:
         """Return the place of the first of these with a NaN or an infinity."""
@@ -113,9 +113,9 @@ class ReplicaHolder(Holder):
 
     def _area(self, number: int) -> PushArea:
         if number not in self._areas:
-            start = self.joined.places.push_start(number)
-            self.joined.places.region.populate(start, start + self.joined.places.layout.push_bytes)
-            self._areas[number] = self.joined.places.push_area(number)
+            start = self.context.places.push_start(number)
+            self.context.places.region.populate(start, start + self.context.places.layout.push_bytes)
+            self._areas[number] = self.context.places.push_area(number)
         return self._areas[number]
 
 
@@ -128,8 +128,8 @@ class DeviceReplica(ReplicaHolder):
 
     _shown: DeviceParameters
 
-    def __init__(self, joined: TrainingContext, push: GradientPush, shown: DeviceParameters, copier: Copier) -> None:
-        super().__init__(joined, push, shown)
+    def __init__(self, context: TrainingContext, push: GradientPush, shown: DeviceParameters, copier: Copier) -> None:
+        super().__init__(context, push, shown)
         self._copier = copier
         self._averages_parameters = isinstance(push, NoPush)
         self._of_mean: Arena | None = None
@@ -139,14 +139,14 @@ class DeviceReplica(ReplicaHolder):
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`."""
         if place == self._stepped_into and not self._averages_parameters:
-            self._shown.shown(self.joined.places.push_start(place))
+            self._shown.shown(self.context.places.push_start(place))
         else:
             super().show(place)
         self._held, self._stepped_into = place, -1
 
     def _stepped_values(self, order: MakeStep) -> list[Tensor]:
         if order.source != self._held or self._averages_parameters:
-            self._shown.version(self.joined.places.push_start(order.source))
+            self._shown.version(self.context.places.push_start(order.source))
         return self._shown.values
 
     def _mean(self, number: int) -> list[Tensor | None]:

@@ -18,11 +18,11 @@ from paceline.training.training_context import TrainingContext
 class Stepping:
     """Steps the optimizer on other tensors than the parameters show, with the parameters' gradients."""
 
-    def __init__(self, joined: TrainingContext) -> None:
-        self._optimizer = joined.optimizer
-        self._parameters = joined.parameters
-        self._clip = joined.clip
-        self._step = bare_step(user_class(joined.optimizer), joined.link.rate_scale)
+    def __init__(self, context: TrainingContext) -> None:
+        self._optimizer = context.optimizer
+        self._parameters = context.parameters
+        self._clip = context.clip
+        self._step = bare_step(user_class(context.optimizer), context.link.rate_scale)
 
     def step(self, values: list[Tensor], scalars: Scalars | None = None) -> None:
         """Step these, one for each parameter. The parameters show afterwards what they showed before.

@@ -21,20 +21,20 @@ from paceline.training.training_context import TrainingContext
 class StoredHolder(Holder):
     """Shows versions that lie in slots, and pushes what the store makes the next versions from."""
 
-    def __init__(self, joined: TrainingContext, push: Push, shown: ParameterViews) -> None:
-        super().__init__(joined, push, shown)
-        self.use(joined.link.worker)
+    def __init__(self, context: TrainingContext, push: Push, shown: ParameterViews) -> None:
+        super().__init__(context, push, shown)
+        self.use(context.link.worker)
 
     @torch.no_grad()
     def put(self, place: int) -> None:
         """See `Holder`."""
-        for view, parameter in zip(self.joined.places.slot(place), self.joined.parameters, strict=True):
+        for view, parameter in zip(self.context.places.slot(place), self.context.parameters, strict=True):
             view.copy_(parameter)
 
     @contextmanager
     def showing_newest(self) -> Iterator[None]:
         """See `Holder`."""
-        link = self.joined.link
+        link = self.context.link
         slot = link.snapshot(hold=False)
         try:
             with self.showing(slot):
@@ -48,7 +48,7 @@ class StoredHolder(Holder):
 
     def hold_newest(self) -> bool:
         """See `Holder`."""
-        self.install(self.joined.link.snapshot(hold=True))
+        self.install(self.context.link.snapshot(hold=True))
         return True
 
 
@@ -61,18 +61,18 @@ class WindowHolder(StoredHolder):
     keeps_state = False
     _push: GradientPush
 
-    def __init__(self, joined: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:
-        super().__init__(joined, push, shown)
+    def __init__(self, context: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:
+        super().__init__(context, push, shown)
         self._place = 0
 
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`. `ahead` is empty: the worker pushes gradients, and makes no updates."""
         self._place = place
-        self._shown.show(self.joined.places.slot_start(place))
+        self._shown.show(self.context.places.slot_start(place))
 
     def bring(self, place: int, ranges: Sequence[tuple[int, int]]) -> None:
         """See `Holder`."""
-        self._shown.bring(self.joined.places.slot_start(place), ranges)
+        self._shown.bring(self.context.places.slot_start(place), ranges)
 
     @contextmanager
     def showing(self, slot: int) -> Iterator[None]:
@@ -106,15 +106,15 @@ class OwnStep(StoredHolder):
     _push: UpdatePush
     _shown: OwnParameters
 
-    def __init__(self, joined: TrainingContext, push: UpdatePush, shown: OwnParameters) -> None:
-        super().__init__(joined, push, shown)
+    def __init__(self, context: TrainingContext, push: UpdatePush, shown: OwnParameters) -> None:
+        super().__init__(context, push, shown)
         self._values = shown.values
-        self._stepping = Stepping(joined)
+        self._stepping = Stepping(context)
 
     @torch.no_grad()
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         """See `Holder`."""
-        start = self.joined.places.slot_start(place)
+        start = self.context.places.slot_start(place)
         source = self._shown.version(start)
         for area, scale in ahead:
             for value, from_here, update in zip(self._values, source, self._push.pushed(area), strict=True):
@@ -132,7 +132,7 @@ class OwnStep(StoredHolder):
         """See `StoredHolder`. Keep a copy of what is shown: its updates may be gone by then."""
         with torch.no_grad():
             before = [value.clone() for value in self._values]
-            torch._foreach_copy_(self._values, self.joined.places.slot(slot))
+            torch._foreach_copy_(self._values, self.context.places.slot(slot))
         try:
             yield
         finally:
@@ -154,7 +154,7 @@ class OwnStep(StoredHolder):
         self._stepping.step(self._values)
         moved = [
             parameter.grad is not None or not same_bits(before, value)
-            for parameter, before, value in zip(self.joined.parameters, updates, self._values, strict=True)
+            for parameter, before, value in zip(self.context.parameters, updates, self._values, strict=True)
         ]
         there = list(compress(zip(updates, self._values, strict=True), moved))
         if there:  # else the script has discarded all of its gradients
