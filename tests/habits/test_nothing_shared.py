@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -18,9 +19,12 @@ from paceline.ipc.endpoint import Message
 from paceline.job.compatibility import epochs_over
 from paceline.training import prepare
 from paceline.training.batches import Batches, Stands
+from paceline.training.gradients import Gradients
 from paceline.training.loader import PacedLoader, PacedStream
+from paceline.training.loop import Loops
 from paceline.training.misuse import unjoined
 from paceline.training.session import Session, never_iterated
+from paceline.training.training_context import TrainingContext
 from support.launch import Launch
 from support.scripts import training
 
@@ -88,18 +92,11 @@ def test_only_the_first_two_workers_that_are_alike_are_told_of() -> None:
     assert alike.warning(3, "bb") is None
 
 
-class Ends:
-    """As much of a link as a session's first gradient asks for."""
-
-    worker, workers = 0, 2
-
-
 def first_gradient(scale: float, *, workers: int = 2, leased: bool = False) -> str | None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     session: Any = object.__new__(Session)
-    session.link, session.parameters = Ends(), list(model.parameters())
-    session.link.workers = workers
+    session.link, session.gradients = SimpleNamespace(workers=workers), Gradients([*model.parameters()])
     stands = Stands(batches=(Batch(0, 0),) if leased else (), skipped=(), again=(), weight=None)
     (model(torch.ones(4, 3)).square().mean() * scale).backward()
     found: str | None = session._first_gradient(stands)
@@ -152,11 +149,10 @@ def test_where_nothing_is_shared_out_a_loader_that_is_not_iterated_goes_uncounte
 def counting(planned: int | None, loops: list[int], worker: int = 0) -> list[str]:
     """What is said of a script with `prepare(epochs=planned)`, and loops over `paceline.epochs()` one by one."""
     said: list[str] = []
-    session: Any = object.__new__(Session)
-    session.link = SimpleNamespace(worker=worker, remark=said.append)
-    session.epochs, session.resumed, session._remarked, session._epochs_of_loop = planned, None, set(), False
+    context: Any = SimpleNamespace(link=SimpleNamespace(worker=worker, remark=said.append))
+    counted = Loops(planned, 1, None, list, partial(TrainingContext.remark, context))
     for number in loops:
-        session.goes_on(number)
+        counted.goes_on(number, steps=0)
     return said
 
 
@@ -193,14 +189,13 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         here=here,
         go=None,
         joins=False,
-        epochs=2,
+        loops=Loops(2, 1, None, list, calls.append),
         steps=0,
         batches=Batches(leased=True),
         other_training=Mock(),
         loop_begins=lambda last: False,
         come_by=lambda *_: None,
-        goes_on_in=None,
-        resumed=None,
+        resuming=SimpleNamespace(at=None),
         loop_ended=lambda loop: None,
         done_computing=lambda: None,
     )

@@ -25,9 +25,8 @@ class Trains:
         self.model = nn.Linear(3, 1)
         optimizer = torch.optim.Adam(self.model.parameters())
         self.session: Any = SimpleNamespace(
-            parameters=list(self.model.parameters()),
+            context=SimpleNamespace(parameters=list(self.model.parameters()), optimizer=optimizer),
             fixed=SimpleNamespace(tensors=[]),
-            optimizer=optimizer,
             go="a step",
             joins=False,
             live=True,
@@ -197,10 +196,10 @@ def test_parameters_that_move_between_several_gradients_after_the_last_step_are_
 ) -> None:
     """One gradient may be of an attack on the model, and one change may put the best state in."""
     trains = over(step=False)
-    weight = trains.session.parameters[0]
+    weight = trains.session.context.parameters[0]
     for _ in range(steps):
         for number in (0, 1, 0):
-            trains.other.gradient(number, trains.session.parameters[number])
+            trains.other.gradient(number, trains.session.context.parameters[number])
         weight.data.sub_(0.1)
     if trains_on:
         with pytest.raises(Refused, match="trains by hand"):
@@ -223,7 +222,7 @@ def test_a_class_s_step_that_is_called_past_the_prepared_one_is_refused() -> Non
     trains.gradient()
     trains.move()
     with pytest.raises(Refused, match=r"calls Adam.step\(\) itself"):
-        torch.optim.Adam.step(trains.session.optimizer)
+        torch.optim.Adam.step(trains.session.context.optimizer)
 
 
 def test_an_optimizer_that_moves_none_of_the_model_s_parameters_may_step() -> None:

@@ -17,8 +17,8 @@ from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, cuts_of
 from paceline.store.store import Store, scalars_of
 from paceline.training.layout import Layout, Places
+from paceline.training.offer import state_bytes
 from paceline.training.packing import packed, unpacked
-from paceline.training.prepare import _state_bytes
 
 SLOTS, WORKERS, STEPS = 3, 2, 30
 THREADS = (1, 2, 3, 8)
@@ -55,7 +55,7 @@ def test_the_estimate_of_an_optimizer_s_state_is_never_less_than_what_it_takes(n
     optimizer.step()
     state = optimizer.state[parameter].values()
     taken = sum(value.nbytes for value in state if isinstance(value, Tensor) and value.numel() > 1)
-    estimate = _state_bytes(optimizer, SimpleNamespace(slot_bytes=parameter.nbytes))  # type: ignore[arg-type]
+    estimate = state_bytes(optimizer, SimpleNamespace(slot_bytes=parameter.nbytes))  # type: ignore[arg-type]
     assert estimate >= taken, f"{taken / parameter.nbytes} times the parameter"
 
 

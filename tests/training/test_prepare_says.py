@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from paceline.errors import ConfigError
 from paceline.training import prepare as preparing
-from paceline.training.loader import checked
+from paceline.training.checks import check_loader
 from paceline.training.misuse import where_prepare_goes
 from paceline.training.prepare import prepare
 
@@ -60,7 +60,7 @@ def test_a_distributed_sampler_is_refused_in_a_line_of_its_own(batches: bool) ->
     if batches:
         loader = DataLoader(data, batch_sampler=torch.utils.data.BatchSampler(sampler, 4, drop_last=False))
     with pytest.raises(ConfigError, match=r"a DistributedSampler, .* give the loader shuffle=True in its place"):
-        checked(loader)
+        check_loader(loader)
 
 
 def framework(module: str) -> Any:
@@ -85,7 +85,7 @@ def test_what_a_framework_has_wrapped_is_refused_with_where_prepare_goes(wrapped
         prepare(model, wrapped)
     if wrapped is not None:
         with pytest.raises(ConfigError, match=said):
-            checked(wrapped)
+            check_loader(wrapped)
         with pytest.raises(ConfigError, match=said):
             prepare(wrapped, torch.optim.SGD(model.parameters()))
 

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from paceline.errors import ConfigError
 from paceline.training import probe
-from paceline.training.loader import leased_passes
 
 DATA = TensorDataset(torch.arange(8.0))
 
@@ -166,7 +165,7 @@ def test_a_loader_is_leased_if_it_gives_nothing_over_an_empty_sampler(
 ) -> None:
     monkeypatch.setattr(probe, "SECONDS", 1.0 if kind is Blocks else 30.0)
     loader = kind(DATA, batch_size=2, num_workers=processes if kind is not Ready else 0)
-    assert leased_passes(loader) == passes
+    assert probe.leased_passes(loader) == passes
 
 
 def test_the_trial_changes_prints_and_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +174,7 @@ def test_the_trial_changes_prints_and_draws_nothing(capsys: pytest.CaptureFixtur
     for tries in (False, True):
         torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
         if tries:
-            leased_passes(loader)
+            probe.leased_passes(loader)
         drawn.append((torch.rand(1).item(), numpy.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
     assert (loader.passes, loader.log, capsys.readouterr().out) == (0, [], "")
@@ -187,7 +186,7 @@ def test_the_trial_leaves_an_alarm_of_the_script(monkeypatch: pytest.MonkeyPatch
     before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 60)
-        assert leased_passes(Blocks(DATA, batch_size=2)) is None
+        assert probe.leased_passes(Blocks(DATA, batch_size=2)) is None
         assert 0 < signal.setitimer(signal.ITIMER_REAL, 0)[0] < 60
         signal.raise_signal(signal.SIGALRM)
         assert rung == [signal.SIGALRM]
@@ -215,7 +214,7 @@ def test_the_trial_leaves_the_loader_s_data_sampler_and_slots_and_closes_nothing
     sampler.epoch = 0  # type: ignore[attr-defined]
     state = generator.get_state()
     loader = Closes(data, batch_size=2, sampler=sampler)
-    assert leased_passes(loader) == 1
+    assert probe.leased_passes(loader) == 1
     gc.collect()
     assert (data.order, data.closed, sampler.epoch, loader.closed) == (list(range(8)), False, 0, [])  # type: ignore[attr-defined]
     assert generator.get_state().equal(state)
@@ -223,10 +222,10 @@ def test_the_trial_leaves_the_loader_s_data_sampler_and_slots_and_closes_nothing
 
 def test_a_ready_iterator_loses_nothing_to_the_trial() -> None:
     loader = Ready(DATA, batch_size=2)
-    leased_passes(loader)
+    probe.leased_passes(loader)
     assert len(list(loader)) == 4
 
 
 def test_a_stream_without_a_length_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"prepare.. got a Unsized, .*give the class a __len__"):
-        leased_passes(Unsized(DATA, batch_size=2))
+        probe.leased_passes(Unsized(DATA, batch_size=2))

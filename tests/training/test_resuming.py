@@ -597,7 +597,7 @@ def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path)
     whole.store.keep(whole.store.begin_keeping(), 0, tmp_path / "store")
     session = prepare_module._Process.session
     assert session is not None
-    snapshot.packing = session.kept.packing(None)[0]
+    snapshot.packing = session.snapshots._kept.packing(None)[0]
     run = Without(tmp_path, resume=snapshot)
     with pytest.raises(ConfigError):
         prepared(run, {"meter": Thing(count=1)})
@@ -657,7 +657,7 @@ def test_epochs_tell_how_many_there_are_and_the_command_line_wins(tmp_path: Path
         script.run(run)
         session = prepare_module._Process.session
         assert session is not None
-        assert (script.begun, session.epochs) == ([*range(wanted)], wanted)
+        assert (script.begun, session.loops.planned) == ([*range(wanted)], wanted)
 
 
 class Stream(IterableDataset[Any]):

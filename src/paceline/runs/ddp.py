@@ -58,7 +58,7 @@ from paceline.runs.baseline import NAME
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.link import Measure
-from paceline.training.loader import SharedOut, as_prepared, view_of
+from paceline.training.loader_view import SharedOut, as_prepared, view_of
 from paceline.training.loop import EpochLoop
 from paceline.training.one_ahead import OneAhead, is_last
 from paceline.training.probe import passes_of
@@ -199,7 +199,7 @@ class DdpWorker:
         loader: DataLoader[Any] | None,
         measure: Measure | None,
         evaluates: bool,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Any, Any]:
         """Wrap the model, share out the loader, and measure from here on."""
         if loader is None or isinstance(loader.dataset, IterableDataset):
             self.refuse(
@@ -241,7 +241,7 @@ class DdpWorker:
         self._origin = time.monotonic()
         seed_step(self.seed, self.worker, 1)
         shown = {"sampler": shared.sampler, "batch_sampler": shared.batch_sampler}
-        return wrapped, optimizer, as_prepared(shared, shown)
+        return wrapped, as_prepared(shared, shown)
 
     @property
     def _pads(self) -> bool:

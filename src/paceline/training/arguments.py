@@ -1,17 +1,19 @@
-"""What a script gives `prepare`: model, optimizer, loader and schedulers, in any order."""
+"""What a script gives `prepare`: model, optimizer, loader and schedulers, in any order, and options by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
+from paceline.training.clipping import Clip
+from paceline.training.link import Evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,27 @@ class Arguments:
     """None if there is none."""
     schedulers: tuple[Any, ...]
 
+    @property
+    def optimized(self) -> list[Tensor]:
+        """The optimizer's parameters, in its order."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
     def returned(self, model: Any, loader: Any = None) -> tuple[Any, ...]:
         """Return the objects in the script's order, with `model` and `loader` in place of its own."""
         new = {id(self.model): model, id(self.loader): loader}
         return tuple(new.get(id(one), one) for one in self.given if one is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the script asks for by name. See `prepare`."""
+
+    epochs: int | None
+    evaluate: Evaluate | None
+    buffers: str | None
+    shards: str | None
+    keep: Mapping[str, Any]
+    clip: Clip | None
 
 
 def sorted_out(given: Sequence[Any]) -> Arguments:
@@ -55,11 +74,3 @@ def sorted_out(given: Sequence[Any]) -> Arguments:
         )
     model, optimizer, loader = found
     return Arguments(tuple(given), model, optimizer, loader, schedulers)
-
-
-def check_name(said: str, name: str) -> None:
-    """Raise ValueError, which begins with `said`, for a name that is empty or has control characters."""
-    if not name or not name.isprintable():
-        raise ValueError(
-            f"{said} {name!r}; a name must have a character or more, and no line breaks or control characters"
-        )

@@ -162,9 +162,9 @@ class DeviceGradients(DevicePush):
         """Decide for how many steps no gradient leaves early. `by_script`: whether the script has changed any."""
         if by_script:
             self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
-            if self._context.link.worker == 0 and not self._remarked:  # the others would say the same
-                self._context.link.remark(CHANGED)
+            if not self._remarked:
                 self._remarked = True
+                self._context.remark(CHANGED)
         elif self._rests:
             self._rests -= 1
         elif self._copied:

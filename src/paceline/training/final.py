@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from paceline.training.session import Session, install, structure_of
+from paceline.training.recorded_version import install, structure_of
+from paceline.training.session import Session
 from paceline.training.structure import UNSAVED, Structure
 from paceline.training.tensor_bits import checksum
 
@@ -18,7 +19,7 @@ def install_final(session: Session, file: Path) -> None:
     """Install the final version from that file, and repeat what the script has done to it by `prune.remove`."""
     followed, added = session.followed, session.followed.added
     written = session.holder.changed()
-    remade = session.remade()
+    remade = session.structure_edits.remade()
     masks = {name: mask for name, mask in remade.items() if mask is not None}
     own = remade.keys() - masks.keys()
     before = _sum_of(session) if own else ""
@@ -37,15 +38,15 @@ def install_final(session: Session, file: Path) -> None:
             "and the other parameters are the final version's; do this after finish()"
         )
     overwritten = [name for name in written if name not in remade]
-    if overwritten and session.link.worker == 0:
-        session.link.remark(
+    if overwritten:
+        session.context.remark(
             f'has put values of its own into "{overwritten[0]}" since its last step, and finish() has put the final '
             "version's in their place: put them in after finish(), or save them before"
         )
     with safe_open(file, framework="pt") as recorded:
         number, names = structure_of(recorded.metadata())
         if number != followed.structure.number:
-            then = names or session.began_with.names
+            then = names or session.structure_edits.began_with.names
             news = {name: id(added.get(name)) for name in sorted(recorded.keys() - then.keys())}
             _tell(session, {**then, **news})
 
@@ -77,10 +78,10 @@ def difference(then: Mapping[str, str | int], now: Mapping[str, str | int]) -> s
 def _tell(session: Session, then: Mapping[str, str | int]) -> None:
     now = names_of(session.followed.structure, session.followed.added)
     said = difference(then, now)
-    if said is None or session.link.worker != 0:
+    if said is None:
         return
     news = [name for name, tensor in now.items() if isinstance(tensor, int) and then.get(name) != tensor]
-    session.link.remark(
+    session.context.remark(
         "has changed the model's structure since its last step: versions/final.safetensors and evaluate have the "
         f"model as it was, {said}"
         + (f'; "{news[0]}" is new, and has each worker\'s own values' if news else "")
@@ -89,4 +90,4 @@ def _tell(session: Session, then: Mapping[str, str | int]) -> None:
 
 
 def _sum_of(session: Session) -> str:
-    return checksum([parameter.detach() for parameter in session.parameters])
+    return checksum([parameter.detach() for parameter in session.context.parameters])

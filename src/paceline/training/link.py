@@ -113,8 +113,8 @@ class Baseline(FollowedRun, Protocol):
         loader: DataLoader[Any] | None,
         measure: Measure | None,
         evaluates: bool,
-    ) -> tuple[Any, ...]:
-        """What `prepare` returns."""
+    ) -> tuple[Any, Any]:
+        """Return the model and the loader that `prepare` returns."""
 
     def agree(self, how: How, value: Value) -> Value:
         """What the values of all workers come to."""

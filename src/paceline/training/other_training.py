@@ -33,7 +33,7 @@ class OtherTraining:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._tensors = {*session.parameters, *session.fixed.tensors}
+        self._tensors = {*session.context.parameters, *session.fixed.tensors}
         self._process = os.getpid()
         self._gradients_erased = False
         """Whether a gradient was erased before the first step."""
@@ -71,8 +71,8 @@ class OtherTraining:
         moved = session.changes.moved()
         if not moved:
             return  # it is a wrapper that has the prepared one step, say
-        prepared = user_class(session.optimizer).__name__
-        if optimizer is session.optimizer:
+        prepared = user_class(session.context.optimizer).__name__
+        if optimizer is session.context.optimizer:
             session.refuse(
                 f"the script calls {prepared}.step() itself, past the step() that prepare() has given the optimizer; "
                 "call optimizer.step()"

@@ -131,8 +131,8 @@ class PreTrainingEdits:
 
     def _leave_to_script(self, names: list[str]) -> None:
         """Leave these parameters, which the optimizer lacks, to the script: a momentum encoder's, say."""
-        if self._context.link.worker == 0 and not self._fixed.moved:
-            self._context.link.remark(
+        if not self._fixed.moved:
+            self._context.remark(
                 f'moves the parameter "{names[0]}", which the optimizer does not have: each worker moves its own, and '
                 "recorded versions have the lowest worker's"
             )

@@ -5,56 +5,39 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar, TypeVarTuple, overload
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch
-from safetensors import safe_open
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch import nn
+from torch.utils.data import DataLoader
 
 from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
-from paceline.ipc.memory import Region
-from paceline.ipc.messages.worker import Offered, ParserEnded, ScalarsLogged, StopWanted
-from paceline.store.chunks import chunks_at, cuts_of
-from paceline.store.store import Store, scalars_of, unfit_rate
-from paceline.training import accelerator
-from paceline.training.arguments import check_name, sorted_out
-from paceline.training.averages import POLICIES
-from paceline.training.batches import Batches, in_variables
+from paceline.ipc.messages.worker import ParserEnded, ScalarsLogged, StopWanted
+from paceline.training.arguments import Arguments, Options, sorted_out
+from paceline.training.checks import check, check_loader
 from paceline.training.clipping import Clip, OwnClipping, clip_before_steps, watch, watch_none
-from paceline.training.evaluating import metric_names, metrics_of
+from paceline.training.evaluating import check_name, end_evaluating, measure_of
 from paceline.training.final import install_final, tell_of_structure
-from paceline.training.layout import Layout, Places
-from paceline.training.link import Baseline, Evaluate, Link, Measure, Offer
-from paceline.training.loader import (
-    Iterated,
-    PacedLoader,
-    PacedStream,
-    SharedStream,
-    as_prepared,
-    checked,
-    epoch_samples,
-    leased_passes,
-    length,
-)
-from paceline.training.misuse import TRAINERS_OPTIMIZER, Unprepared, prepared_again, unjoined, where_prepare_goes
+from paceline.training.layout import Layout
+from paceline.training.link import Baseline, Evaluate, Link
+from paceline.training.loader import PacedLoader, PacedStream, SharedStream
+from paceline.training.loader_view import Iterated, as_prepared
+from paceline.training.misuse import Unprepared, prepared_again, unjoined
+from paceline.training.offer import offer_of
 from paceline.training.one_ahead import with_last
-from paceline.training.optimizer import is_replaced, pace
-from paceline.training.probe import ENDLESS
+from paceline.training.optimizer import pace
+from paceline.training.probe import ENDLESS, leased_passes
 from paceline.training.schedules import check_schedulers, plateaus_of, schedule_of, watch_plateau, with_schedules
-from paceline.training.seeding import mixed, seed_all
-from paceline.training.session import Session, install, structure_of
+from paceline.training.session import Session
 from paceline.training.signals import undisturbed
 from paceline.training.state_dicts import follow_state_dicts
-from paceline.training.structure import Followed
+from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
 from paceline.training.user_state import UserState, check_kept
 
@@ -77,8 +60,6 @@ class _Process:
     unprepared: Unprepared | None = None
     """What watches for steps before `prepare`, in one of the run's workers."""
     prepared = False
-    left: ClassVar[list[tuple[Tensor, Tensor]]] = []
-    """The model's parameters and buffers, with what the script has left in them, if versions are evaluated there."""
 
 
 def attach(link: Link) -> None:
@@ -217,122 +198,92 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     link = _Process.link
     if _Process.unprepared is not None:
         _Process.unprepared.end()
-    try:
+    with _refusing():
         given = sorted_out((model, optimizer, loader, *schedulers))
-        model, optimizer, loader = given.model, given.optimizer, given.loader
         if _Process.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
-            raise ConfigError(_again(model, optimizer))
-        _check(model, optimizer, epochs, buffers, shards)
-        check_kept(keep or {}, model, optimizer)
-        check_schedulers(given.schedulers, optimizer)
+            raise ConfigError(_again(given.model, given.optimizer))
+        check(given.model, given.optimizer, epochs, buffers, shards)
+        check_kept(keep or {}, given.model, given.optimizer)
+        check_schedulers(given.schedulers, given.optimizer)
         clip = Clip.of(clip_grad_norm, clip_grad_value)
-        checked_loader = None if loader is None else checked(loader)
-    except ConfigError as error:
-        refuse(str(error))
-        raise
+        if given.loader is not None:
+            check_loader(given.loader)
     _Process.prepared = True
-    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if link is None:
-        clip_before_steps(optimizer, clip)
-        watch_none()  # a notebook's cell may have asked for clipping before
-        if clip is not None:
-            watch(optimized, partial(_refuse_own, clip))
-    if _Process.baseline is not None:
-        measure = _measure(model, evaluate, _Process.baseline.seed)
-        shown = _Process.baseline.prepare(model, optimizer, checked_loader, measure, evaluate is not None)
-        schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
-        _Process.baseline.plateaus = plateaus_of(schedules)
-        for schedule in schedules:
-            schedule.follow(_Process.baseline)
-        return given.returned(shown[0], *shown[2:])
-    if link is None:
-        if line := unjoined(os.environ):
-            print(line, file=sys.stderr)
-        if checked_loader is not None:
-            with_last(checked_loader)
-        return given.returned(model, loader)
+    options = Options(epochs=epochs, evaluate=evaluate, buffers=buffers, shards=shards, keep=keep or {}, clip=clip)
+    if link is not None:
+        return _in_run(link, given, options)
+    clip_before_steps(given.optimizer, clip)
+    watch_none()  # a notebook's cell may have asked for clipping before
+    if clip is not None:
+        watch(given.optimized, partial(_refuse_own, clip))
+    return _alone(given) if _Process.baseline is None else _under(_Process.baseline, given, options)
 
-    try:
-        schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
-        kept = UserState(with_schedules(keep or {}, schedules), optimizer)
-        passes = None if checked_loader is None else leased_passes(checked_loader)
-        leased = passes is not None
-        samples: int | None = None
-        if checked_loader is not None and leased and link.wants_work:
-            samples = epoch_samples(checked_loader, link.seed)
-    except ConfigError as error:
-        refuse(str(error))
-        raise
-    layout = Layout.of(model, optimizer)
-    device = accelerator.device_of(optimized)
-    workers, epochs = link.workers, link.epochs or epochs
-    own_streams = checked_loader is not None and isinstance(checked_loader.dataset, IterableDataset)
 
-    def make_store(region: Region, slots: int, areas: int, sums: int, steps: bool, within: tuple[int, int]) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within, clip)
+def _alone(given: Arguments) -> tuple[Any, ...]:
+    """Leave the script as it is."""
+    if line := unjoined(os.environ):
+        print(line, file=sys.stderr)
+    if given.loader is not None:
+        with_last(given.loader)
+    return given.returned(given.model, given.loader)
 
-    cuts, chunks = cuts_of(layout, optimizer, whole=clip is not None and clip.norm is not None), chunks_at(layout)
-    offered = Offered(
-        forms=layout.forms,
-        fixed_bytes=layout.fixed_bytes,
-        slot_bytes=layout.slot_bytes,
-        push_bytes=layout.push_bytes,
-        flags_bytes=len(layout.moving),
-        buffers_bytes=layout.buffers_bytes,
-        cuts=cuts,
-        chunks=[] if chunks == cuts else chunks,
-        state_bytes=_state_bytes(optimizer, layout),
-        model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
-        optimizer=type(optimizer).__name__,
-        scalars=scalars_of(optimizer),
-        device="" if device is None else accelerator.name_of(device),
-        deterministic=device is None or accelerator.is_deterministic(),
-        loads=leased,
-        epoch_samples=samples,
-        passes=passes or 1,
-        data=length(checked_loader) if checked_loader is not None and leased else None,
-        streams=own_streams,
-        shared_stream=None if leased or own_streams or checked_loader is None else type(checked_loader).__name__,
-        epochs=epochs,
-        buffers=buffers,
-        shards=shards,
-        evaluates=evaluate is not None,
-        keeps=bool(keep or schedules),
-        clip_grad_norm=None if clip is None else clip.norm,
-        clip_grad_value=None if clip is None else clip.value,
-        plateaus=len(plateaus_of(schedules)),
-        metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
-    )
-    measure = _measure(model, evaluate, link.seed)
-    started = link.start(Offer(offered=offered, make_store=make_store, evaluate=evaluate, measure=measure))
-    session = _Process.session = Session(link, model, optimizer, layout, kept, clip)
-    session.loads, session.epochs, session.evaluates = leased, epochs, evaluate is not None
-    session.passes = passes or 1
-    session.loop_is_due = checked_loader is not None and not own_streams
-    session.batches = Batches(leased=leased, named=partial(in_variables, thread=threading.get_ident()))
+
+def _under(baseline: Baseline, given: Arguments, options: Options) -> tuple[Any, ...]:
+    """Have the script trained otherwise, to compare it with runs."""
+    evaluate = options.evaluate
+    measure = measure_of(given.model, evaluate, baseline.seed)
+    model, loader = baseline.prepare(given.model, given.optimizer, given.loader, measure, evaluate is not None)
+    schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
+    baseline.plateaus = plateaus_of(schedules)
+    for schedule in schedules:
+        schedule.follow(baseline)
+    return given.returned(model, loader)
+
+
+def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
+    """Join the run, and have the script's own objects follow it from now on."""
+    model, optimizer, loader = given.model, given.optimizer, given.loader
+    schedules = [schedule_of(scheduler) for scheduler in given.schedulers]
+    with _refusing():
+        kept = UserState(with_schedules(options.keep, schedules), optimizer)
+        passes = None if loader is None else leased_passes(loader)
+        layout = Layout.of(model, optimizer)
+        offer = offer_of(link, layout, given, options, passes, len(plateaus_of(schedules)))
+    started = link.start(offer)
+    context = TrainingContext.of(link, started, layout, model, optimizer, options.clip)
+    session = _Process.session = Session(context, started, offer.offered, kept, schedules)
     pace(optimizer, session)
     follow_state_dicts(session)
-    session.schedules, session.plateaus = schedules, plateaus_of(schedules)
-    session.begin(started)
+    session.begin()
     for schedule in schedules:
-        schedule.follow(session)
-    watch(optimized, session.script_clips)
-    watch_plateau(optimizer, session.script_steps_plateau)
-    if checked_loader is None:
+        schedule.follow(session.schedules)
+    watch(given.optimized, session.script_clips)
+    watch_plateau(optimizer, session.schedules.script_steps_plateau)
+    if loader is None:
         return given.returned(model)
     paced: Iterated
-    if leased:
-        paced = PacedLoader(checked_loader, session, endless=passes == ENDLESS)
+    if passes is not None:
+        paced = PacedLoader(loader, session, endless=passes == ENDLESS)
     else:
-        paced = (PacedStream if own_streams else SharedStream)(checked_loader, session)
+        paced = (PacedStream if offer.offered.streams else SharedStream)(loader, session)
     session.loader = weakref.ref(paced)
+    session.loop_is_due = not offer.offered.streams
     return given.returned(model, as_prepared(paced))
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """End the run with the line of a ConfigError that is raised inside the block."""
+    try:
+        yield
+    except ConfigError as error:
+        refuse(str(error))
+        raise
+
+
 def _refuse_own(clip: Clip, own: OwnClipping) -> None:
-    message = own.refused(clip)
-    refuse(message)
-    raise ConfigError(message)
+    with _refusing():
+        raise ConfigError(own.refused(clip))
 
 
 def _again(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -341,8 +292,8 @@ def _again(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         return prepared_again(sys.argv[0], model=False, optimizer=False, steps=False, over=False)
     return prepared_again(
         sys.argv[0],
-        model=model is session.model,
-        optimizer=optimizer is session.optimizer,
+        model=model is session.followed.model,
+        optimizer=optimizer is session.context.optimizer,
         steps=session.steps > 0,
         over=session.go is None and not session.joins,
     )
@@ -359,7 +310,7 @@ def epochs(number: int) -> Iterator[int]:
         yield from range(number)
         return
     number = session.link.epochs or number
-    for epoch in range(session.goes_on(number), number):
+    for epoch in range(session.loops.goes_on(number, session.steps), number):
         session.come_by()
         if session.link.was_stopped:
             return
@@ -372,7 +323,7 @@ def resumed() -> bool:
     Call this after `prepare`. Then parameters, buffers and kept objects are as they were saved, or as another worker
     has them. What the script loads or changes is discarded.
     """
-    return _Process.session is not None and _Process.session.resumed is not None
+    return _Process.session is not None and _Process.session.resuming.at is not None
 
 
 @undisturbed
@@ -385,12 +336,11 @@ def finish() -> None:
     if session is None:
         return
     session.come_by()
-    session.go_on()
+    session.resuming.go_on()
     session.done_computing()
     session.other_training.finishes()
     file, used = session.link.finish()
-    for schedule in session.schedules:
-        schedule.come_to(used)
+    session.schedules.come_to(used)
     if file is not None:
         with path_of(file) as path:
             install_final(session, path)
@@ -406,7 +356,7 @@ def script_ended() -> None:
         session.other_training.ends()
         session.other_training.script_ends()
         tell_of_structure(session)
-    session.send_kept()
+    session.snapshots.send()
     session.tell_values()
 
 
@@ -415,54 +365,13 @@ def session_now() -> Session | None:
     return _Process.session
 
 
-def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
-    """Return the metrics of a recorded version, after training, in the model that the script prepared.
-
-    What `evaluate` draws depends on the version alone, whichever worker evaluates it and whatever was drawn before.
-    """
-    session = _Process.session
-    assert session is not None  # a worker that evaluates has prepared
-    session.live = False
-    if not _Process.left:
-        held = (*session.model.parameters(), *session.model.buffers())
-        _Process.left += [(one, one.detach().clone()) for one in held]
-    with safe_open(file, framework="pt") as recorded:
-        number, _ = structure_of(recorded.metadata())
-    now = session.followed.look() is None and number == session.followed.structure.number
-    with nullcontext() if now else session.shapes[number].again():
-        return _evaluated(session.followed, session.followed.added, evaluate, session.link.seed, version, file)
-
-
 def end_of_part() -> None:
     """Let the model be as the script has left it, for what the script has registered for its own end.
 
     The runtime calls this once the run asks nothing more of this process.
     """
-    session = _Process.session
-    if session is not None:
-        session.live = False
-        with torch.no_grad():
-            for one, value in _Process.left:
-                one.copy_(value)
-
-
-def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure | None:
-    """What evaluates a recorded version in a process that is forked while the script is in `prepare`.
-
-    None where nothing is evaluated, or on a GPU, which no forked process can use.
-    """
-    if evaluate is None or any(parameter.device.type != "cpu" for parameter in model.parameters()):
-        return None
-    followed = Followed(model)
-    return lambda version, file: _evaluated(followed, None, evaluate, seed, version, file)
-
-
-def _evaluated(
-    followed: Followed, added: Mapping[str, Tensor] | None, evaluate: Evaluate, seed: int, version: int, file: Path
-) -> dict[str, float]:
-    seed_all(mixed("evaluate", seed, version))
-    install(followed.held(), file, added)
-    return metrics_of(evaluate, followed.model)
+    if _Process.session is not None:
+        end_evaluating(_Process.session)
 
 
 @uncompiled
@@ -501,10 +410,11 @@ def weigh(number: float) -> None:
         weight = math.nan if isinstance(number, bool | str | bytes) else float(number)
     except (TypeError, ValueError, RuntimeError):
         weight = math.nan
-    if not (math.isfinite(weight) and weight >= 0):
-        line = f"paceline.weigh() got {number!r}; it must be a finite number, 0 or more: the batch's tokens, say"
-        refuse(line)
-        raise ConfigError(line)
+    with _refusing():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(
+                f"paceline.weigh() got {number!r}; it must be a finite number, 0 or more: the batch's tokens, say"
+            )
     if _Process.session is not None:
         _Process.session.batches.weigh(weight)
 
@@ -529,14 +439,10 @@ def stop(reason: str) -> None:
         ...     break
     """
     line = " ".join(reason.split()) if isinstance(reason, str) else ""
-    problem = None
-    if not line:
-        problem = f"paceline.stop() got {reason!r}; it must be a line that says why the run ends"
-    elif _Process.link is not None and _Process.session is None:
-        problem = "paceline.stop() came before paceline.prepare(): no training has begun that it could end"
-    if problem is not None:
-        refuse(problem)
-        raise ConfigError(problem)
+    with _refusing():
+        if not line:
+            raise ConfigError(f"paceline.stop() got {reason!r}; it must be a line that says why the run ends")
+        _check_prepared("stop", "no training has begun that it could end")
     if _Process.session is not None and _Process.session.go is not None:
         _Process.session.link.say(StopWanted(line[:LONGEST_REASON]))
 
@@ -564,18 +470,20 @@ def agree(value: Any, how: How = "any") -> Any:
         >>> if paceline.agree(epochs_without_gain > patience):  # doctest: +SKIP
         ...     break
     """
-    try:
+    with _refusing():
         given = checked_value(value, how)
-        if _Process.link is not None and _Process.session is None:
-            raise ConfigError("paceline.agree() came before paceline.prepare(): no training has begun yet")
-    except ConfigError as error:
-        refuse(str(error))
-        raise
+        _check_prepared("agree", "no training has begun yet")
     if _Process.session is not None:
         return _Process.session.agree(how, given)
     if _Process.baseline is not None:
         return _Process.baseline.agree(how, given)
     return result_of(how, {0: given})
+
+
+def _check_prepared(function: str, why: str) -> None:
+    """Raise ConfigError for a function that a run's script calls before `prepare`."""
+    if _Process.link is not None and _Process.session is None:
+        raise ConfigError(f"paceline.{function}() came before paceline.prepare(): {why}")
 
 
 def worker() -> int:
@@ -596,120 +504,3 @@ def workers() -> int:
     """
     run = _Process.link or _Process.baseline
     return run.workers if run else 1
-
-
-def _repeats(buffer: Tensor) -> bool:
-    """Whether elements of it share memory, as `expand()` leaves them."""
-    sizes = zip(buffer.stride(), buffer.shape, strict=True)
-    return buffer.numel() > 0 and any(stride == 0 and size > 1 for stride, size in sizes)
-
-
-def _check_layout(what: str, name: str, tensor: Tensor) -> None:
-    if tensor.layout is not torch.strided:
-        kind = str(tensor.layout).removeprefix("torch.").lstrip("_")
-        raise ConfigError(f'the {what} "{name}" is {kind}, not dense; replace it by its to_dense()')
-
-
-def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, shards: str | None) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"prepare() got a {type(model).__name__} as its model; it must be a torch.nn.Module"
-            + where_prepare_goes(model)
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"prepare() got a {type(optimizer).__name__} as its optimizer; it must be a torch.optim.Optimizer"
-            + (TRAINERS_OPTIMIZER if optimizer is None else where_prepare_goes(optimizer))
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("LBFGS evaluates its closure several times a step; use an optimizer that takes one gradient")
-    if why := unfit_rate(scalars_of(optimizer)):
-        raise ConfigError(why)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    if not any(parameter.requires_grad for parameter in names):
-        raise ConfigError("the model has no trainable parameters; at least one must have requires_grad=True")
-    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    accelerator.device_of(optimized)  # before their addresses are compared, which a device without memory has none of
-    taken: dict[int, str] = {}
-    for parameter, name in names.items():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ConfigError(f'the parameter "{name}" has no shape yet; run one batch through the model first')
-        _check_layout("parameter", name, parameter)
-        if parameter.numel() and taken.setdefault(parameter.data_ptr(), name) != name:
-            raise ConfigError(
-                f'the parameters "{taken[parameter.data_ptr()]}" and "{name}" share memory; '
-                "tie them by making them one Parameter"
-            )
-    stored = {parameter.untyped_storage().data_ptr(): name for parameter, name in names.items() if parameter.numel()}
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            if parameter not in names:
-                raise ConfigError(
-                    f"the optimizer's parameter {place} of group {number}, of shape {list(parameter.shape)}, is not "
-                    "one of the model's; build the optimizer from model.parameters(), once the model has its final form"
-                )
-    if not any(parameter.requires_grad for parameter in optimized):
-        raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
-    for name, buffer in model.named_buffers():
-        _check_layout("buffer", name, buffer)
-        if buffer.numel() and (owner := stored.get(buffer.untyped_storage().data_ptr())):
-            raise ConfigError(
-                f'the buffer "{name}" shares the memory of the parameter "{owner}", which moves in prepare(); '
-                "make it in the forward, or keep a copy"
-            )
-        if _repeats(buffer):
-            raise ConfigError(
-                f'elements of the buffer "{name}" share memory, as expand() leaves them; '
-                "give it memory of its own by clone()"
-            )
-    for name, value in vars(optimizer).items():
-        if name not in ("param_groups", "state") and _holds_one_of(value, names):
-            raise ConfigError(
-                f'the optimizer keeps parameters in its attribute "{name}"; Paceline steps others in their place: '
-                "let it find them in param_groups"
-            )
-    if any(not isinstance(key, Tensor) for key in optimizer.state):
-        raise ConfigError("the optimizer's state has keys that are no parameters; keep them in its param_groups")
-    if is_replaced(optimizer):
-        raise ConfigError(
-            "the optimizer's step() was replaced before prepare(), which gives it one of its own; replace it after "
-            "prepare(), by a function that calls the one before, or write an optimizer class of your own"
-        )
-    if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
-        raise ConfigError(
-            f"the optimizer, of class {type(optimizer).__name__}, wraps another one, and Paceline can't tell which of "
-            "them has the parameters; give prepare() an optimizer of its own" + where_prepare_goes(optimizer)
-        )
-    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
-        raise ConfigError(
-            f"the optimizer, of class {type(optimizer).__name__}, changes the parameters in its train() and eval(), "
-            "which does not reach the other workers; use an optimizer that changes them in step() only"
-        )
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True:
-            raise ConfigError(
-                f'the layer "{name}" makes sparse gradients, which can\'t be pushed; build it with sparse=False'
-            )
-    if epochs is not None and (not isinstance(epochs, int) or isinstance(epochs, bool) or not 1 <= epochs <= 2**53):
-        bound = f"{2**53} or less" if isinstance(epochs, int) and epochs > 1 else "1 or more"
-        raise ConfigError(f"prepare() got epochs={epochs!r}; it must be a whole number, {bound}")
-    if buffers is not None and buffers not in POLICIES:
-        raise ConfigError(f'prepare() got buffers="{buffers}"; allowed: {", ".join(POLICIES)}')
-    if shards is not None and shards not in ("dynamic", "static"):
-        raise ConfigError(f'prepare() got shards="{shards}"; allowed: dynamic, static')
-
-
-def _holds_one_of(value: Any, parameters: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value in parameters
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
-    return any(_holds_one_of(item, parameters) for item in items)
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
-    """Bytes that the optimizer's state will take: at most three tensors a parameter, for torch's own optimizers."""
-    stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
-    one = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad)
-    # Adam's largest second moments; RMSprop's mean gradient and momentum, beside its mean square
-    three = any(g.get("amsgrad") or (g.get("centered") and g.get("momentum")) for g in optimizer.param_groups)
-    return layout.slot_bytes * (0 if stateless else 1 if one else 3 if three else 2)

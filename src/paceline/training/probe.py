@@ -14,8 +14,9 @@ from types import new_class
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.errors import ConfigError
 from paceline.training.seeding import randomness_kept
 
 ENDLESS = 0
@@ -24,6 +25,25 @@ PASSES = 100
 """A class that goes through an empty sampler so often, and gives nothing, chains its passes without an end."""
 SECONDS = 30.0
 """A class that gives nothing for so long waits for batches that an empty sampler does not have."""
+
+
+def leased_passes(loader: DataLoader[Any]) -> int | None:
+    """See `passes_of`. None: the loader's batches are not leased, and each worker iterates all of it.
+
+    Raises ConfigError if its class iterates in a way of its own, and nothing says how long.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if (passes := passes_of(loader)) is not None:
+        return passes
+    try:
+        len(loader)
+    except Exception as error:  # whatever a user's class raises
+        raise ConfigError(
+            f"prepare() got a {type(loader).__name__}, whose batches don't come of its batch sampler alone, and which "
+            "has no length, so it may never end: give the class a __len__, or prepare a DataLoader over the same data"
+        ) from error
+    return None
 
 
 def passes_of(loader: DataLoader[Any]) -> int | None:

@@ -255,8 +255,7 @@ class OverlappedPush(AreaPush):
             self._tells = False
             self._told.clear()
             self._link.say(Withdrawn(self._link.step))
-            if self._link.worker == 0:  # the others would say the same
-                self._link.remark(CHANGED)
+            self._context.remark(CHANGED)
         self.holding = self._told
         super().fill()
         self._begin_step()

@@ -12,7 +12,7 @@ import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import (
@@ -26,7 +26,11 @@ from torch.optim.lr_scheduler import (
 
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
+from paceline.ipc.messages.worker import Decided, PlateauMetrics
 from paceline.training.replaced import Patch, mixed_into, replace
+
+if TYPE_CHECKING:
+    from paceline.training.session import Session
 
 
 class FollowedRun(Protocol):
@@ -195,6 +199,67 @@ class Plateau(Schedule):
         """See `Schedule`."""
         self.scheduler.load_state_dict(state["scheduler"])
         self._at, self._calls = state["at"], state["calls"]
+
+
+class RunSchedules:
+    """A worker's schedulers that follow the run, and what they ask of it: a `FollowedRun`."""
+
+    def __init__(self, session: Session, schedules: Sequence[Schedule]) -> None:
+        self._session = session
+        self._schedules = schedules
+        self.plateaus = plateaus_of(schedules)
+        """Those of these that are stepped by metrics."""
+        self._decides = False
+        """Whether this worker's metrics step them in all workers."""
+        self._looked = False
+        """Whether the optimizer was searched for schedulers that don't follow the run."""
+
+    def progress(self) -> tuple[int, int] | None:
+        """See `FollowedRun`."""
+        return (self._session.run_used, self._session.used) if self._session.looping else None
+
+    def remark_once(self, key: str, line: str) -> None:
+        """See `FollowedRun`."""
+        self._session.remark_once(key, line)
+
+    def decides(self) -> bool | None:
+        """See `FollowedRun`."""
+        session = self._session
+        if session.here:
+            session.end_wait()
+        past = session.joins or (session.loops.past and not session.resuming.taken)
+        stopped = session.go is None and session.link.was_stopped
+        if past or (stopped and not session.snapshots.due):  # a snapshot may need one more call
+            return None
+        return self._decides
+
+    def decided(self, scheduler: Plateau, metric: float) -> None:
+        """See `FollowedRun`."""
+        self._session.link.say(Decided(self.plateaus.index(scheduler), metric))
+
+    def step_plateaus(self, news: PlateauMetrics) -> None:
+        """Make the steps that were decided."""
+        self._decides = news.decides
+        for scheduler, number, metric in news.metrics:
+            self.plateaus[scheduler].told(number, metric)
+
+    def come_to(self, of_run: int) -> None:
+        """Step to where a script alone would be after so many batches, between loops or at the end."""
+        for schedule in self._schedules:
+            schedule.come_to(of_run)
+
+    def rate_changed(self) -> None:
+        """The rate has changed in a loop. Then a scheduler should follow the run."""
+        if not self._looked:
+            self._looked = True
+            if line := unprepared(self._session.context.optimizer):
+                self.remark_once("schedule", line)
+
+    def script_steps_plateau(self) -> None:
+        """The script steps a ReduceLROnPlateau that was not prepared, by this worker's metric."""
+        session = self._session
+        if session.go is not None:
+            self.remark_once("plateau", plateau_remark(session.holder_kind, session.link.in_means))
 
 
 def schedule_of(scheduler: LRScheduler) -> Schedule:

@@ -1,4 +1,4 @@
-"""A script's model and optimizer, joined to the run."""
+"""A script's model and optimizer, joined to a run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.store.chunks import State, own
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import own_attributes
 from paceline.training.clipping import Clip
-from paceline.training.layout import Entry, Places, PushArea
-from paceline.training.link import Link
+from paceline.training.layout import Entry, Layout, Places, PushArea
+from paceline.training.link import Link, Started
 from paceline.training.structure import Followed
 
 
@@ -33,6 +33,27 @@ class TrainingContext:
     """The optimizer's, in its order: the order of `Layout.moving`."""
     clip: Clip | None = None
     """How gradients are clipped where the optimizer steps."""
+
+    @classmethod
+    def of(
+        cls,
+        link: Link,
+        started: Started,
+        layout: Layout,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip: Clip | None,
+    ) -> TrainingContext:
+        """The context of a run that has begun."""
+        begin, followed = started.begin, Followed(model)
+        return cls(
+            link=link,
+            places=Places(layout, started.region, begin.slots, link.workers, begin.areas),
+            followed=followed,
+            optimizer=optimizer,
+            parameters=[followed.parameters[entry.name] for entry in layout.moving],
+            clip=clip,
+        )
 
     def put_buffers(self, area: PushArea) -> None:
         """Copy the model's buffers into that area."""
@@ -76,6 +97,11 @@ class TrainingContext:
             f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
             "build its layer with sparse=False"
         )
+
+    def remark(self, line: str) -> None:
+        """Have the user told what each worker does: worker 0 says it for all."""
+        if self.link.worker == 0:
+            self.link.remark(line)
 
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""

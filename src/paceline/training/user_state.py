@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -94,24 +94,6 @@ class UserState:
         """The classes of the optimizer's learning-rate schedulers that aren't kept."""
         kept = [one.scheduler if isinstance(one, Schedule) else one for one in self._objects.values()]
         return left_out(schedulers_of(self._optimizer), kept)
-
-
-def past_epochs(epoch: int, left_out: Sequence[str]) -> str:
-    """What worker 0 does whose script counts its epochs itself, in a run that goes on in this epoch."""
-    past = "its loop over epoch 0 is" if epoch == 1 else f"its loops over epochs 0 to {epoch - 1} are"
-    steps = f"; the optimizer's {left_out[0]} is not in {KEEP}, so it has no steps of their batches" if left_out else ""
-    return (
-        f"goes on in epoch {epoch}, as every worker does: {past} empty, and what it does once an epoch is done again "
-        f"(`for epoch in paceline.epochs(N)` begins at epoch {epoch}){steps}"
-    )
-
-
-def begins_anew(epoch: int, left_out: Sequence[str]) -> str:
-    """What worker 0 does with schedulers that aren't kept, in a run that goes on in this epoch."""
-    return (
-        f"goes on in epoch {epoch}, as every worker does, and the optimizer's {left_out[0]} begins anew: it is not in "
-        f"{KEEP}"
-    )
 
 
 def _listed(names: Mapping[str, Any]) -> str:

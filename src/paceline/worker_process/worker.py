@@ -57,6 +57,7 @@ from paceline.store.process import fork_store
 from paceline.store.snapshots import unpack
 from paceline.training import clipping, prepare, signals
 from paceline.training.averages import AreaAverages
+from paceline.training.evaluating import evaluated
 from paceline.training.link import (
     Evaluate,
     Offer,
@@ -465,12 +466,14 @@ class WorkerLink:
         while True:
             match self._await_or_keep(messages.worker.Evaluate, messages.worker.Exit):
                 case messages.worker.Evaluate(version=version), (descriptor,):
+                    session = prepare.session_now()
                     assert self._evaluate is not None
+                    assert session is not None  # a worker that evaluates has prepared
                     if self._evaluation_threads is not None:
                         torch.set_num_threads(self._evaluation_threads)
                     try:
                         with path_of(descriptor) as file:
-                            metrics = prepare.evaluated(self._evaluate, version, file)
+                            metrics = evaluated(session, self._evaluate, version, file)
                         self._channel.send(messages.worker.Evaluated(version, metrics))
                     except BaseException as error:  # sys.exit() too: the version is not evaluated
                         if self.forked:
