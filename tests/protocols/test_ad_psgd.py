@@ -31,7 +31,6 @@ from support.tables import (
     own,
     ready,
     reasons,
-    returned,
     run,
     sentence,
     stepped,
@@ -64,88 +63,7 @@ def three() -> Machine:
 # Steps and exchanges.
 
 
-def test_a_gradient_is_computed_on_the_replica_before_the_average_and_applied_after_it() -> None:
-    """Released on version 0, averaged into 1, stepped into 2: the staleness of its gradient is 1."""
-    check(
-        pair(),
-        [
-            (averaged(0), []),
-            (ready(0, 0, 0), [stepped(0, 0, 2), own(0, 1, 2), average(1, 0, 1)]),
-            (averaged(1), []),
-            (ready(0, 1, 2), [stepped(0, 1, 4), own(0, 2, 4), average(2, 0, 1)]),
-        ],
-    )
-
-
-def test_a_gradient_that_is_ready_during_the_exchange_waits_for_its_end() -> None:
-    check(
-        pair(),
-        [
-            (ready(0, 0, 0), [hold(0)]),
-            (ready(1, 0, 0), [hold(1)]),
-            (averaged(0), [stepped(1, 0, 2), own(1, 1, 2), stepped(0, 0, 2), own(0, 1, 2), average(1, 0, 1)]),
-        ],
-    )
-
-
-def test_a_passive_one_steps_at_once_where_no_exchange_runs() -> None:
-    check(
-        pair(),
-        [
-            (averaged(0), []),
-            (ready(1, 0, 0), [stepped(1, 0, 2), own(1, 1, 2)]),
-            (ready(1, 1, 2), [stepped(1, 1, 3), own(1, 2, 3)]),
-        ],
-    )
-
-
-def test_an_active_one_waits_for_its_turn_and_a_passive_one_serves_in_turn() -> None:
-    check(
-        three(),
-        [
-            (ready(2, 0, 0), [hold(2)]),
-            (averaged(0), [average(1, 1, 2)]),
-            (ready(0, 0, 0), [stepped(0, 0, 2), own(0, 1, 2)]),
-            (averaged(1), [average(2, 0, 1), stepped(2, 0, 2), own(2, 1, 2)]),
-        ],
-    )
-
-
-def test_an_exchange_that_fails_is_not_made_up_for_and_changes_no_version() -> None:
-    check(
-        pair(),
-        [
-            (ready(0, 0, 0), [hold(0)]),
-            (left(1), []),
-            (failed(0, 1), [stepped(0, 0, 1), own(0, 1, 1)]),
-        ],
-    )
-
-
-def test_the_survivor_of_an_exchange_goes_on_to_the_next_in_turn() -> None:
-    check(three(), [(left(0), []), (failed(0, 0), [average(1, 1, 2)])])
-
-
-def test_what_died_unshared_is_dropped() -> None:
-    check(
-        begun(3),
-        [
-            (averaged(0), [average(1, 1, 2)]),
-            (ready(0, 0, 0), [stepped(0, 0, 2), own(0, 1, 2)]),
-            (left(0), [returned(0, 0)]),
-        ],
-    )
-
-
 # Those who decline or leave.
-
-
-def test_an_active_one_that_declines_takes_its_request_back() -> None:
-    check(three(), [(declined(2, 0), []), (averaged(0), [])])
-
-
-def test_an_active_one_that_dies_in_the_queue_takes_its_request_back_and_its_gradient_is_dropped() -> None:
-    check(three(), [(ready(2, 0, 0), [hold(2)]), (left(2), [returned(2, 0)]), (averaged(0), [])])
 
 
 @pytest.mark.parametrize("departure", [declined(1, 0), left(1, "finished")], ids=["declines", "finishes"])
@@ -182,30 +100,7 @@ def test_who_waited_for_a_passive_one_that_leaves_asks_another() -> None:
     pytest.fail("no seed made a queue")
 
 
-def test_passive_ones_without_any_active_one_train_alone() -> None:
-    check(
-        pair(),
-        [
-            (averaged(0), []),
-            (left(0), []),
-            (ready(1, 0, 0), [stepped(1, 0, 2), own(1, 1, 2)]),
-        ],
-    )
-
-
 # Joiners.
-
-
-def test_a_joiner_waits_while_all_replicas_are_being_averaged_and_its_copy_comes_before_the_next_exchange() -> None:
-    check(
-        pair(),
-        [
-            (ready(0, 0, 0), [hold(0)]),
-            (joined(2), [hold(2)]),
-            (averaged(0), [copy(0, 2), stepped(0, 0, 2), own(0, 1, 2), average(1, 0, 1)]),
-            (copied(0, 2), [own(2, 0, 1)]),
-        ],
-    )
 
 
 def test_joiners_take_the_role_that_fewer_have() -> None:
@@ -247,18 +142,6 @@ def test_who_died_in_an_exchange_and_is_back_has_no_part_in_its_end() -> None:
         ],
     )
     assert machine.actives == {2: None, 0: 1}
-
-
-def test_a_joiner_that_finds_nobody_begins_alone() -> None:
-    check(
-        pair(),
-        [
-            (left(0), []),
-            (joined(0, 1), [hold(0)]),
-            (left(1), [own(0, 1, 0)]),
-            (ready(0, 1, 0), [stepped(0, 1, 1), own(0, 2, 1)]),
-        ],
-    )
 
 
 # Who is whose neighbour.

@@ -22,19 +22,14 @@ from support.plain_state import from_plain, to_plain
 from support.seeds import each_seed
 from support.tables import (
     REFUSED,
-    apply_one,
     arrived,
     began,
     check,
     declined,
-    hold,
     joined,
     left,
-    push,
-    pushed,
     ready,
     release,
-    returned,
     spec_of,
 )
 from support.walk import World, history, walk, wander
@@ -123,19 +118,6 @@ def test_the_controller_agrees_with_looking_at_all_pairs(seed: int) -> None:
 
 
 # Grants
-
-
-def test_an_update_is_applied_before_its_worker_is_answered_and_others_are_released_on_it() -> None:
-    machine = Machine(Config(lower=0, upper=4))
-    check(
-        machine,
-        [
-            (began(0, 1, version=7), [release(0, 0, 7), release(1, 0, 7)]),
-            *pushed(0, 0, 7, [apply_one(8, 0, 0), hold(0)]),
-            (arrived(0, 0), REFUSED),
-            *pushed(1, 0, 7, [apply_one(9, 1, 0), release(1, 1, 9), release(0, 1, 9)]),
-        ],
-    )
 
 
 def test_up_to_the_lower_bound_nobody_is_asked() -> None:
@@ -271,19 +253,6 @@ def test_the_held_one_is_released_when_the_slowest_declines() -> None:
     machine = held()
     assert told(machine, declined(1, 2)) == ["0 goes: lead"]
     check(machine, [(left(1, "finished"), [])])
-
-
-def test_what_was_half_pushed_is_dropped_and_the_held_one_released() -> None:
-    machine = held()
-    version = machine.roster.seats[1].version
-    check(
-        machine,
-        [
-            (ready(1, 2, version), [push(1, 2)]),
-            (left(1), [returned(1, 2), release(0, 7, 9)]),
-            (arrived(1, 2), REFUSED),
-        ],
-    )
 
 
 def test_when_the_fastest_leaves_the_next_one_is_asked() -> None:

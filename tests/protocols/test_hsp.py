@@ -18,24 +18,18 @@ from paceline.protocols import registry
 from paceline.protocols.hsp import Config, Machine
 from paceline.scenario.network import SharedLink
 from support.tables import (
-    REFUSED,
     Row,
     apply,
-    apply_one,
     arrived,
     began,
     check,
-    declined,
     hold,
-    joined,
-    left,
     pull,
     push,
     pushed,
     ready,
     reasons,
     release,
-    returned,
     run,
     taken,
 )
@@ -68,53 +62,6 @@ def halves(version: int, first: int, second: int) -> Order:
 
 
 # Transfers.
-
-
-def test_one_gradient_at_a_time_is_on_its_way() -> None:
-    check(
-        begun(3, idle="none"),
-        [
-            (ready(1, 0, 0), [push(1, 0)]),
-            (ready(0, 0, 0), [hold(0)]),
-            (ready(2, 0, 0), [hold(2)]),
-            (arrived(0, 0), REFUSED),
-            (arrived(1, 0), [hold(1), push(0, 0)]),
-            (arrived(0, 0), [hold(0), push(2, 0)]),
-        ],
-    )
-
-
-def test_a_round_applies_the_mean_in_worker_order_whatever_the_order_of_transfers() -> None:
-    check(
-        begun(3, version=7, idle="none"),
-        [
-            *pushed(2, 0, 7, [hold(2)]),
-            *pushed(0, 0, 7, [hold(0)]),
-            *pushed(
-                1,
-                0,
-                7,
-                [
-                    apply(8, (0, 0, THIRD), (1, 0, THIRD), (2, 0, THIRD)),
-                    release(0, 1, 8),
-                    release(1, 1, 8),
-                    release(2, 1, 8),
-                ],
-            ),
-        ],
-    )
-
-
-def test_unequal_batches_weigh_by_their_samples() -> None:
-    check(
-        begun(2, idle="none"),
-        [
-            *pushed(0, 0, 0, [hold(0)], samples=30),
-            *pushed(1, 0, 0, [apply(1, (0, 0, 0.75), (1, 0, 0.25)), release(0, 1, 1), release(1, 1, 1)], samples=10),
-            *pushed(0, 1, 1, [hold(0)], samples=None),
-            *pushed(1, 1, 1, [halves(2, 1, 1), release(0, 2, 2), release(1, 2, 2)], samples=10),
-        ],
-    )
 
 
 def turns(order: str, rows: list[Row], workers: int) -> list[int]:
@@ -162,62 +109,10 @@ def test_the_link_is_not_kept_free_for_one_that_is_not_ready(order: str) -> None
     check(begun(3, order=order, idle="none"), [(ready(2, 0, 0), [push(2, 0)])])
 
 
-def test_the_departure_of_the_one_that_transfers_frees_the_link() -> None:
-    check(
-        begun(3, idle="none"),
-        [
-            (ready(1, 0, 0), [push(1, 0)]),
-            (ready(0, 0, 0), [hold(0)]),
-            (left(1), [returned(1, 0), push(0, 0)]),
-            (arrived(1, 0), REFUSED),
-        ],
-    )
-
-
-def test_who_left_while_it_waited_for_its_turn_is_passed_over() -> None:
-    check(
-        begun(3, idle="none"),
-        [
-            (ready(1, 0, 0), [push(1, 0)]),
-            (ready(0, 0, 0), [hold(0)]),
-            (ready(2, 0, 0), [hold(2)]),
-            (left(0), [returned(0, 0)]),
-            (joined(0, step=1), [release(0, 1, 0)]),
-            (arrived(1, 0), [hold(1), push(2, 0)]),
-        ],
-    )
-
-
 # Who computes ahead.
 
 
-def test_without_idle_computing_everybody_waits_for_the_version() -> None:
-    check(begun(2, idle="none"), [*pushed(0, 0, 0, [hold(0)]), *pushed(1, 0, 0, BOTH_FRESH)])
-
-
 BOTH_FRESH = [halves(1, 0, 0), release(0, 1, 1), release(1, 1, 1)]
-
-
-def test_an_idle_worker_computes_on_what_it_holds_and_gets_the_new_version_beside() -> None:
-    check(
-        begun(3, idle="always"),
-        [
-            *pushed(0, 0, 0, [held(0, 1, 0)]),
-            *pushed(1, 0, 0, [held(1, 1, 0)]),
-            *pushed(
-                2,
-                0,
-                0,
-                [
-                    held(2, 1, 0),
-                    apply(1, (0, 0, THIRD), (1, 0, THIRD), (2, 0, THIRD)),
-                    pull(0, 1),
-                    pull(1, 1),
-                    pull(2, 1),
-                ],
-            ),
-        ],
-    )
 
 
 def ahead(**settings: Any) -> Machine:
@@ -227,106 +122,6 @@ def ahead(**settings: Any) -> Machine:
         [
             *pushed(0, 0, 0, [held(0, 1, 0)]),
             *pushed(1, 0, 0, [held(1, 1, 0), halves(1, 0, 0), pull(0, 1), pull(1, 1)]),
-        ],
-    )
-
-
-def test_a_stale_gradient_is_its_workers_in_the_next_round() -> None:
-    check(
-        ahead(),
-        [
-            (taken(0, 1), []),
-            (taken(1, 1), []),
-            *pushed(0, 1, 0, [held(0, 2, 1)]),
-            *pushed(1, 1, 0, [held(1, 2, 1), halves(2, 1, 1), pull(0, 2), pull(1, 2)]),
-        ],
-    )
-
-
-def test_a_gradient_that_is_ready_before_its_round_waits_until_that_is_open() -> None:
-    check(
-        begun(3, idle="always"),
-        [
-            *pushed(0, 0, 0, [held(0, 1, 0)]),
-            *pushed(1, 0, 0, [held(1, 1, 0)]),
-            (ready(1, 1, 0), [hold(1)]),
-            (ready(0, 1, 0), [hold(0)]),
-            (ready(2, 0, 0), [push(2, 0)]),
-            (
-                arrived(2, 0),
-                [
-                    held(2, 1, 0),
-                    apply(1, (0, 0, THIRD), (1, 0, THIRD), (2, 0, THIRD)),
-                    pull(0, 1),
-                    pull(1, 1),
-                    pull(2, 1),
-                    push(1, 1),
-                ],
-            ),
-            (arrived(1, 1), [hold(1), push(0, 1)]),
-        ],
-    )
-
-
-def test_nobody_computes_twice_on_one_version() -> None:
-    """Its stale gradient has come, the version after that has not: it waits, and goes on when it has."""
-    check(
-        ahead(),
-        [
-            *pushed(0, 1, 0, [hold(0)]),
-            (taken(0, 1), [held(0, 2, 1)]),
-        ],
-    )
-
-
-def test_a_version_waits_for_the_one_before_on_the_way_to_the_same_worker() -> None:
-    """Worker 1 has version 2 made while version 1 is on its way to it: then it is two behind, and may go on with 1."""
-    check(
-        ahead(),
-        [
-            (taken(0, 1), []),
-            *pushed(0, 1, 0, [held(0, 2, 1)]),
-            *pushed(1, 1, 0, [halves(2, 1, 1), pull(0, 2), hold(1)]),
-            (taken(1, 1), [held(1, 2, 1), pull(1, 2)]),
-        ],
-    )
-
-
-def test_one_worker_alone_never_computes_ahead() -> None:
-    check(
-        begun(1, idle="always"),
-        [
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)]),
-            (taken(0, 1), []),
-            *pushed(0, 1, 1, [apply_one(2, 0, 1), release(0, 2, 2)]),
-        ],
-    )
-
-
-def test_who_is_left_alone_computes_ahead_no_more() -> None:
-    check(
-        ahead(),
-        [
-            (left(1), []),
-            (taken(0, 1), []),
-            *pushed(0, 1, 0, [apply_one(2, 0, 1), release(0, 2, 2)]),
-            *pushed(0, 2, 2, [apply_one(3, 0, 2), release(0, 3, 3)]),
-        ],
-    )
-
-
-def test_what_was_never_measured_allows_nothing() -> None:
-    """All takes no time here, so that the guard allows whatever it knows of: not while a newcomer is unknown."""
-    check(
-        begun(2),
-        [
-            *pushed(0, 0, 0, [hold(0)]),
-            *pushed(1, 0, 0, [held(1, 1, 0), halves(1, 0, 0), release(0, 1, 1), pull(1, 1)]),
-            (taken(0, 1), []),
-            (taken(1, 1), []),
-            *pushed(1, 1, 0, [held(1, 2, 1)]),
-            (joined(2), [release(2, 0, 1)]),
-            *pushed(0, 1, 1, [hold(0)]),
         ],
     )
 
@@ -360,259 +155,13 @@ def measured(first: float, second: float) -> Machine:
     )
 
 
-def test_durations_are_averaged_and_the_guard_counts_those_at_a_stale_gradient() -> None:
-    """Worker 0 took 14 s, then 0.5 s: 10.625 s. It is allowed since worker 1 is at a stale gradient until second 52."""
-    check(
-        measured(14.0, 9.0),
-        [
-            (taken(0, 1, at=34.0), []),
-            (taken(1, 1, at=34.0), []),
-            *timed(1, 1, 1, 43.0, [held(1, 2, 1)]),
-            *timed(0, 1, 1, 48.0, [halves(2, 1, 1), release(0, 2, 2), pull(1, 2)]),
-            (taken(0, 2, at=48.5), []),
-            *timed(0, 2, 2, 49.0, [held(0, 3, 2)]),
-        ],
-    )
-
-
-def test_the_guard_counts_the_pull_of_those_who_have_not_begun() -> None:
-    """Worker 0 is at 19.75 s on average; worker 1 has not got its parameters, so that its 9 s begin after 10 more."""
-    check(measured(26.0, 9.0), [(taken(0, 1, at=37.0), []), *timed(0, 1, 1, 38.0, [held(0, 2, 1)])])
-
-
-def test_a_broadcast_lasts_until_the_last_one_has_the_version() -> None:
-    """3 s: who computes for 2 s may do so meanwhile."""
-    check(
-        Machine(Config(**PLAIN)),
-        [
-            (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
-            (taken(0, 0, at=1.0), []),
-            (taken(1, 0, at=3.0), []),
-            *timed(0, 0, 0, 3.0, [hold(0)]),
-            *timed(1, 0, 0, 5.0, [held(1, 1, 0), halves(1, 0, 0), release(0, 1, 1), pull(1, 1)]),
-        ],
-    )
-
-
-def test_a_departed_unknown_stands_in_nobodys_way() -> None:
-    check(
-        begun(3),
-        [
-            *pushed(0, 0, 0, [hold(0)]),
-            *pushed(1, 0, 0, [hold(1)]),
-            (left(2), [halves(1, 0, 0), release(0, 1, 1), release(1, 1, 1)]),
-            (taken(0, 1), []),
-            (taken(1, 1), []),
-            *pushed(0, 1, 1, [held(0, 2, 1)]),
-        ],
-    )
-
-
 # What becomes of a stale gradient.
-
-
-def test_accumulate_puts_the_stale_gradient_and_a_fresh_one_into_one_round() -> None:
-    quarters = [(worker, step, 0.25) for worker in range(2) for step in (1, 2)]
-    check(
-        ahead(stale="accumulate"),
-        [
-            (ready(0, 1, 0), [push(0, 1)]),
-            (taken(0, 1), [held(0, 2, 1)]),
-            (taken(1, 1), []),
-            (ready(1, 1, 0), [held(1, 2, 1)]),
-            (arrived(0, 1), [push(1, 1)]),
-            (ready(0, 2, 1), [hold(0)]),
-            (arrived(1, 1), [push(0, 2)]),
-            (arrived(0, 2), [held(0, 3, 1)]),
-            *pushed(1, 2, 1, [held(1, 3, 1), apply(2, *quarters), pull(0, 2), pull(1, 2)]),
-        ],
-    )
-
-
-def test_accumulate_weighs_both_by_their_samples() -> None:
-    """Worker 1 leaves; of the four contributions that were to be, three come."""
-    check(
-        ahead(stale="accumulate"),
-        [
-            (ready(0, 1, 0, samples=10), [push(0, 1)]),
-            (taken(0, 1), [held(0, 2, 1)]),
-            (ready(1, 1, 0, samples=50), [hold(1)]),
-            (arrived(0, 1), [push(1, 1)]),
-            (arrived(1, 1), [hold(1)]),  # the version has not come to it
-            (left(1), []),
-            *pushed(0, 2, 1, [apply(2, (0, 1, 0.125), (0, 2, 0.25), (1, 1, 0.625)), release(0, 3, 2)], samples=20),
-        ],
-    )
-
-
-def test_accumulate_lets_a_worker_decline_while_its_stale_gradient_waits() -> None:
-    """That one is still to come, and the round waits for it."""
-    check(
-        ahead(stale="accumulate"),
-        [
-            (taken(0, 1), []),
-            (taken(1, 1), []),
-            (ready(0, 1, 0), [held(0, 2, 1), push(0, 1)]),
-            (ready(1, 1, 0), [held(1, 2, 1)]),
-            (declined(1, 2), []),
-            (declined(0, 2), []),
-            (arrived(0, 1), [push(1, 1)]),
-            (arrived(1, 1), [halves(2, 1, 1)]),
-        ],
-    )
-
-
-def test_accumulate_drops_what_a_departed_worker_had_kept() -> None:
-    check(
-        ahead(stale="accumulate"),
-        [
-            (taken(0, 1), []),
-            (taken(1, 1), []),
-            (ready(0, 1, 0), [held(0, 2, 1), push(0, 1)]),
-            (ready(1, 1, 0), [held(1, 2, 1)]),
-            (ready(1, 2, 1), [hold(1)]),
-            (left(1), [returned(1, 1), returned(1, 2)]),
-            (left(0), [returned(0, 1)]),
-        ],
-    )
-
-
-def test_discard_drops_what_waits_when_the_version_has_come() -> None:
-    check(
-        ahead(stale="discard"),
-        [
-            (ready(0, 1, 0), [push(0, 1)]),
-            (ready(1, 1, 0), [hold(1)]),
-            (taken(1, 1), [returned(1, 1), held(1, 2, 1)]),
-            (taken(0, 1), []),  # what is on its way is in the round
-            (arrived(0, 1), [held(0, 2, 1)]),
-            *pushed(1, 2, 1, [held(1, 3, 1), apply(2, (0, 1, 0.5), (1, 2, 0.5)), pull(0, 2), pull(1, 2)]),
-        ],
-    )
-
-
-def test_discard_drops_a_gradient_that_is_ready_after_the_version_has_come() -> None:
-    check(
-        ahead(stale="discard"),
-        [
-            (taken(0, 1), []),
-            (ready(0, 1, 0), [returned(0, 1), held(0, 2, 1)]),
-            *pushed(0, 2, 1, [held(0, 3, 1)]),
-        ],
-    )
 
 
 # How a version goes out.
 
 
-def test_in_order_a_version_goes_to_one_after_the_other_as_their_gradients_came() -> None:
-    check(
-        begun(3, idle="none", broadcast="order"),
-        [
-            *pushed(2, 0, 0, [hold(2)]),
-            *pushed(0, 0, 0, [hold(0)]),
-            *pushed(
-                1, 0, 0, [apply(1, (0, 0, THIRD), (1, 0, THIRD), (2, 0, THIRD)), hold(0), hold(1), release(2, 1, 1)]
-            ),
-            (taken(2, 1), [release(0, 1, 1)]),
-            (left(0), [release(1, 1, 1)]),
-            (taken(1, 1), []),
-        ],
-    )
-
-
-def test_in_order_one_who_left_or_declined_is_passed_over() -> None:
-    check(
-        begun(3, idle="always", broadcast="order"),
-        [
-            *pushed(2, 0, 0, [held(2, 1, 0)]),
-            *pushed(0, 0, 0, [held(0, 1, 0)]),
-            *pushed(1, 0, 0, [held(1, 1, 0), apply(1, (0, 0, THIRD), (1, 0, THIRD), (2, 0, THIRD)), pull(2, 1)]),
-            (declined(0, 1), []),
-            (taken(2, 1), [pull(1, 1)]),
-        ],
-    )
-
-
-def test_in_order_one_who_came_back_and_has_the_version_is_passed_over() -> None:
-    check(
-        begun(3, idle="none", broadcast="order"),
-        [
-            *pushed(0, 0, 0, [hold(0)]),
-            *pushed(1, 0, 0, [hold(1)]),
-            *pushed(
-                2, 0, 0, [apply(1, (0, 0, THIRD), (1, 0, THIRD), (2, 0, THIRD)), hold(1), hold(2), release(0, 1, 1)]
-            ),
-            (left(2), []),
-            (joined(2, step=1), [release(2, 1, 1)]),
-            (taken(2, 1), []),
-            (taken(0, 1), [release(1, 1, 1)]),
-            (taken(1, 1), []),
-        ],
-    )
-
-
-def test_in_order_the_next_version_waits_for_the_pull_that_is_on_its_way() -> None:
-    """And whoever has not got the one before gets only the newest."""
-    check(
-        begun(2, idle="always", broadcast="order"),
-        [
-            *pushed(0, 0, 0, [held(0, 1, 0)]),
-            *pushed(1, 0, 0, [held(1, 1, 0), halves(1, 0, 0), pull(0, 1)]),
-            *pushed(1, 1, 0, [hold(1)]),
-            *pushed(0, 1, 0, [halves(2, 1, 1), hold(1), hold(0)]),
-            (taken(0, 1), [held(0, 2, 1), release(1, 2, 2)]),
-            (taken(1, 2), [pull(0, 2)]),
-        ],
-    )
-
-
 # Who comes and goes.
-
-
-def test_a_joiner_enters_the_open_round_on_its_version_and_is_awaited() -> None:
-    check(
-        begun(1, idle="none"),
-        [
-            (ready(0, 0, 0), [push(0, 0)]),
-            (joined(4), [release(4, 0, 0)]),
-            (arrived(0, 0), [hold(0)]),
-            *pushed(4, 0, 0, [apply(1, (0, 0, 0.5), (4, 0, 0.5)), release(0, 1, 1), release(4, 1, 1)]),
-        ],
-    )
-
-
-def test_nobody_waits_for_who_left_or_declined() -> None:
-    check(
-        begun(3, idle="none"),
-        [
-            *pushed(0, 0, 0, [hold(0)]),
-            (left(1), []),
-            (declined(2, 0), [apply_one(1, 0, 0), release(0, 1, 1)]),
-        ],
-    )
-
-
-def test_the_arrived_gradient_of_one_that_left_stays_in_its_round() -> None:
-    check(
-        begun(2, idle="always"),
-        [
-            *pushed(0, 0, 0, [held(0, 1, 0)]),
-            (left(0), []),
-            *pushed(1, 0, 0, [halves(1, 0, 0), release(1, 1, 1)]),
-        ],
-    )
-
-
-def test_who_declines_ahead_of_its_round_is_not_awaited_in_it() -> None:
-    check(
-        ahead(),
-        [
-            (declined(0, 1), []),
-            (taken(1, 1), []),
-            *pushed(1, 1, 0, [apply_one(2, 1, 1), release(1, 2, 2)]),
-        ],
-    )
 
 
 # What is said, and what is refused.

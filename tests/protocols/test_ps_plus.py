@@ -33,7 +33,6 @@ from support.tables import (
     check,
     declined,
     hold,
-    joined,
     left,
     pull,
     push,
@@ -78,128 +77,6 @@ def exchanged(worker: int, step: int, version: int, workers: int) -> list[Row]:
 # The worker's loop.
 
 
-def test_the_second_steps_parameters_are_pulled_as_soon_as_the_first_ones_are_there() -> None:
-    check(
-        begun(2, version=4, came=False),
-        [(taken(1, 4), [pull(1, 4)]), (taken(1, 4), []), (taken(1, 4), REFUSED), (taken(0, 4), [pull(0, 4)])],
-    )
-
-
-def test_the_first_pull_ahead_is_of_the_newest_version() -> None:
-    machine = run(begun(1), [goes_on(0, 0, 0, 0), (joined(1), [release(1, 0, 0)]), *exchanged(0, 0, 1, 2)])
-    check(machine, [(taken(1, 0), [pull(1, 1)])])
-
-
-def test_a_gradient_whose_successors_parameters_are_there_is_pushed_and_the_worker_goes_on_at_once() -> None:
-    check(begun(2), [goes_on(0, 0, 0, 0), goes_on(1, 0, 0, 0)])
-
-
-def test_a_gradient_waits_for_its_successors_parameters_then_push_and_step_follow_together() -> None:
-    check(
-        begun(1, came=False),
-        [
-            (taken(0, 0), [pull(0, 0)]),
-            (ready(0, 0, 0), [hold(0)]),
-            (arrived(0, 0), REFUSED),
-            (taken(0, 0), [push(0, 0), release(0, 1, 0, "eager")]),
-        ],
-    )
-
-
-def test_a_gradient_tells_that_its_own_parameters_had_come() -> None:
-    check(
-        begun(1, came=False),
-        [(ready(0, 0, 0), [pull(0, 0), hold(0)]), (taken(0, 0), [push(0, 0), release(0, 1, 0, "eager")])],
-    )
-
-
-def test_the_next_step_never_waits_for_the_push_of_the_one_before() -> None:
-    """Step 1 is computed while the push of step 0 goes on; only its own push waits for that."""
-    check(
-        begun(1),
-        [
-            goes_on(0, 0, 0, 0),
-            (ready(0, 1, 0), [hold(0)]),
-            (arrived(0, 0), [apply(1, (0, 0, 1.0)), pull(0, 1)]),
-            (taken(0, 1), [push(0, 1), release(0, 2, 1, "eager")]),
-        ],
-    )
-
-
-def test_an_update_is_applied_on_arrival_and_a_pull_of_that_version_follows() -> None:
-    check(
-        begun(2),
-        [
-            goes_on(1, 0, 0, 0),
-            goes_on(0, 0, 0, 0),
-            (arrived(1, 0), [apply(1, (1, 0, 0.5)), pull(1, 1)]),
-            (arrived(0, 0), [apply(2, (0, 0, 0.5)), pull(0, 2)]),
-            (taken(0, 1), REFUSED),
-            (taken(0, 2), []),
-            (taken(1, 1), []),
-        ],
-    )
-
-
-def test_a_step_is_computed_on_the_version_without_the_one_before_it() -> None:
-    """One worker: version t has its steps to t - 1, and step t + 1 is computed on version t."""
-    rows = [goes_on(0, 0, 0, 0)]
-    for step in range(1, 20):
-        rows += [*exchanged(0, step - 1, step, 1), goes_on(0, step, step - 1, step)]
-    check(begun(1), rows)
-
-
-def test_versions_and_steps_continue_from_where_training_began() -> None:
-    check(
-        Machine(Config(pull="after-push")),
-        [
-            (began(0, 2, version=7, steps={0: 3, 2: 5}), [release(0, 3, 7), release(2, 5, 7)]),
-            (taken(2, 7), [pull(2, 7)]),
-            (taken(2, 7), []),
-            goes_on(2, 5, 7, 7),
-            *exchanged(2, 5, 8, 2),
-        ],
-    )
-
-
-def test_nobody_waits_for_others_without_a_gate() -> None:
-    rows = [goes_on(0, 0, 0, 0)]
-    for step in range(1, 50):
-        rows += [*exchanged(0, step - 1, step, 2), goes_on(0, step, step - 1, step)]
-    check(begun(2), rows)
-
-
-def test_an_update_weighs_one_nth_of_the_workers_that_are_there_when_it_arrives() -> None:
-    check(
-        begun(3),
-        [
-            goes_on(0, 0, 0, 0),
-            goes_on(1, 0, 0, 0),
-            goes_on(2, 0, 0, 0),
-            *exchanged(0, 0, 1, 3),
-            (joined(3), [release(3, 0, 1)]),
-            *exchanged(1, 0, 2, 4),
-            (left(3), []),
-            (left(1), []),
-            *exchanged(2, 0, 3, 2),
-        ],
-    )
-
-
-def test_one_without_data_weighs_until_it_leaves() -> None:
-    check(
-        begun(3),
-        [
-            goes_on(0, 0, 0, 0),
-            goes_on(1, 0, 0, 0),
-            (declined(2, 0), []),
-            *exchanged(0, 0, 1, 3),
-            (left(2, "finished"), []),
-            *exchanged(1, 0, 2, 2),
-        ],
-    )
-
-
 # The scale of a push.
 
 
@@ -236,16 +113,6 @@ def test_the_factor_by_progress(progress: float, scale: float) -> None:
         assert Config(modulation="progress").factor(staleness, progress) == scale
 
 
-def test_staleness_is_what_was_applied_between_the_gradients_version_and_the_one_pulled_after() -> None:
-    """Worker 1's step 2 is computed on version 1; then 0 makes four; 1 pulls version 6 for its step 3: five later."""
-    machine = begun(2, modulation="inverse")
-    check(machine, [goes_on(1, 0, 0, 0), *exchanged(1, 0, 1, 2), goes_on(1, 1, 0, 1)])
-    check(machine, [goes_on(0, 0, 0, 0), *exchanged(0, 0, 2, 2), goes_on(0, 1, 0, 2)])
-    check(machine, [*exchanged(0, 1, 3, 2), goes_on(0, 2, 2, 3), *exchanged(0, 2, 4, 2), goes_on(0, 3, 3, 4)])
-    check(machine, [*exchanged(0, 3, 5, 2), *exchanged(1, 1, 6, 2)])
-    check(machine, [goes_on(1, 2, 1, 6, scale=1 / (5 / 2))])
-
-
 def stale(modulation: Modulation) -> Machine:
     """Worker 1 has a gradient on version 0 and has pulled version 4; of four steps of two workers it made one."""
     machine = begun(2, modulation=modulation)
@@ -266,24 +133,6 @@ def stale(modulation: Modulation) -> Machine:
 def test_a_push_is_scaled_by_what_its_worker_knows_before_it(modulation: Modulation, scale: float) -> None:
     """tau = 4 of two workers; its steps are 1, the mean 2."""
     check(stale(modulation), [goes_on(1, 1, 0, 4, scale)])
-
-
-def test_before_anybodys_first_update_progress_scales_nothing() -> None:
-    check(begun(2, modulation="progress"), [goes_on(0, 0, 0, 0), goes_on(1, 0, 0, 0)])
-
-
-def test_progress_of_a_joiner_counts_from_the_slowest() -> None:
-    """Worker 0 has made 4 steps, the joiner counts from 4: the mean is 4, and then 4.5."""
-    machine = begun(1, modulation="progress")
-    rows = [goes_on(0, 0, 0, 0)]
-    for step in range(1, 5):
-        rows += [*exchanged(0, step - 1, step, 1), goes_on(0, step, step - 1, step)]
-    check(machine, [*rows, (joined(1), [release(1, 0, 4)]), (taken(1, 4), [pull(1, 4)]), (taken(1, 4), [])])
-    check(machine, [*exchanged(0, 4, 5, 2), goes_on(1, 0, 4, 4, scale=4 / 4.5)])
-
-
-def test_one_that_left_is_out_of_the_mean() -> None:
-    check(stale("progress"), [(left(0), []), goes_on(1, 1, 0, 4)])
 
 
 # The gate.
@@ -317,111 +166,12 @@ def test_the_withheld_pull_follows_when_the_slowest_arrives_and_is_of_the_newest
     )
 
 
-def test_who_waits_at_the_gate_with_its_gradient_goes_on_when_its_pull_has_come() -> None:
-    check(
-        withheld(2, 0),
-        [
-            (ready(0, 1, 0), [hold(0)]),
-            goes_on(1, 0, 0, 0),
-            (arrived(1, 0), [apply(2, (1, 0, 0.5)), pull(1, 2), pull(0, 2)]),
-            (taken(0, 2), [push(0, 1), release(0, 2, 2, "eager")]),
-        ],
-    )
-
-
-def test_a_gradient_that_waits_for_its_push_goes_on_waiting_at_the_gate() -> None:
-    check(
-        begun(2, gate=0),
-        [
-            goes_on(0, 0, 0, 0),
-            (ready(0, 1, 0), [hold(0)]),
-            (arrived(0, 0), [apply(1, (0, 0, 0.5)), hold(0)]),
-        ],
-    )
-
-
-def test_the_withheld_are_let_in_when_the_last_of_the_slowest_has_arrived_in_the_order_in_which_they_came() -> None:
-    check(
-        begun(3, gate=0, modulation="off"),
-        [
-            goes_on(2, 0, 0, 0),
-            goes_on(0, 0, 0, 0),
-            goes_on(1, 0, 0, 0),
-            (arrived(2, 0), [apply(1, (2, 0, 1 / 3))]),
-            (arrived(0, 0), [apply(2, (0, 0, 1 / 3))]),
-            (arrived(1, 0), [apply(3, (1, 0, 1 / 3)), pull(1, 3), pull(2, 3), pull(0, 3)]),
-        ],
-    )
-
-
 @pytest.mark.parametrize("fact", [left(1), declined(1, 0)], ids=["leaves", "declines"])
 def test_the_withheld_pull_follows_when_the_slowest_is_gone(fact: Fact) -> None:
     check(withheld(2, 2), [(fact, [pull(0, 3)])])
 
 
-def test_the_withheld_pull_follows_when_the_slowest_leaves_half_pushed() -> None:
-    check(withheld(2, 1), [goes_on(1, 0, 0, 0), (left(1), [returned(1, 0), pull(0, 2)]), (arrived(1, 0), REFUSED)])
-
-
-def test_only_those_within_the_gate_of_the_new_slowest_are_let_in() -> None:
-    """The gate is 1. A joiner at 0 takes the place of the slowest: worker 0, at 2, waits on, until it has left too."""
-    machine = begun(3, gate=1, modulation="off")
-    check(
-        machine,
-        [
-            goes_on(0, 0, 0, 0),
-            *exchanged(0, 0, 1, 3),
-            goes_on(0, 1, 0, 1),
-            (arrived(0, 1), [apply(2, (0, 1, 1 / 3))]),  # 0 is at 2, withheld
-            (joined(3), [release(3, 0, 2)]),
-            (left(1), []),
-            goes_on(2, 0, 0, 0),
-            *exchanged(2, 0, 3, 3),  # 2 is at 1, the joiner at 0
-            (left(3), [pull(0, 3)]),
-        ],
-    )
-
-
-def test_one_that_leaves_at_the_gate_is_let_in_no_more() -> None:
-    check(
-        withheld(3, 0),
-        [
-            (left(0), []),
-            goes_on(1, 0, 0, 0),
-            (arrived(1, 0), [apply(2, (1, 0, 1 / 2))]),
-            goes_on(2, 0, 0, 0),
-            (arrived(2, 0), [apply(3, (2, 0, 1 / 2)), pull(2, 3), pull(1, 3)]),
-        ],
-    )
-
-
-def test_one_that_declines_at_the_gate_is_let_in_no_more() -> None:
-    check(
-        withheld(2, 0),
-        [(declined(0, 1), []), goes_on(1, 0, 0, 0), (arrived(1, 0), [apply(2, (1, 0, 0.5)), pull(1, 2)])],
-    )
-
-
-def test_a_joiner_counts_from_the_slowest_and_holds_nobody_back_who_was_not() -> None:
-    machine = begun(1, gate=0)
-    check(machine, [goes_on(0, 0, 0, 0), *exchanged(0, 0, 1, 1), (joined(1), [release(1, 0, 1)])])
-    check(machine, [goes_on(0, 1, 0, 1), (arrived(0, 1), [apply(2, (0, 1, 0.5))])])  # 0 is at 2, 1 counts from 1
-    check(machine, [(taken(1, 1), [pull(1, 2)]), (taken(1, 2), []), goes_on(1, 0, 1, 2)])
-    check(machine, [(arrived(1, 0), [apply(3, (1, 0, 0.5)), pull(1, 3), pull(0, 3)])])
-
-
-def test_one_worker_never_waits_at_the_gate() -> None:
-    rows = [goes_on(0, 0, 0, 0)]
-    for step in range(1, 20):
-        rows += [*exchanged(0, step - 1, step, 1), goes_on(0, step, step - 1, step)]
-    check(begun(1, gate=0), rows)
-
-
 # Departures.
-
-
-def test_nothing_is_to_be_done_for_one_that_left_while_computing() -> None:
-    check(begun(2), [(left(0), []), goes_on(1, 0, 0, 0), *exchanged(1, 0, 1, 1)])
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -430,50 +180,12 @@ def test_what_was_half_pushed_is_dropped_and_what_waited_for_it_too(waits: bool)
     check(machine, [(left(0), [returned(0, step) for step in range(1 + waits)]), (arrived(0, 0), REFUSED)])
 
 
-def test_a_gradient_that_waited_for_a_pull_is_dropped() -> None:
-    machine = run(begun(1, came=False), [(taken(0, 0), [pull(0, 0)]), (ready(0, 0, 0), [hold(0)])])
-    check(machine, [(left(0), [returned(0, 0)]), (taken(0, 0), REFUSED)])
-
-
-def test_a_push_that_goes_on_when_its_worker_has_no_data_left_is_applied_and_no_pull_follows() -> None:
-    check(
-        begun(2),
-        [
-            goes_on(0, 0, 0, 0),
-            (declined(0, 1), []),
-            (arrived(0, 0), [apply(1, (0, 0, 0.5))]),
-            (arrived(0, 0), REFUSED),
-            (left(0, "finished"), []),
-        ],
-    )
-
-
-def test_a_push_is_dropped_if_its_worker_dies_after_it_had_no_data_left() -> None:
-    check(begun(1), [goes_on(0, 0, 0, 0), (declined(0, 1), []), (left(0), [returned(0, 0)])])
-
-
 @pytest.mark.parametrize("of_first", [True, False])
 def test_a_pull_that_ends_when_its_worker_has_no_data_left_changes_nothing(of_first: bool) -> None:
     machine = begun(1, came=False)
     if not of_first:
         check(machine, [(taken(0, 0), [pull(0, 0)])])
     check(machine, [(declined(0, 0), []), (taken(0, 0), []), (left(0, "finished"), [])])
-
-
-def test_a_step_number_is_not_used_again_after_a_rejoin() -> None:
-    check(
-        begun(1),
-        [
-            goes_on(0, 0, 0, 0),
-            (left(0), [returned(0, 0)]),
-            (joined(0, step=1), REFUSED),
-            (joined(0, step=2), [release(0, 2, 0)]),
-            (taken(0, 0), [pull(0, 0)]),
-            (taken(0, 0), []),
-            goes_on(0, 2, 0, 0),
-            *exchanged(0, 2, 1, 1),
-        ],
-    )
 
 
 # Free pulls.
@@ -493,53 +205,6 @@ def goes_on_pulling(worker: int, step: int, on: int, ahead: int, newest: int) ->
     return (ready(worker, step, on), going)
 
 
-def test_a_free_pull_begins_when_a_newer_version_is_there_while_the_own_push_goes_on() -> None:
-    check(
-        freed(2),
-        [
-            goes_on(0, 0, 0, 0),
-            (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)]),
-            (taken(1, 1), []),
-            goes_on(1, 0, 0, 1),  # its push begins, and nothing is newer than 1
-            (taken(0, 1), []),
-            goes_on(0, 1, 0, 1),
-            (arrived(0, 1), [apply(2, (0, 1, 1 / 2)), pull(1, 2), pull(0, 2)]),  # the push of 1's step 0 still goes on
-        ],
-    )
-
-
-def test_a_free_pull_of_a_newer_version_begins_with_the_push() -> None:
-    machine = freed(2)
-    check(machine, [goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)])])
-    check(machine, [(taken(1, 1), []), (taken(0, 1), []), goes_on(0, 1, 0, 1)])
-    check(machine, [(arrived(0, 1), [apply(2, (0, 1, 1 / 2)), pull(0, 2)]), goes_on_pulling(1, 0, 0, 1, 2)])
-
-
-def test_with_free_pulls_the_second_step_goes_on_with_the_first_one_s_version_if_none_is_newer() -> None:
-    check(freed(1), [goes_on(0, 0, 0, 0)])
-    first = run(Machine(FREE), [(began(0), [release(0, 0, 0)])])
-    check(first, [goes_on(0, 0, 0, 0), (taken(0, 0), REFUSED)])
-
-
-def test_a_joiner_s_free_pull_is_of_what_came_about_since_its_first_step_s_version() -> None:
-    machine = run(freed(1), [goes_on(0, 0, 0, 0), (joined(1), [release(1, 0, 0)])])
-    check(machine, [(arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(0, 1)]), (taken(1, 0), [pull(1, 1)])])
-
-
-def test_a_gradient_waits_for_the_free_pull_that_is_on_its_way() -> None:
-    machine = run(freed(2), [goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)])])
-    check(machine, [(ready(1, 0, 0), [hold(1)]), (taken(1, 1), [push(1, 0), release(1, 1, 1, "eager")])])
-
-
-def test_a_push_waits_for_the_one_before_it_though_the_free_pull_has_come() -> None:
-    machine = freed(2)
-    check(machine, [goes_on(0, 0, 0, 0), goes_on(1, 0, 0, 0)])
-    check(machine, [(arrived(1, 0), [apply(1, (1, 0, 1 / 2)), pull(0, 1), pull(1, 1)]), (taken(0, 1), [])])
-    check(machine, [(ready(0, 1, 0), [hold(0)])])
-    going = [apply(2, (0, 0, 1 / 2)), push(0, 1), release(0, 2, 1, "eager"), pull(0, 2)]
-    check(machine, [(arrived(0, 0), going)])
-
-
 @pytest.mark.parametrize("push_first", [True, False])
 def test_a_gradient_goes_on_when_the_later_of_push_and_free_pull_has_come(push_first: bool) -> None:
     machine = freed(2)
@@ -551,19 +216,6 @@ def test_a_gradient_goes_on_when_the_later_of_push_and_free_pull_has_come(push_f
         check(machine, [(arrived(0, 0), [second, hold(0)]), (taken(0, 1), going)])
     else:
         check(machine, [(taken(0, 1), []), (arrived(0, 0), [second, *going])])
-
-
-def test_staleness_with_free_pulls_is_of_the_version_pulled_too() -> None:
-    """Worker 1's step 0 is on version 0; then 0 makes four; 1 goes on with version 4: four later, of two workers."""
-    machine = freed(2)
-    check(machine, [goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)])])
-    for step in range(1, 4):
-        check(machine, [(taken(0, step), []), goes_on(0, step, step - 1, step)])
-        check(machine, [(arrived(0, step), [apply(step + 1, (0, step, 1 / 2)), pull(0, step + 1)])])
-    check(machine, [(taken(1, 1), []), goes_on_pulling(1, 0, 0, 1, 4), (taken(1, 4), [])])
-    check(machine, [(arrived(1, 0), [apply(5, (1, 0, 1 / 2))])])
-    scaled = [push(1, 1, 1 / (3 / 2)), release(1, 2, 4, "eager"), pull(1, 5)]
-    check(machine, [(ready(1, 1, 1), scaled)])
 
 
 @pytest.mark.parametrize("gate", [0, 1, 3])
@@ -582,16 +234,6 @@ def test_at_the_gate_a_free_pull_counts_the_update_on_its_way(gate: int) -> None
     first = apply(gate + 2, (1, 0, 1 / 2))
     lets = [pull(0, gate + 2)] if gate else [pull(0, gate + 2), pull(1, gate + 2)]
     check(machine, [(arrived(1, 0), [first, *lets])])
-
-
-def test_one_that_has_left_pulls_nothing_newer() -> None:
-    check(freed(2), [(left(1), []), goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1.0)), pull(0, 1)])])
-
-
-def test_one_without_data_pulls_nothing_newer_and_its_last_update_is_pulled_by_the_others() -> None:
-    machine = freed(2)
-    check(machine, [goes_on(0, 0, 0, 0), (declined(0, 1), []), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1)])])
-    check(machine, [(left(0, "finished"), []), (taken(1, 1), []), goes_on(1, 0, 0, 1)])
 
 
 def test_a_hold_under_free_pulls_says_what_the_gradient_waits_for() -> None:

@@ -37,7 +37,6 @@ from paceline.protocols.sync_switch import Machine, slow, unfit
 from support.plain_state import to_plain
 from support.seeds import each_seed
 from support.tables import (
-    REFUSED,
     apply,
     apply_one,
     arrived,
@@ -95,76 +94,10 @@ def halfway(settings: str = "rescale=none") -> Machine:
 # --- when -------------------------------------------------------------------------------------------
 
 
-def test_from_bsp_it_switches_with_the_round_that_reaches_the_planned_work_and_nobody_pauses() -> None:
-    check(
-        machine("switch_at=0.5"),
-        [
-            (began(0, 1, work=32), [adjust(0, 2.0), adjust(1, 2.0), release(0, 0, 0), release(1, 0, 0)]),
-            *pushed(0, 0, 0, [hold(0)]),
-            (ready(1, 0, 0), [push(1, 0)]),
-            (
-                arrived(1, 0, at=7.0),
-                [
-                    apply(1, (0, 0, 0.5), (1, 0, 0.5)),
-                    switch("asp", (0, 1), (1, 1), since=7.0),
-                    adjust(0, 1.0),
-                    adjust(1, 1.0),
-                    release(0, 1, 1),
-                    release(1, 1, 1),
-                ],
-            ),
-            *pushed(1, 1, 1, [apply_one(2, 1, 1), release(1, 2, 2)]),
-        ],
-    )
-
-
-def test_work_is_counted_in_samples() -> None:
-    check(
-        machine("switch_at=0.5,rescale=none"),
-        [
-            (began(0, work=20), [release(0, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)], samples=9),
-            *pushed(0, 1, 1, [apply_one(2, 0, 1), switch("asp", (0, 2)), release(0, 2, 2)], samples=1),
-        ],
-    )
-
-
-def test_work_is_counted_in_steps_where_samples_are_not() -> None:
-    check(
-        machine("switch_at=0.5,rescale=none"),
-        [
-            (began(0, work=4), [release(0, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)], samples=None),
-            *pushed(0, 1, 1, [apply_one(2, 0, 1), switch("asp", (0, 2)), release(0, 2, 2)], samples=None),
-        ],
-    )
-
-
 def test_seven_hundredths_of_a_hundred_are_seven_and_no_rounding_error_more() -> None:
     begun = machine("switch_at=0.07")
     begun.handle(began(0, work=100))
     assert begun.goal == 7
-
-
-def test_switch_at_0_is_then_from_the_start() -> None:
-    check(
-        machine("switch_at=0"),
-        [
-            (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
-            *pushed(1, 0, 0, [apply_one(1, 1, 0), release(1, 1, 1)]),
-        ],
-    )
-
-
-def test_switch_at_1_is_first_also_beyond_the_work_that_was_planned() -> None:
-    check(
-        machine("switch_at=1"),
-        [
-            (began(0, work=8), [release(0, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)]),
-            *pushed(0, 1, 1, [apply_one(2, 0, 1), release(0, 2, 2)]),
-        ],
-    )
 
 
 def test_a_share_of_work_that_nobody_knows_is_refused_and_none_or_all_of_it_is_not() -> None:
@@ -293,29 +226,6 @@ def test_the_reason_of_a_switch_says_that_rounds_were_counted() -> None:
 # --- momentum -----------------------------------------------------------------------------------------
 
 
-def test_without_momentum_after_the_switch_rates_and_momentum_change_in_one_order() -> None:
-    check(
-        machine("switch_at=0.5,momentum=zero"),
-        [
-            (began(0, 1, work=32), [adjust(0, 2.0), adjust(1, 2.0), release(0, 0, 0), release(1, 0, 0)]),
-            *pushed(0, 0, 0, [hold(0)]),
-            (ready(1, 0, 0), [push(1, 0)]),
-            (
-                arrived(1, 0),
-                [
-                    apply(1, (0, 0, 0.5), (1, 0, 0.5)),
-                    switch("asp", (0, 1), (1, 1)),
-                    adjust(0, 1.0, 0.0),
-                    adjust(1, 1.0, 0.0),
-                    release(0, 1, 1),
-                    release(1, 1, 1),
-                ],
-            ),
-            *pushed(1, 1, 1, [apply_one(2, 1, 1), release(1, 2, 2)]),
-        ],
-    )
-
-
 def momenta(world: Virtual) -> list[tuple[int, float]]:
     """(samples applied before, momentum's scale) of each version that another one than before holds for."""
     scales: dict[int, float] = {}
@@ -406,105 +316,11 @@ def test_an_optimizer_without_momentum_is_refused_and_one_group_that_has_it_is_e
 # --- how a phase ends -------------------------------------------------------------------------------
 
 
-def test_what_was_begun_is_applied_by_the_protocol_that_ends() -> None:
-    check(
-        halfway(),
-        [
-            (arrived(2, 0, at=6.0), [apply_one(3, 2, 0), hold(2)]),
-            (ready(1, 0, 0), [push(1, 0)]),
-            (
-                arrived(1, 0, at=9.0),
-                [
-                    apply_one(4, 1, 0),
-                    switch("bsp", (0, 2), (1, 1), (2, 1), since=5.0),
-                    release(0, 2, 4),
-                    release(1, 1, 4),
-                    release(2, 1, 4),
-                ],
-            ),
-        ],
-    )
-
-
 def test_whoever_waits_for_the_next_phase_is_told_so_and_why_it_comes() -> None:
     ending = halfway()
     assert reasons(ending, arrived(2, 0))[1:] == ["asp comes to its end: bsp begins when all that was begun is applied"]
     ending.handle(ready(1, 0, 0))
     assert "the first part has done 16 of the 16 that were planned for it" in reasons(ending, arrived(1, 0))
-
-
-def test_a_joiner_enters_with_the_next_phase() -> None:
-    check(
-        halfway(),
-        [
-            (joined(7, 4), [hold(7)]),
-            (arrived(2, 0), [apply_one(3, 2, 0), hold(2)]),
-            (left(1), [switch("bsp", (0, 2), (2, 1), (7, 4), since=5.0), *(
-                release(worker, step, 3) for worker, step in ((0, 2), (2, 1), (7, 4)))]),
-        ],
-    )  # fmt: skip
-
-
-def test_whoever_leaves_while_a_phase_ends_is_waited_for_no_more() -> None:
-    check(
-        halfway(),
-        [
-            (left(0), []),
-            (left(1), []),
-            (arrived(2, 0), [apply_one(3, 2, 0), switch("bsp", (2, 1), since=5.0), release(2, 1, 3)]),
-        ],
-    )
-
-
-def test_when_all_have_left_there_is_nothing_to_switch_until_somebody_comes() -> None:
-    check(
-        halfway(),
-        [
-            (arrived(2, 0), [apply_one(3, 2, 0), hold(2)]),
-            (left(0), []),
-            (left(2), []),
-            (left(1), []),
-            (joined(3, 0), [switch("bsp", (3, 0), since=5.0), release(3, 0, 3)]),
-        ],
-    )
-
-
-def test_who_runs_out_of_data_while_a_phase_ends_is_no_member_of_the_next_one() -> None:
-    check(
-        halfway(),
-        [
-            (arrived(2, 0), [apply_one(3, 2, 0), hold(2)]),
-            (declined(1, 0), [switch("bsp", (0, 2), (2, 1), since=5.0), release(0, 2, 3), release(2, 1, 3)]),
-            (left(1), []),
-        ],
-    )
-
-
-def test_a_round_shrinks_as_its_workers_go_and_its_updates_are_all_applied() -> None:
-    """SSP with bound 0 holds worker 0 for worker 1; what ends the phase is its own step, which 1 still owes."""
-    check(
-        machine("first=ssp:bound=0,then=bsp,switch_at=0.5,rescale=none"),
-        [
-            (began(0, 1, work=32), [release(0, 0, 0), release(1, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), hold(0)]),
-            (ready(1, 0, 0), [push(1, 0)]),
-            (
-                arrived(1, 0),
-                [apply_one(2, 1, 0), switch("bsp", (0, 1), (1, 1)), release(0, 1, 2), release(1, 1, 2)],
-            ),
-        ],
-    )
-
-
-def test_who_was_held_already_is_told_that_it_now_waits_for_the_next_phase() -> None:
-    check(
-        machine("first=ssp:bound=0,switch_at=0.5,rescale=none"),
-        [
-            (began(0, 1, 2, work=32), [release(worker, 0, 0) for worker in range(3)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), hold(0)]),
-            *pushed(1, 0, 0, [apply_one(2, 1, 0), hold(1), hold(1), hold(0)]),
-        ],
-    )
 
 
 def test_the_card_of_the_part_goes_with_the_switch() -> None:
@@ -524,41 +340,7 @@ def test_what_cannot_be_true_of_one_who_waits_is_refused(fact: Fact) -> None:
     refuses(halfway(), fact)
 
 
-def test_numbers_stay_used_across_a_switch() -> None:
-    check(
-        halfway(),
-        [
-            (left(1), []),
-            (arrived(2, 0), [apply_one(3, 2, 0), switch("bsp", (0, 2), (2, 1), since=5.0), *(
-                release(worker, step, 3) for worker, step in ((0, 2), (2, 1)))]),
-            (joined(1, 0), REFUSED),
-            (joined(1, 1), [release(1, 1, 3)]),
-        ],
-    )  # fmt: skip
-
-
 # --- learning rates ---------------------------------------------------------------------------------
-
-
-def test_bsp_s_rates_follow_the_number_of_workers_before_the_next_version() -> None:
-    check(
-        machine("switch_at=1"),
-        [
-            (began(0, 1), [adjust(0, 2.0), adjust(1, 2.0), release(0, 0, 0), release(1, 0, 0)]),
-            (joined(2), [release(2, 0, 0)]),
-            *pushed(0, 0, 0, [hold(0)]),
-            *pushed(1, 0, 0, [hold(1)]),
-            *pushed(
-                2, 0, 0,
-                [adjust(0, 3.0), adjust(1, 3.0), adjust(2, 3.0),
-                 apply(1, *((worker, 0, 1 / 3) for worker in range(3))),
-                 *(release(worker, 1, 1) for worker in range(3))],
-            ),
-            (left(0), []),
-            *pushed(1, 1, 1, [hold(1)]),
-            (declined(2, 1), [adjust(1, 1.0), apply_one(2, 1, 1), release(1, 2, 2)]),
-        ],
-    )  # fmt: skip
 
 
 def test_rounds_that_end_after_the_planned_work_have_the_rates_of_their_gradients() -> None:
