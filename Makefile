@@ -5,6 +5,7 @@
 # make numeric the tests of what is computed, as another processor computes it
 # make long    the longer suites
 # make gates   what must stay the same while the code is rebuilt (tests/gates); GATES="world runs" for some of it
+# make transcripts  write what protocols order in tests/protocols/transcripts anew; read the difference
 # make docs    the documentation's site, into build/site; make docs-serve shows it while it is edited
 # make prose   how long the sentences of README and the guides are
 # make sizes   how large the code is, and where it is larger than it should be
@@ -21,7 +22,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Many containers set it. Each process of the suite would compile all modules anew, and pytest all of its tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-runs numeric long gates check bench docs docs-serve prose sizes papers clean
+.PHONY: demo test test-runs numeric long gates check bench docs docs-serve prose sizes papers transcripts clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -64,6 +65,9 @@ GATES ?=
 
 gates: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m gates $(GATES)
+
+transcripts: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m protocols.transcripts
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -11,5 +11,5 @@ RULES = [pytest.param(rule, id=f"{path.stem}: {rule.name}") for path, rule in al
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rule_holds(rule: Rule) -> None:
-    """Where a rule is to change, `python -m protocols.transcripts` writes it anew: read the difference."""
+    """Where a rule is to change, `make transcripts` writes it anew: read the difference."""
     assert str(rule.played()) == str(rule)

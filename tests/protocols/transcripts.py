@@ -1,6 +1,6 @@
 """Protocols' rules as text: the facts that a machine is told, below each the orders that it gives, and why.
 
-    PYTHONPATH=tests python -m protocols.transcripts    write the orders of all transcripts anew
+    make transcripts    writes the orders of all transcripts anew: read the difference
 
 A transcript consists of rules. Each begins with its name, and the protocol. A fact is a call of what `support.tables`
 makes facts with. What is indented below it is written by the machine, and compared by `test_transcripts`.
