@@ -266,8 +266,8 @@ def test_under_torchrun_the_line_names_the_command_that_it_can_start() -> None:
 def test_prepare_says_it_and_leaves_the_script_as_it_is(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prepare._Process, "prepared", False)
-    monkeypatch.setattr(prepare._Process, "link", None)
+    monkeypatch.setattr(prepare.Process, "prepared", False)
+    monkeypatch.setattr(prepare.Process, "link", None)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
     model = nn.Linear(2, 1)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from paceline.training.replaced import put_back
-from paceline.training.state_dicts import STATE_DICTS, follow_state_dicts
+from paceline.training.process import Process
+from paceline.training.replaced import put_back, replace
+from paceline.training.state_dicts import STATE_DICTS
 from paceline.training.structure import Followed
 
 
@@ -41,15 +42,12 @@ class Shows:
         self.model = Net()
         self.followed = Followed(self.model)
         self.holder = self
-        self.times = 0
+        self.live, self.steps, self.times = True, 1, 0
         self.own = False
         self._fill(3.0)
 
-    def shows(self, module: nn.Module) -> bool:
-        return self.followed.has_some_of(module)
-
-    def is_its_own(self) -> bool:
-        return self.own
+    def changed(self) -> list[str]:
+        return ["out.weight"] if self.own else []
 
     def look_at_structure(self) -> None:
         pass
@@ -70,9 +68,11 @@ class Shows:
 @pytest.fixture
 def shown() -> Iterator[Shows]:
     session: Any = Shows()
-    follow_state_dicts(session)
+    Process.session = session
+    replace(STATE_DICTS)
     yield session
     put_back(STATE_DICTS)
+    Process.session = None
 
 
 def seen(state: dict[str, Tensor]) -> dict[str, list[float]]:
@@ -176,14 +176,15 @@ def test_a_buffer_is_followed_to_a_new_name_and_if_a_forward_puts_another_in_its
     assert "norm.running_mean" not in followed.buffers()
 
 
-def test_scripted_modules_are_followed() -> None:
+def test_scripted_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))  # type: ignore[no-untyped-call]
     followed = Followed(scripted)
     scripted(torch.ones(3, 2))
     assert followed.buffers()["1.num_batches_tracked"].item() == 1
     assert followed.parameters.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    session: Any = SimpleNamespace(shows=followed.has_some_of, is_its_own=lambda: True, look_at_structure=lambda: None)
-    follow_state_dicts(session)
+    session: Any = SimpleNamespace(followed=followed, live=True, steps=0, look_at_structure=lambda: None)
+    monkeypatch.setattr(Process, "session", session)
+    replace(STATE_DICTS)
     state = scripted.state_dict()
     put_back(STATE_DICTS)
     assert state["0.weight"].data_ptr() != dict(scripted.named_parameters())["0.weight"].data_ptr()

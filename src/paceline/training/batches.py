@@ -486,17 +486,20 @@ def _tensors(data: Any, depth: int) -> Iterator[weakref.ref[Any]]:
         return
     if not depth or isinstance(data, str | bytes):
         return
-    items: Iterable[Any]
-    if isinstance(data, Mapping):
-        items = data.values()
-    elif isinstance(data, list | tuple | set):
-        items = data
-    elif fields := getattr(data, "__dataclass_fields__", None):
-        items = [getattr(data, name, None) for name in fields]
-    else:
-        items = getattr(data, "__dict__", {}).values()
-    for item in islice(items, WIDTH):
+    items = _contained(data)
+    for item in islice(getattr(data, "__dict__", {}).values() if items is None else items, WIDTH):
         yield from _tensors(item, depth - 1)
+
+
+def _contained(value: Any) -> Iterable[Any] | None:
+    """Return what is in a container or in a dataclass; None if the value is none of these."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | set):
+        return value
+    if not isinstance(value, type) and (fields := getattr(type(value), "__dataclass_fields__", None)):
+        return [getattr(value, name, None) for name in fields]
+    return None
 
 
 def in_variables(wanted: Collection[int], thread: int) -> list[set[int]]:
@@ -522,16 +525,6 @@ def _search(value: Any, wanted: Collection[int], found: set[int], depth: int) ->
     if id(value) in wanted:
         found.add(id(value))
         return
-    items: Iterable[Any]
-    if not depth:
-        return
-    if isinstance(value, Mapping):
-        items = value.values()
-    elif isinstance(value, list | tuple | set):
-        items = value
-    elif not isinstance(value, type) and (fields := getattr(type(value), "__dataclass_fields__", None)):
-        items = [getattr(value, name, None) for name in fields]
-    else:
-        return
-    for item in islice(items, VARIABLE_WIDTH):
+    items = _contained(value) if depth else None
+    for item in islice(() if items is None else items, VARIABLE_WIDTH):
         _search(item, wanted, found, depth - 1)

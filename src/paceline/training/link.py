@@ -159,11 +159,8 @@ class Link(Protocol):
     def refuse(self, message: str) -> None:
         """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
 
-    def stretched(self, step: int, measured: float) -> float:
-        """Seconds that this step is to take in all, as the scenario says, after it took `measured` seconds."""
-
-    def pause(self, seconds: float) -> None:
-        """Wait for so many seconds, or until the run stops."""
+    def stretch(self, step: int, measured: float) -> None:
+        """Wait until this step has taken as long as the scenario says, or the run stops. So far: `measured` seconds."""
 
     def take_up(self, announce: bool) -> TakenUp | None:
         """Take part from now on. Wait for what comes with that; None when nothing is left to do.

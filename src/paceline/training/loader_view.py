@@ -7,7 +7,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import new_class
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.training.loop import EpochLoop
 from paceline.training.one_ahead import Last
 from paceline.training.probe import slots_of
+from paceline.training.replaced import class_like
 from paceline.training.seeding import seed_fetch
 
 
@@ -195,11 +195,7 @@ def view_of(loader: DataLoader[Any], paced: SharedOut) -> DataLoader[Any]:
 def _shown(loader: DataLoader[Any], bases: tuple[type, ...], otherwise: Mapping[str, Any] | None = None) -> Any:
     """Another object of these classes with the loader's own dictionary of attributes. Some are shown otherwise."""
     own = type(loader)
-    body: dict[str, Any] = {
-        "__slots__": ("_iterator", "_paced"),
-        "__module__": own.__module__,
-        "__qualname__": own.__qualname__,
-    }
+    body: dict[str, Any] = {"__slots__": ("_iterator", "_paced")}
     if hasattr(own, "__del__"):
         body["__del__"] = lambda _: None  # the user's own loader comes to its end once
     for name in slots_of(loader):
@@ -208,7 +204,7 @@ def _shown(loader: DataLoader[Any], bases: tuple[type, ...], otherwise: Mapping[
         body[name] = _always(value)  # a property comes before what is in the dictionary
     if own is DataLoader:
         bases = tuple(base for base in bases if base is not DataLoader)
-    shown: Any = object.__new__(new_class(own.__name__, bases, exec_body=lambda namespace: namespace.update(body)))
+    shown: Any = object.__new__(class_like(own, bases, body))
     object.__setattr__(shown, "__dict__", vars(loader))
     object.__setattr__(shown, "_iterator", None)  # of its own
     return shown

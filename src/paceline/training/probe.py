@@ -10,13 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import new_class
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
+from paceline.training.replaced import class_like
 from paceline.training.seeding import randomness_kept
 
 ENDLESS = 0
@@ -145,9 +145,7 @@ def _emptied(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A copy of the loader that iterates over nothing, in this process."""
     own, copied = type(loader), _Copies()
     # The copy's end is not the loader's: what it closes then, the loader still needs.
-    body = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__, "__del__": lambda _: None}
-    kind = new_class(own.__name__, (own,), exec_body=lambda namespace: namespace.update(body))
-    emptied: DataLoader[Any] = object.__new__(kind)
+    emptied: DataLoader[Any] = object.__new__(class_like(own, (own,), {"__slots__": (), "__del__": lambda _: None}))
     held = vars(emptied)
     held.update({name: copied.of(value) for name, value in vars(loader).items() if name != "generator"})
     for name, value in slots_of(loader).items():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from types import FunctionType
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType, new_class
 from typing import Any, NamedTuple
 
 
@@ -55,11 +55,15 @@ def put_back(patches: Iterable[Patch]) -> None:
                 setattr(owner, name, original)
 
 
+def class_like(kind: type, bases: tuple[type, ...], attributes: Mapping[str, Any], name: str = "") -> type:
+    """Make a class of these bases that goes by the name of `kind`, or by another one."""
+    named = {"__module__": kind.__module__, "__qualname__": name or kind.__qualname__, **attributes}
+    return new_class(name or kind.__name__, bases, exec_body=lambda namespace: namespace.update(named))
+
+
 def mixed_into(value: Any, mixin: type, name: str = "", **attributes: Any) -> None:
     """Make the object one of a class of the same name, with the methods of `mixin` before its own.
 
     `attributes` are those of the new class. `name`: another name for it.
     """
-    kind = type(value)
-    attributes = {"__module__": kind.__module__, "__qualname__": name or kind.__qualname__, **attributes}
-    value.__class__ = type(name or kind.__name__, (mixin, kind), attributes)
+    value.__class__ = class_like(type(value), (mixin, type(value)), attributes, name)

@@ -27,7 +27,8 @@ from torch.optim.lr_scheduler import (
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Decided, PlateauMetrics
-from paceline.training.replaced import Patch, mixed_into, replace
+from paceline.training.process import Process
+from paceline.training.replaced import Patch, mixed_into
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
@@ -255,10 +256,10 @@ class RunSchedules:
             if line := unprepared(self._session.context.optimizer):
                 self.remark_once("schedule", line)
 
-    def script_steps_plateau(self) -> None:
-        """The script steps a ReduceLROnPlateau that was not prepared, by this worker's metric."""
+    def script_steps_plateau(self, scheduler: ReduceLROnPlateau) -> None:
+        """The script steps a scheduler that was not prepared, by this worker's metric."""
         session = self._session
-        if session.go is not None:
+        if session.go is not None and scheduler.optimizer is session.context.optimizer:
             self.remark_once("plateau", plateau_remark(session.holder_kind, session.link.in_means))
 
 
@@ -376,23 +377,11 @@ def plateau_remark(holder: HolderKind, in_means: bool) -> str:
     )
 
 
-class _PlateauWatch:
-    """The optimizer whose schedulers are watched, and what is called."""
-
-    now: tuple[torch.optim.Optimizer, Callable[[], object]] | None = None
-
-
-def watch_plateau(optimizer: torch.optim.Optimizer, tell: Callable[[], object]) -> None:
-    """Call `tell` whenever the script steps a ReduceLROnPlateau of this optimizer."""
-    _PlateauWatch.now = optimizer, tell
-    replace(PLATEAUS)
-
-
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(scheduler: ReduceLROnPlateau, *arguments: Any, **named: Any) -> Any:
-        now = None if isinstance(scheduler, _Prepared) else _PlateauWatch.now
-        if now is not None and scheduler.optimizer is now[0]:
-            now[1]()
+        session = Process.session
+        if session is not None and not isinstance(scheduler, _Prepared):
+            session.schedules.script_steps_plateau(scheduler)
         return original(scheduler, *arguments, **named)
 
     return step

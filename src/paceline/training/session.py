@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch, pairs
@@ -43,11 +43,10 @@ from paceline.training.resuming import Resuming
 from paceline.training.schedules import RunSchedules, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
-from paceline.training.snapshot_orders import SnapshotOrders
 from paceline.training.structure_edits import StructureEdits
 from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
-from paceline.training.user_state import UserState
+from paceline.training.user_state import SnapshotOrders, UserState
 
 if TYPE_CHECKING:
     from paceline.training.loader_view import Iterated
@@ -64,7 +63,7 @@ UNSURE = (
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepClock:
     """When the present step was released and began, and the seconds of what came before and meanwhile."""
 
     waited: float = 0.0
@@ -148,7 +147,7 @@ class Session:
         self._sent: Scalars = scalars_of(context.optimizer)
         self._place = begin.place
         """Where the version is that is shown before the first step; -1: it is not the one that is to be shown."""
-        self._times = StepTimes()
+        self._clock = StepClock()
         self._awaits: float | None = None
         """Since when it has awaited the next step's release; None: it does not."""
         self._calls = Call(0, 0)
@@ -219,7 +218,7 @@ class Session:
         scalars = self._changed_scalars()
         pushed = time.monotonic()
         to_device, from_device = self.holder.copied() or (None, None)
-        times = self._times
+        clock = self._clock
         self.link.say(
             StepFinished(
                 step=self.go.step,
@@ -229,12 +228,12 @@ class Session:
                 again=pairs(stands.again),
                 weight=stands.weight,
                 scalars=scalars,
-                began=times.began,
-                compute=computed - times.began - times.fetching,
+                began=clock.began,
+                compute=computed - clock.began - clock.fetching,
                 push=pushed - computed,
-                other=times.began - times.released_at + times.fetching,
-                waited=times.waited,
-                pulled=times.pulled,
+                other=clock.began - clock.released_at + clock.fetching,
+                waited=clock.waited,
+                pulled=clock.pulled,
                 edits=list(edits),
                 gradient=gradient,
                 to_device=to_device,
@@ -246,10 +245,7 @@ class Session:
     def _computed(self, step: int) -> float:
         """Wait until the step is computed, and for as long as the scenario says. Return when that was."""
         self.holder.settle()
-        measured = time.monotonic() - self._times.began
-        padding = self.link.stretched(step, measured) - measured
-        if padding > 0:
-            self.link.pause(padding)
+        self.link.stretch(step, time.monotonic() - self._clock.began)
         return time.monotonic()
 
     def _first_gradient(self, stands: Stands) -> str | None:
@@ -346,9 +342,9 @@ class Session:
         if self.batches.window and self.gradients.zeroed():
             self.thrown_away()
         if self.batches_in_step == 0:
-            self._times.began = time.monotonic()
+            self._clock.began = time.monotonic()
         else:
-            self._times.fetching += seconds
+            self._clock.fetching += seconds
         self.batches.fetched(batch, samples, data)
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
@@ -380,7 +376,7 @@ class Session:
             return False
         self.batches.take_back(len(loop.handed_out))
         if not self.batches.pending:
-            self.batches_in_step, self._times.fetching = 0, 0.0  # draws and times are now as without the look
+            self.batches_in_step, self._clock.fetching = 0, 0.0  # draws and times are now as without the look
         for start in reversed(range(0, max(1, len(loop.batches)), BLOCK)):  # the batches leased last go back first
             some = pairs(loop.batches[start : start + BLOCK])
             self.link.say(LookedAt(loop.epoch, some, loop.ran_out and not start))
@@ -447,14 +443,6 @@ class Session:
         self._awaits = time.monotonic()
         self.link.pauses(self.epoch)
 
-    def shows(self, module: nn.Module) -> bool:
-        """Return whether the module's tensors, or some of them, show versions of the run's."""
-        return self.live and self.followed.has_some_of(module)
-
-    def is_its_own(self) -> bool:
-        """Return whether the parameters are the script's own: before its first step, or as it has written into them."""
-        return not self.steps or bool(self.holder.changed())
-
     @property
     def shown(self) -> Compute | None:
         """The step on whose version the script sees the model. None: the script logs nothing now."""
@@ -489,7 +477,7 @@ class Session:
             self.holder.install(go.slot, go.ahead)
         self.holder.use(go.area)
         now = time.monotonic()
-        self._times = StepTimes(waited=granted - since, pulled=now - granted, released_at=now, began=now)
+        self._clock = StepClock(waited=granted - since, pulled=now - granted, released_at=now, began=now)
         self.batches_in_step = 0
         seed_step(self.link.seed, self.link.worker, go.step)
 

@@ -6,27 +6,13 @@ import copy
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.training.replaced import Patch, replace
+from paceline.training.process import Process
+from paceline.training.replaced import Patch
 from paceline.training.signals import held_back
-
-if TYPE_CHECKING:
-    from paceline.training.session import Session
-
-
-class _Shown:
-    """The session whose model is followed, if there is one."""
-
-    now: Session | None = None
-
-
-def follow_state_dicts(session: Session) -> None:
-    """Let `state_dict()` of each module that has a prepared tensor return the newest version's values."""
-    _Shown.now = session
-    replace(STATE_DICTS)
 
 
 def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +27,11 @@ def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def state_dict(module: nn.Module, *args: Any, **named: Any) -> Any:
         nonlocal within
-        session = _Shown.now
+        session = Process.session
         keeps_variables = named.get("keep_vars") or args[2:3] == (True,)
-        if within == threading.get_ident() or keeps_variables or session is None or not session.shows(module):
+        if within == threading.get_ident() or keeps_variables or session is None:
+            return plain(module, *args, **named)
+        if not (session.live and session.followed.has_some_of(module)):  # its tensors show no versions of the run's
             return plain(module, *args, **named)
         session.look_at_structure()
         given = named.get("destination", args[0] if args else None)
@@ -51,7 +39,9 @@ def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
         with held_back, one_thread:
             within = threading.get_ident()
             try:
-                with nullcontext() if session.is_its_own() else session.holder.showing_newest():
+                # before the first step, and where the script has written into them, parameters are its own
+                its_own = not session.steps or session.holder.changed()
+                with nullcontext() if its_own else session.holder.showing_newest():
                     state = plain(module, *args, **named)
                     made = {key: value for key, value in state.items() if value is not before.get(key)}
                     tensors = {key: value.detach() for key, value in made.items() if isinstance(value, Tensor)}

@@ -299,15 +299,17 @@ class WorkerLink:
         """See `training.link.Link`."""
         self.say(messages.worker.ScriptRefused(message))
 
-    def stretched(self, step: int, measured: float) -> float:
+    def stretch(self, step: int, measured: float) -> None:
         """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
         if self._scenario.kill_at_step(self.worker, step) is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic() - measured - self._began
-        return self._scenario.step_seconds(self.worker, step, started, measured, self.seed)
+        lacking = self._scenario.step_seconds(self.worker, step, started, measured, self.seed) - measured
+        if lacking > 0:
+            self.pause(lacking)
 
     def pause(self, seconds: float) -> None:
-        """See `training.link.Link`."""
+        """Wait for so many seconds, or until the run stops."""
         until = time.monotonic() + seconds
         with self._turn:
             while not self.was_stopped and (left := until - time.monotonic()) > 0:
