@@ -118,7 +118,7 @@ def test_a_step_in_a_replica_is_applied_and_as_stale_as_the_replica_had_changed(
     tally = told([began(0), own(0, 0, on=0, makes=1), own(0, 1, on=0, makes=3, samples=4)])
     assert shares(tally) == [(2, 12)]
     assert summed_up(tally)["staleness"] == {"mean": 1.0, "max": 2, "histogram": {"0": 1, "2": 1}}
-    assert not tally.fates.ready
+    assert not tally.model.outcomes.ready
 
 
 def test_a_step_that_died_with_its_replica_is_taken_back() -> None:
@@ -142,8 +142,8 @@ def test_only_steps_since_the_replica_was_averaged_with_another_are_remembered(
     order: Reduce, end: Fact, remembered: set[int]
 ) -> None:
     tally = told([began(0, 1), own(0, 0, 0, 1), own(0, 1, 1, 2), ready(1, 0, 0, order), (end, ())])
-    assert set(tally.fates.alone.get(0, {})) == remembered
-    assert not tally.fates.averaging
+    assert set(tally.model.outcomes.alone.get(0, {})) == remembered
+    assert not tally.model.outcomes.averaging
 
 
 def test_each_gradient_in_a_mean_that_was_stepped_with_counts_once_even_if_its_worker_is_gone() -> None:
@@ -153,7 +153,7 @@ def test_each_gradient_in_a_mean_that_was_stepped_with_counts_once_even_if_its_w
     assert shares(told(ROUNDS)) == [(1, 8), (1, 8)]
     for tally in (both, told(ROUNDS)):
         assert summed_up(tally)["staleness"]["histogram"] == {"0": 2}
-        assert not tally.fates.alone
+        assert not tally.model.outcomes.alone
 
 
 def test_a_lead_is_in_steps_of_the_own_replica_and_nobody_leads_where_all_step_at_once() -> None:
@@ -289,7 +289,8 @@ STOPPED: list[Pair] = [
 
 def test_a_step_that_was_left_undone_is_applied_nowhere(tmp_path: Path) -> None:
     """Told as it happens, or known beforehand from the ledger."""
-    path, live, again = tmp_path / "ledger.sqlite", Tally(), Tally(left_undone=frozenset({(1, 0)}))
+    path, live, again = tmp_path / "ledger.sqlite", Tally(), Tally()
+    again.model.outcomes.undone = frozenset({(1, 0)})
     with closing(Ledger(path)) as ledger:
         journal = Journal(ledger)
         journal.tally = live

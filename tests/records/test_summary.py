@@ -172,7 +172,7 @@ def test_counts_and_staleness_are_what_the_ledger_says(protocol: str, seed: int,
     assert summary["wall_seconds"] == pytest.approx(history.at - 0.5)
     assert summary["steps_per_second"] == pytest.approx(len(steps) / (history.at - 0.5))
     assert summary["samples_per_second"] == pytest.approx(100 / (history.at - 0.5))
-    assert not tally.fates.ready, "what is applied or dropped is forgotten"
+    assert not tally.model.outcomes.ready, "what is applied or dropped is forgotten"
 
 
 def largest_leads(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> dict[int, int]:
@@ -317,7 +317,7 @@ def test_dropped_updates_count_nowhere() -> None:
     tally = told(began(0), update(0, 0, 0)[0], (UpdateArrived(worker=0, step=0, at=1.0), dropped))
     summary = summed_up(tally, samples_missed=8)
     assert (summary["steps"], summary["samples"], summary["samples_missed"], summary["versions"]) == (0, 0, 8, 0)
-    assert not tally.fates.ready
+    assert not tally.model.outcomes.ready
 
 
 def evaluated(*values: float) -> Tally:

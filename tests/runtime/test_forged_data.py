@@ -90,7 +90,7 @@ def forged(recorded: Run, folder: Path, edit: Edit) -> Path:
             threads=old["threads"],
             seed=opened.seed,
             outcome=old["outcome"],
-            ended=(tally.began or 0.0) + old["wall_seconds"],
+            ended=(tally.model.began or 0.0) + old["wall_seconds"],
             samples_missed=old["samples_missed"],
             final_parameters_sha256=None if last is None else last[0],
             targets=[Target.parse(text) for text in opened.config["targets"]],

@@ -62,7 +62,7 @@ def member(worker: int = 0, **known: Any) -> Member:
 
 def stepped(tally: Tally, worker: int, step: int, at: float) -> None:
     """That worker's step was computed on the newest version and is the next."""
-    version = tally.versions
+    version = tally.model.versions
     ready = GradientReady(worker=worker, step=step, version=max(0, version - worker), samples=4, at=at)
     tally.record(ready, ())
     applied = ApplyUpdate(version=version + 1, contributions=((worker, step, 1.0),))

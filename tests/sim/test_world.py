@@ -737,7 +737,7 @@ def test_where_the_data_ends_all_finish_and_nothing_is_lost(choice: Choice) -> N
     summary = play(one, Given(20, 1), journal)
     assert (summary["outcome"], summary["error"]) == ("completed", None)
     assert {row["left"]["reason"] for row in summary["per_worker"]} == {"finished"}
-    assert sum(steps_of(summary)) + len(journal.tally.fates.ready) <= 20
+    assert sum(steps_of(summary)) + len(journal.tally.model.outcomes.ready) <= 20
     assert summary["steps"] >= 15
 
 

@@ -128,7 +128,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0, pauses: float = 0
         ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
         for number, order in enumerate(history.epochs):
             ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
-        version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
+        version, samples = journal.tally.model.versions, sum(share.samples for share in journal.tally.shares.values())
         sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
         journal.recorded(version, made[version], samples, sha256, file)
         journal.ended("completed", None)

@@ -260,7 +260,7 @@ def leased_and_resumed(
     history.resume(
         TrainingBegan(members=members, version=seen.version, at=begins.at + 1.0, seed=seed, done=done(tally))
     )
-    version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
+    version, samples = journal.tally.model.versions, sum(share.samples for share in journal.tally.shares.values())
     sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
     journal.recorded(version, made[version], samples, sha256, file)
     journal.ended("completed", None)

@@ -192,7 +192,7 @@ class Watch:
         then, before = self._before[0] if self._before else (at, steps)  # none before `begin`
         self._before.append((at, steps))
         speeds = {worker: max(0, steps[worker] - before[worker]) / max(at - then, 1e-9) for worker in steps}
-        counts = self._tally.counts
+        counts = self._tally.model.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
         states, awaited_by = settled(
             {one: state(member, bool(self._cluster.updates(one).coming)) for one, member in self._members.items()},

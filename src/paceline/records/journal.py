@@ -32,7 +32,7 @@ class Journal:
 
     def ended(self, outcome: str, error: str | None, at: float | None = None, stopped: str | None = None) -> None:
         """Note the run's end, `at` seconds since its start (default: at the last fact). See `Ledger.ended`."""
-        self.ledger.ended(outcome, error, self.tally.latest if at is None else at, stopped)
+        self.ledger.ended(outcome, error, self.tally.model.at if at is None else at, stopped)
 
     def died(self, worker: int, how: str) -> None:
         """Note how the worker's process ended before its script did."""

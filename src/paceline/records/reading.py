@@ -25,9 +25,12 @@ from paceline.errors import ConfigError, ProtocolViolation
 from paceline.files import opened_record
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts
+from paceline.records.run_model import RunModel
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import MOVED, Summary, Tally, Target, read
 from paceline.records.times import FetchTimes, StepTimes
+from paceline.records.update_outcomes import UpdateOutcomes
+from paceline.records.waits import Waits
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import from_plain
 
@@ -124,6 +127,12 @@ class RecordedRun:
         return read_facts(self.folder / LEDGER)
 
 
+def model_of(ledger: sqlite3.Connection, waits: Waits | None = None) -> RunModel:
+    """Return a model for the history of this ledger's run. It follows the waits if `waits` is given."""
+    undone = frozenset(ledger.execute("SELECT worker, step FROM undone"))
+    return RunModel(waits=waits, outcomes=UpdateOutcomes(undone=undone))
+
+
 def measure(
     ledger: sqlite3.Connection,
     tally: Tally,
@@ -207,7 +216,7 @@ def tally_of(path: Path, metrics: Collection[str] = ()) -> Tally:
     `metrics`: those of its targets.
     """
     with closing(connect(path)) as ledger:
-        tally = Tally(left_undone=frozenset(ledger.execute("SELECT worker, step FROM undone")))
+        tally = Tally(model_of(ledger))
         for fact, orders in read_facts(path):
             tally.record(fact, orders)
         measure(ledger, tally, metrics=metrics)

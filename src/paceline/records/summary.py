@@ -17,26 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.choice import Choice
-from paceline.core.counts import Counts
-from paceline.core.facts import (
-    Fact,
-    GradientReady,
-    ParametersTaken,
-    ReduceFailed,
-    ReduceFinished,
-    StepDeclined,
-    TrainingBegan,
-    UpdateArrived,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerResumed,
-)
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
+from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
+from paceline.core.orders import Order
 from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
+from paceline.records.run_model import Moment, RunModel
 from paceline.records.segments import Stretch
-from paceline.records.times import Busy, FetchTimes, StepTimes
-from paceline.records.update_outcomes import Applied, UpdateOutcomes
+from paceline.records.times import Busy, FetchTimes, StepTimes, StepTotals
+from paceline.records.update_outcomes import Applied, Undone
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]
@@ -54,9 +42,6 @@ _MEETS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-
-_COUNTED = frozenset({ApplyUpdate, DropUpdate, Reduce, StepReplica, SwitchProtocol})
-"""The few kinds of orders that a tally counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +111,12 @@ class Logged:
 class WorkerTotals:
     """One worker's sums over the run."""
 
-    host: str = ""
-    """The worker's last host."""
-    since: float | None = None
-    """When its present stay began; None while it is away."""
-    stayed: float = 0.0
-    """Seconds of its earlier stays."""
-    left: dict[str, Any] | None = None
     steps: int = 0
     samples: int = 0
-    compute: float = 0.0
-    wait: float = 0.0
-    transfer: float = 0.0
-    to_device: float | None = None
-    """Seconds of copies to the device, which overlap the parts above. None: there were none."""
-    from_device: float | None = None
+    times: StepTotals = field(default_factory=StepTotals)
     max_lead: int = 0
     stale: int | None = None
     """The staleness of its last applied update."""
-
-    def seconds(self, now: float) -> float:
-        """Return its seconds in the run until `now`."""
-        return self.stayed + (0.0 if self.since is None else now - self.since)
 
 
 MOVED = "moving_cpu_seconds"
@@ -166,39 +135,13 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class SwitchRecord:
-    """A switch from one protocol to another."""
-
-    to: str
-    at: float
-    why: Why
-    since: float
-    """When the previous protocol began its last steps."""
-    waiting: set[int]
-    """Workers without parameters under the new protocol yet."""
-    pause: float = 0.0
-    """Seconds from `since` until the last worker had them."""
-
-
-@dataclass(slots=True)
 class Tally:
     """Counts a run as it goes, O(1) for each fact, amortized."""
 
-    began: float | None = None
-    """When training began."""
-    latest: float = 0.0
-    """The last fact's moment."""
-    segments: int = 0
-    """How often training began: more than once in a resumed run."""
-    paused: float = 0.0
-    """Seconds between segments."""
+    model: RunModel = field(default_factory=RunModel)
     undone_before: Stretch = field(default_factory=Stretch)
     """What was undone when the run was resumed. No other field counts it."""
-    counts: Counts = field(default_factory=Counts)
     shares: dict[int, WorkerTotals] = field(default_factory=dict)
-    fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
-    versions: int = 0
-    """Versions made in the store."""
     steps: int = 0
     """Applied updates, without those lost with a replica."""
     staleness: Counter[int] = field(default_factory=Counter)
@@ -212,78 +155,37 @@ class Tally:
     """(version, at, distance) of `consensus`."""
     exchanges: defaultdict[str, Exchange] = field(default_factory=lambda: defaultdict(Exchange))
     """By host; none in a run on one host."""
-    switches: list[SwitchRecord] = field(default_factory=list)
-    left_undone: frozenset[tuple[int, int]] = frozenset()
-    """(worker, step) that replicas were ordered and did not make, if known beforehand."""
 
-    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
-        """Count a fact and its orders."""
-        before, self.latest = self.latest, fact.at
+    def record(self, fact: Fact, orders: Sequence[Order]) -> Moment:
+        """Count a fact and its orders. Return what the model says of them."""
+        moment = self.model.record(fact, orders)
         match fact:
             case GradientReady():
-                self.fates.fact(fact)
                 self.counted = self.counted and fact.samples is not None
-            case UpdateArrived(worker=worker):
-                self._advance([worker])
-            case TrainingBegan(members=members):
-                self.fates.fact(fact)
-                self._begin(fact.at, before)
-                for worker, host, _ in members:
-                    self._enter(worker, host, fact.at)
-            case WorkerJoined(worker=worker, host=host):
-                self._enter(worker, host, fact.at)
-            case StepDeclined(worker=worker):
-                self.counts.leave(worker)
-            case WorkerResumed(worker=worker):
-                self.counts.enter(worker)
-            case WorkerLeft(worker=worker):
-                if worker in self.counts.finished:
-                    self.counts.leave(worker)
-                share = self.shares[worker]
-                share.stayed, share.since = share.seconds(fact.at), None
-                share.left = {"reason": fact.reason, "at": fact.at}
-                self._resumed(worker, None)
-            case ParametersTaken(worker=worker):
-                self._resumed(worker, fact.at)
-            case ReduceFinished() | ReduceFailed():
-                self.fates.fact(fact)
-        stepped = []
-        for order in orders:
-            if type(order) not in _COUNTED:
-                continue
-            for fate in self.fates.order(order):
-                if isinstance(fate, Applied):
-                    self._apply(fate)
-                elif fate.lost is not None:
-                    self._count(fate.lost, -1)
-            if isinstance(order, ApplyUpdate):
-                self.versions += 1
-            elif isinstance(order, StepReplica):
-                stepped.append(order.worker)
-            elif isinstance(order, SwitchProtocol):
-                waiting = {worker for worker, _, _ in order.members}
-                self.switches.append(
-                    SwitchRecord(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since)
-                )
-        if stepped:
-            self._advance(stepped)
+            case TrainingBegan():
+                for worker, _, _ in fact.members:
+                    self.shares.setdefault(worker, WorkerTotals())
+            case WorkerJoined():
+                self.shares.setdefault(fact.worker, WorkerTotals())
+        for outcome in moment.outcomes:
+            if isinstance(outcome, Applied):
+                self.shares[outcome.worker].stale = self._count(outcome, 1)
+            elif not isinstance(outcome, Undone) and outcome.lost is not None:
+                self._count(outcome.lost, -1)
+        for worker in moment.advanced:
+            share = self.shares[worker]
+            share.max_lead = max(share.max_lead, self.model.counts.lead(worker))
+        return moment
 
     def undone(self, worker: int, step: int) -> None:
         """Take back the step that the worker's replica was ordered and did not make: the worker had left."""
-        lost = self.fates.taken_back(worker, step)
+        lost = self.model.outcomes.taken_back(worker, step)
         if lost is not None:
             self._count(lost, -1)
 
     def step_times(self, worker: int, times: StepTimes) -> None:
-        """Add a finished step's times. The summary computes `other` anew."""
-        share = self.shares[worker]
-        share.compute += times.compute
-        share.wait += times.wait
-        share.transfer += times.push + times.pull
-        if times.to_device is not None:
-            share.to_device = (share.to_device or 0.0) + times.to_device
-        if times.from_device is not None:
-            share.from_device = (share.from_device or 0.0) + times.from_device
+        """Add a finished step's times."""
+        self.shares[worker].times.add(times)
 
     def fetched(self, fetch: FetchTimes) -> None:
         """Count a fetch between hosts."""
@@ -344,9 +246,10 @@ class Tally:
         replicas. Its steps are those applied to a replica, without those lost with it. Only a run on several hosts has
         `per_host`, and only one with parameters on devices has the seconds of copies.
         """
-        ended = self.latest if ended is None else ended
-        copied = any((share.to_device, share.from_device) != (None, None) for share in self.shares.values())
-        wall = 0.0 if self.began is None else ended - self.began - self.paused
+        model = self.model
+        ended = model.at if ended is None else ended
+        copied = any(share.times.copied for share in self.shares.values())
+        wall = 0.0 if model.began is None else ended - model.began - model.paused
         steps = self.steps
         samples = self._if_counted(sum(share.samples for share in self.shares.values()))
         total = sum(stale * times for stale, times in self.staleness.items())
@@ -363,7 +266,7 @@ class Tally:
             "steps": steps,
             "samples": samples,
             "samples_missed": self._if_counted(samples_missed),
-            "versions": len(self.recorded_versions) if protocol.spec.family == "decentralized" else self.versions,
+            "versions": len(self.recorded_versions) if protocol.spec.family == "decentralized" else model.versions,
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
             "per_worker": [self._row(worker, ended, copied) for worker in sorted(self.shares)],
@@ -385,7 +288,7 @@ class Tally:
             ],
             **({"logged": {metric: one.plain() for metric, one in self.logged.items()}} if self.logged else {}),
             "targets": {target.text: self._first(target) for target in targets},
-            "segments": self.segments,
+            "segments": 0 if model.began is None else 1 + len(model.resumed),
             "undone": {
                 "versions": self.undone_before.versions,
                 "samples": self._if_counted(self.undone_before.samples),
@@ -394,38 +297,11 @@ class Tally:
         }
         return tidied(summary)
 
-    def _begin(self, at: float, before: float) -> None:
-        """Begin a segment. An interrupted one before it ended with its last fact."""
-        if self.began is None:
-            self.began = at
-        else:
-            self.paused += at - before
-        self.segments += 1
-        self.counts = Counts()
-        for share in self.shares.values():
-            share.stayed, share.since = share.seconds(before), None
-        for switch in self.switches:
-            switch.waiting.clear()
-
-    def _enter(self, worker: int, host: str, at: float) -> None:
-        self.counts.enter(worker)
-        share = self.shares.setdefault(worker, WorkerTotals())
-        share.host, share.left = host, None
-        if share.since is None:
-            share.since = at
-
-    def _resumed(self, worker: int, at: float | None) -> None:
-        """Note when the worker got its first parameters after a switch. None: it left."""
-        if self.switches and worker in self.switches[-1].waiting:
-            switch = self.switches[-1]
-            switch.waiting.discard(worker)
-            if at is not None:
-                switch.pause = at - switch.since
-
     def _switches(self, protocol: Choice) -> list[dict[str, Any]]:
         if not protocol.parts:  # also if the protocol of an earlier segment had parts
             return []
-        names = [*(part.spec.name for part in protocol.parts[:1]), *(switch.to for switch in self.switches)]
+        switches = self.model.switches
+        names = [protocol.parts[0].spec.name, *(switch.to for switch in switches)]
         return [
             {
                 "from": before,
@@ -434,23 +310,9 @@ class Tally:
                 "pause_seconds": switch.pause,
                 "why": protocol.sentence(switch.why),
             }
-            for before, switch in zip(names, self.switches, strict=False)
+            for before, switch in zip(names, switches, strict=False)
             if before != switch.to or switch.why[0] != "resumed"  # a segment may go on under the same part
         ]
-
-    def _advance(self, workers: Sequence[int]) -> None:
-        """Count a step of these workers, at the same moment. A worker that has declined since has no lead."""
-        here = [worker for worker in workers if worker in self.counts.finished]
-        for worker in here:
-            self.counts.advance(worker)
-        for worker in here:
-            share = self.shares[worker]
-            share.max_lead = max(share.max_lead, self.counts.lead(worker))
-
-    def _apply(self, applied: Applied) -> None:
-        self.shares[applied.worker].stale = self._count(applied, 1)
-        if self.left_undone and (applied.worker, applied.step) in self.left_undone:
-            self.undone(applied.worker, applied.step)
 
     def _count(self, applied: Applied, times: int) -> int:
         """Add the update `times` times. Return its staleness."""
@@ -470,14 +332,15 @@ class Tally:
 
     def _row(self, worker: int, ended: float, copied: bool) -> dict[str, Any]:
         share = self.shares[worker]
+        times = share.times
         seconds = {
-            "compute_seconds": share.compute,
-            "wait_seconds": share.wait,
-            "transfer_seconds": share.transfer,
+            "compute_seconds": times.compute,
+            "wait_seconds": times.wait,
+            "transfer_seconds": times.transfer,
         }
         # not by sum(), which rounds otherwise from Python 3.12 on: a summary is the same to the bit in all versions
-        other = share.seconds(ended) - (share.compute + share.wait + share.transfer)
-        copies = {"to_device_seconds": share.to_device, "from_device_seconds": share.from_device}
+        other = self.model.seconds(worker, ended) - (times.compute + times.wait + times.transfer)
+        copies = {"to_device_seconds": times.to_device, "from_device_seconds": times.from_device}
         for part in sorted(seconds, key=lambda name: seconds[name], reverse=True):  # clocks may disagree a little
             seconds[part] -= (excess := min(max(-other, 0.0), seconds[part]))
             other += excess
@@ -489,11 +352,16 @@ class Tally:
             "other_seconds": max(other, 0.0),
             **(copies if copied else {}),
             "max_lead": share.max_lead,
-            "left": share.left,
+            "left": self._departure(worker),
         }
 
+    def _departure(self, worker: int) -> dict[str, Any] | None:
+        """Return why and when the worker left; None if it is present, or was when the run was interrupted."""
+        last = self.model.stays_of(worker)[-1]
+        return None if last.left in (None, "interrupted") else {"reason": last.left, "at": last.ended}
+
     def _host(self, host: str) -> dict[str, Any]:
-        shares = {worker: share for worker, share in sorted(self.shares.items()) if share.host == host}
+        shares = {worker: share for worker, share in sorted(self.shares.items()) if self.model.hosts[worker] == host}
         exchange = self.exchanges[host]
         return {
             "host": host,

@@ -28,6 +28,34 @@ class StepTimes:
     from_device: float | None = None
 
 
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over one worker's steps, in seconds."""
+
+    compute: float = 0.0
+    wait: float = 0.0
+    transfer: float = 0.0
+    """Pushes and pulls."""
+    to_device: float | None = None
+    """Seconds of copies to the device, which overlap the parts above. None: there were none."""
+    from_device: float | None = None
+
+    def add(self, times: StepTimes) -> None:
+        """Add a finished step."""
+        self.compute += times.compute
+        self.wait += times.wait
+        self.transfer += times.push + times.pull
+        if times.to_device is not None:
+            self.to_device = (self.to_device or 0.0) + times.to_device
+        if times.from_device is not None:
+            self.from_device = (self.from_device or 0.0) + times.from_device
+
+    @property
+    def copied(self) -> bool:
+        """Whether any copies were measured."""
+        return (self.to_device, self.from_device) != (None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
     """A transfer in the network's model, and when the run acted on its end, in seconds since the run's start."""

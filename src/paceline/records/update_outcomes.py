@@ -65,6 +65,8 @@ class UpdateOutcomes:
     """The members of each group of several that averages replicas."""
     gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
     """The contributions of each group whose mean gradient has stepped no replica yet."""
+    undone: frozenset[tuple[int, int]] = frozenset()
+    """(worker, step) that replicas were ordered and did not make, if known beforehand. They have no outcome."""
 
     def fact(self, fact: Fact) -> Sequence[Undone]:
         """Take a fact. Return the updates that it undoes: those outstanding when the run is resumed.
@@ -95,6 +97,8 @@ class UpdateOutcomes:
                 mean = self.gathered.pop(order.group, ())
                 return [self._applied(worker, step, order.version, True, order.group) for worker, step, _ in mean]
             applied = self._applied(order.worker, order.step, order.version, replica=True)
+            if (order.worker, order.step) in self.undone:
+                return ()
             self.alone.setdefault(order.worker, {})[order.step] = applied
             return (applied,)
         if isinstance(order, DropUpdate):

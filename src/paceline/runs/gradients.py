@@ -78,7 +78,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         asked = replace(simulation, message=message)
         journal.ledger.note("simulation", {**noted(asked), "limits": noted_limits(asked)})
         world = world_of(asked, steps, journal, stop=lambda: workers.interrupted)
-        workers.show(lambda: simulation.limit.share(world.now, journal.tally.steps, journal.tally.versions))
+        workers.show(lambda: simulation.limit.share(world.now, journal.tally.steps, journal.tally.model.versions))
         drive(simulation.choice.machine(), world.facts(), world.carry_out, journal.record)
         if workers.outcome == "completed":
             for sentence in never_came(simulation, world):

@@ -304,7 +304,7 @@ class World:
         while not self._reached() and (fact := self._next()) is not None:
             yield fact
             if self._progress is not None:
-                self._progress(self.now, self._tally.steps, self._tally.versions)
+                self._progress(self.now, self._tally.steps, self._tally.model.versions)
             if self._stop is not None and self._stop():
                 self.interrupted = True
                 break
@@ -390,7 +390,7 @@ class World:
         self._cores.remove(number)
 
     def _reached(self) -> bool:
-        return self._tally.steps >= self._limit.steps or self._tally.versions >= self._limit.versions
+        return self._tally.steps >= self._limit.steps or self._tally.model.versions >= self._limit.versions
 
     def _next(self) -> Fact | None:
         """Return the next fact, and move the clock to its time. None: there is none within the limit."""

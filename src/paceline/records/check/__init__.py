@@ -59,7 +59,7 @@ def _everything(checking: Checking) -> None:
     tables(checking)
     configuration(checking)
     undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
-    checking.rules.undone = checking.tally.left_undone = undone
+    checking.rules.undone = checking.tally.model.outcomes.undone = undone
     checking.made = to_be_made(checking)
     history(checking)
     segments(checking)

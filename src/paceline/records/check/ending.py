@@ -61,7 +61,7 @@ def _noted(checking: Checking) -> dict[str, Any] | None:
 
 
 def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
-    facts, last = checking.counts["facts"], checking.tally.latest
+    facts, last = checking.counts["facts"], checking.tally.model.at
     if end["facts"] != facts:
         raise Violation(ENDED, f"{end['facts']:,} facts", f"{facts:,}", "facts", None)
     exact = not checking.run.simulated or checking.trained

@@ -31,7 +31,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.orders import Order, StepReplica
-from paceline.records.reading import LEDGER, RecordedRun, measure, tally_of
+from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
 from paceline.records.summary import Summary, Tally, metrics_of
 from paceline.records.timeline import (
     Course,
@@ -124,8 +124,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     (steps,) = run.ledger.execute("SELECT count(*) FROM step_times").fetchone()
     notes = Notes() if steps <= slices else None
     course = notes.course if notes is not None else Course()
-    undone = frozenset(run.ledger.execute("SELECT worker, step FROM undone"))
-    tally = Tally(left_undone=undone) if run.summary is None else None
+    tally = Tally(model_of(run.ledger)) if run.summary is None else None
     waits, waited, curves = Waits(), WaitMatrix(keep=notes is not None), Curves(*_span(run.ledger))
     for fact, orders in run.history():
         (notes or course).record(fact, orders)
