@@ -15,15 +15,14 @@ from xml.sax.saxutils import escape
 from paceline.core.phrases import cut, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records.ledger import connect, read_facts
+from paceline.records.run_model import Stay, Switch
 from paceline.records.timeline import (
     AveragingSpan,
     ComputingSpan,
-    Notes,
-    Stay,
-    SwitchMark,
     Timeline,
     TransferSpan,
     WorkerLane,
+    read_timeline,
 )
 
 WIDTH = 900
@@ -79,13 +78,10 @@ class _Scale:
         return began < self.ended and ended > self.began
 
 
-def read_timeline(path: Path) -> Timeline:
-    """Read the timeline of the run with this ledger, with every step, finished or not."""
-    notes = Notes()
-    for fact, orders in read_facts(path):
-        notes.record(fact, orders)
-    with closing(connect(path)) as database:
-        return notes.timeline(database)
+def timeline_of(path: Path) -> Timeline:
+    """The timeline of the run with this ledger, with every step, finished or not."""
+    with closing(connect(path)) as ledger:
+        return read_timeline(ledger, read_facts(path))
 
 
 def draw(timeline: Timeline, title: str = "", began: float | None = None, ended: float | None = None) -> str:
@@ -271,7 +267,7 @@ def _color(one: AveragingSpan) -> str:
     return AVERAGES[one.group % len(AVERAGES)]
 
 
-def _switch(switch: SwitchMark, scale: _Scale, bottom: int) -> Iterator[str]:
+def _switch(switch: Switch, scale: _Scale, bottom: int) -> Iterator[str]:
     """A shade while the previous protocol finished its steps, and a line where the new one began."""
     since, x = scale.x(switch.since), scale.x(switch.at)
     if x - since >= 0.1:

@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from picture import HEAD, LANE, LEFT, RIGHT, WIDTH, draw, read_timeline
+from picture import HEAD, LANE, LEFT, RIGHT, WIDTH, draw, timeline_of
 
 import paceline
 from paceline.records.timeline import Timeline
@@ -50,7 +50,7 @@ def timeline(protocol: str) -> Timeline:
     """What each worker did under that protocol."""
     with tempfile.TemporaryDirectory(prefix="paceline-pictures-") as folder:
         paceline.simulate(CLUSTER, protocol, steps=STEPS, batch=1, out=Path(folder) / "run")
-        return read_timeline(Path(folder) / "run" / "ledger.sqlite")
+        return timeline_of(Path(folder) / "run" / "ledger.sqlite")
 
 
 def covered(svg: str, share: float) -> str:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from picture import draw, read_timeline
+from picture import draw, timeline_of
 
 from paceline.core.choice import choose
 from paceline.protocols import registry
@@ -50,7 +50,7 @@ def train(protocol: str, scenario: str, folder: Path) -> Timeline:
     finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if finished.returncode != 0:
         sys.exit(finished.returncode)
-    return read_timeline(folder / "ledger.sqlite")
+    return timeline_of(folder / "ledger.sqlite")
 
 
 def window(timeline: Timeline, seconds: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
-from picture import AVERAGES, draw, read_timeline
+from picture import AVERAGES, draw, timeline_of
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan, WorkerLeft
@@ -224,7 +224,7 @@ def test_each_average_has_its_row(tmp_path: Path) -> None:
 
 
 def read(path: Path, pairs: Sequence[Pair]) -> Timeline:
-    return read_timeline(written(path, pairs, computed=True))
+    return timeline_of(written(path, pairs, computed=True))
 
 
 def test_a_lane_says_what_each_step_made_of_the_replica_and_nothing_of_a_lost_one(tmp_path: Path) -> None:

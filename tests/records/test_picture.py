@@ -9,11 +9,10 @@ import pytest
 from picture import LEFT, PULL, PUSH, RIGHT, STALE, TICKS_AT_MOST, WIDTH, draw
 
 from paceline.errors import ConfigError
+from paceline.records.run_model import Stay, Switch
 from paceline.records.timeline import (
     AveragingSpan,
     ComputingSpan,
-    Stay,
-    SwitchMark,
     Timeline,
     TransferSpan,
     VersionMark,
@@ -151,7 +150,7 @@ def test_versions_are_numbered() -> None:
 
 
 def test_a_switch_is_named_and_where_the_protocol_before_ran_dry_is_shaded() -> None:
-    switched = replace(RUN, switches=(SwitchMark(to="ssp", since=4.0, at=5.0),))
+    switched = replace(RUN, switches=(Switch(to="ssp", since=4.0, at=5.0, why=("",)),))
     assert "ssp from here on" in texts(draw(switched))
     assert len(parsed(draw(switched)).findall(f"{SVG}rect")) == len(parsed(draw(RUN)).findall(f"{SVG}rect")) + 1
     assert "ssp from here on" not in texts(draw(switched, began=6.0))
@@ -160,7 +159,7 @@ def test_a_switch_is_named_and_where_the_protocol_before_ran_dry_is_shaded() -> 
 def test_words_from_elsewhere_cannot_break_it() -> None:
     nasty = replace(
         RUN,
-        switches=(SwitchMark(to='<b>&"', since=4.0, at=5.0),),
+        switches=(Switch(to='<b>&"', since=4.0, at=5.0, why=("",)),),
         lanes=(lane(0, left="<i>"),),
     )
     picture = draw(nasty, title='</title><script>&"')

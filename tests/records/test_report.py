@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from picture import read_timeline
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerResumed
 from paceline.protocols import registry
-from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
+from paceline.records.reading import SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module
 from paceline.records.report import figures
 from paceline.records.report.contents import (
@@ -38,7 +37,15 @@ from paceline.records.report.contents import (
     page,
 )
 from paceline.records.report.trace import trace
-from paceline.records.timeline import ComputingSpan, MeasuredStep, Stay, Timeline, TransferSpan, WorkerLane
+from paceline.records.run_model import RunModel, Stay
+from paceline.records.timeline import (
+    ComputingSpan,
+    MeasuredStep,
+    Timeline,
+    TransferSpan,
+    WorkerLane,
+    read_timeline,
+)
 from paceline.records.waits import WorkerWait
 from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, simulate
@@ -85,7 +92,7 @@ def shown(run: RecordedRun, slices: int = 10**6) -> dict[str, Any]:
 
 
 def timeline_of(run: RecordedRun) -> Timeline:
-    return read_timeline(run.folder / LEDGER)
+    return read_timeline(run.ledger, run.history())
 
 
 def waits_of(run: RecordedRun) -> list[WorkerWait]:
@@ -93,8 +100,8 @@ def waits_of(run: RecordedRun) -> list[WorkerWait]:
 
 
 def waited(*waits: WorkerWait) -> WaitMatrix:
-    """Those waits, added up and kept."""
-    found = WaitMatrix(keep=True)
+    """Those waits, added up."""
+    found = WaitMatrix()
     found.add(waits)
     return found
 
@@ -156,6 +163,16 @@ def test_the_greatest_lead_of_each_worker_is_the_summarys(
     assert leads == {row["worker"]: row["max_lead"] for row in (run.summary or {})["per_worker"]}
 
 
+def curves_of(facts: list[Fact]) -> Curves:
+    """The curves over ten seconds with these facts."""
+    model = RunModel()
+    curves = Curves(model, 0.0, 10.0)
+    for fact in facts:
+        curves.open_until(fact.at)
+        curves.record(model.record(fact, ()))
+    return curves
+
+
 def test_a_lead_is_the_greatest_in_its_part_of_the_time_and_lasts_until_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,10 +181,7 @@ def test_a_lead_is_the_greatest_in_its_part_of_the_time_and_lasts_until_the_next
     members = ((0, "here", 0), (1, "here", 0))
     facts: list[Fact] = [TrainingBegan(members=members, version=0, at=0.0)]
     facts += [UpdateArrived(worker=worker, step=0, at=at) for worker, at in arrivals]
-    curves = Curves(0.0, 10.0)
-    for fact in facts:
-        curves.record(fact, ())
-    found = curves.contents([0, 1])
+    found = curves_of(facts).contents([0, 1])
     assert [one["lead"] for one in found["leads"]["workers"]] == [[3, 1], [0, 0]]
     assert found["work"] == [[0.0, 0], [5.0, 7], [10.0, 8]]
 
@@ -185,10 +199,7 @@ def test_a_worker_that_pauses_has_no_lead_until_it_resumes_and_holds_down_nobody
         WorkerResumed(worker=1, at=7.0),
         UpdateArrived(worker=1, step=1, at=9.0),
     ]
-    curves = Curves(0.0, 10.0)
-    for fact in facts:
-        curves.record(fact, ())
-    found = curves.contents([0, 1])["leads"]["workers"]
+    found = curves_of(facts).contents([0, 1])["leads"]["workers"]
     assert [one["lead"] for one in found] == [[0, 0, 0, 0, 0], [0, None, None, 0, 1]]
 
 
@@ -316,15 +327,15 @@ def test_a_run_most_of_whose_workers_are_not_shown_is_drawn_step_by_step(
 
 def test_step_by_step_a_timeline_takes_four_megabytes_or_less() -> None:
     number = module.SLICES // 10  # a tenth of the work
-    timeline, waits = busy(number)
+    timeline = busy(number)
     assert sum(len(lane.computing) for lane in timeline.lanes) == number
-    packed = drawn(timeline, waited(*waits), (10, 11))
+    packed = drawn(timeline, (10, 11))
     assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
 
 
 def test_in_blocks_a_timeline_takes_four_megabytes_or_less() -> None:
     number = module.SLICES // 10
-    timeline, _ = busy(2 * number)
+    timeline = busy(2 * number)
     packed = []
     for lane in timeline.lanes:
         steps = (MeasuredStep(one.step, one.began, one.ended) for one in lane.computing)
@@ -333,7 +344,7 @@ def test_in_blocks_a_timeline_takes_four_megabytes_or_less() -> None:
     assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
 
 
-def busy(steps: int) -> tuple[Timeline, list[WorkerWait]]:
+def busy(steps: int) -> Timeline:
     """So many steps of two workers, with transfers, and waits of one of them."""
     half = steps // 2
     lanes = tuple(
@@ -350,15 +361,14 @@ def busy(steps: int) -> tuple[Timeline, list[WorkerWait]]:
                 for n in range(half)
                 for at, way in ((0.01, "pull"), (0.2, "push"))
             ),
+            waits=tuple(
+                WorkerWait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why=("",), cause=n)
+                for n in range(half if worker == 10 else 0)
+            ),
         )
         for worker in (10, 11)
     )
-    timeline = Timeline(protocol="asp", began=0.0, ended=0.3 * half, lanes=lanes, versions=(), switches=())
-    waits = [
-        WorkerWait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why=("",), cause=n)
-        for n in range(half)
-    ]
-    return timeline, waits
+    return Timeline(protocol="asp", began=0.0, ended=0.3 * half, lanes=lanes, versions=(), switches=())
 
 
 # --- differences and names
@@ -468,8 +478,7 @@ def test_each_chart_is_a_figure_of_its_own(made: Made, tmp_path: Path, monkeypat
 def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol: str, made: Made) -> None:
     run = made(protocol)
     timeline = timeline_of(run)
-    waits, sentence = waited(*waits_of(run)).waits or {}, run.sentence
-    events = trace([("first", timeline, waits, sentence), ("second", timeline, waits, sentence)])["traceEvents"]
+    events = trace([("first", timeline, run.sentence), ("second", timeline, run.sentence)])["traceEvents"]
     kinds = Counter((event["pid"], event["cat"]) for event in events if event["ph"] == "X")
     assert kinds[0, "compute"] == kinds[1, "compute"] == sum(len(lane.computing) for lane in timeline.lanes)
     assert kinds[0, "transfer"] == sum(len(lane.transfers) for lane in timeline.lanes)
@@ -489,11 +498,11 @@ def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol:
 
 
 def test_the_threads_of_a_trace_name_their_worker_s_host_if_there_are_several() -> None:
-    timeline, _ = busy(4)
+    timeline = busy(4)
     hosts = {10: "node-0", 11: "node-1"}
 
     def named(timeline: Timeline) -> list[str]:
-        events = trace([("run", timeline, {}, lambda why, at: "")])["traceEvents"]
+        events = trace([("run", timeline, lambda why, at: "")])["traceEvents"]
         return [event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"]
 
     threads = [f"worker {worker}{of}" for worker in (10, 11) for of in ("", ", push", ", pull")]
@@ -510,14 +519,14 @@ COPIES = {"to_device": 0.003, "from_device": 0.009}
 
 def copied() -> Timeline:
     """Worker 10's first step has copies. No other has."""
-    timeline, _ = busy(4)
+    timeline = busy(4)
     lane = timeline.lanes[0]
     first, *rest = lane.computing
     return replace(timeline, lanes=(replace(lane, computing=(replace(first, **COPIES), *rest)), *timeline.lanes[1:]))
 
 
 def test_a_step_of_the_trace_says_what_copies_took_where_there_were_any() -> None:
-    events = trace([("run", copied(), {}, lambda why, at: "")])["traceEvents"]
+    events = trace([("run", copied(), lambda why, at: "")])["traceEvents"]
     first, *others = [event["args"] for event in events if event.get("cat") == "compute"]
     assert (first["to_device_seconds"], first["from_device_seconds"]) == (0.003, 0.009)
     assert others
@@ -525,7 +534,7 @@ def test_a_step_of_the_trace_says_what_copies_took_where_there_were_any() -> Non
 
 
 def test_the_page_s_lanes_have_copies_only_where_there_were_any() -> None:
-    told = drawn(copied(), WaitMatrix(keep=True), {10, 11})
+    told = drawn(copied(), {10, 11})
     with_copies, without = told["lanes"]
     first, *others = with_copies["copies"]
     assert [ticks * told["tick"] for ticks in first] == pytest.approx([0.003, 0.009])

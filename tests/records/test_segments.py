@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picture import draw, read_timeline
+from picture import draw, timeline_of
 
 from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold, StepReplica
@@ -191,7 +191,7 @@ def test_explain_tells_that_an_update_was_undone(run: Path) -> None:
 
 
 def test_timelines_show_where_segments_begin(run: Path) -> None:
-    timeline = read_timeline(run / "ledger.sqlite")
+    timeline = timeline_of(run / "ledger.sqlite")
     began = rows(run / "ledger.sqlite", "SELECT at, version FROM segments WHERE segment > 0")
     assert [(one.at, one.version) for one in timeline.resumed] == began
     for lane in timeline.lanes:

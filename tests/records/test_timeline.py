@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from picture import read_timeline
+from picture import timeline_of
 
 from paceline.core.facts import (
     Fact,
@@ -23,10 +23,9 @@ from paceline.core.facts import (
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SwitchProtocol
 from paceline.errors import ConfigError
 from paceline.records.ledger import Ledger
+from paceline.records.run_model import Stay, Switch
 from paceline.records.timeline import (
     ComputingSpan,
-    Stay,
-    SwitchMark,
     Timeline,
     TransferSpan,
     VersionMark,
@@ -52,7 +51,7 @@ def ledger(path: Path) -> Iterator[Ledger]:
 def read(path: Path, ledger: Ledger) -> Callable[[], Timeline]:
     def close_and_read() -> Timeline:
         ledger.close()
-        return read_timeline(path)
+        return timeline_of(path)
 
     return close_and_read
 
@@ -251,7 +250,7 @@ def test_a_switch_has_a_time_and_training_that_begins_anew_begins_another_stay(
     arrived(ledger, 0, 0, 3.0, SwitchProtocol(to="asp", parameters=(), members=members, since=2.0))
     ledger.record(began(0, at=3.5), ())
     timeline = read()
-    assert timeline.switches == (SwitchMark(to="asp", since=2.0, at=3.0),)
+    assert timeline.switches == (Switch(to="asp", since=2.0, at=3.0, why=("unsaid",), pause=1.0),)
     assert timeline.began == 0.0
     first, second = Stay(began=0.0, ended=3.0, left="interrupted"), Stay(began=3.5, ended=3.5, left=None)
     assert timeline.lanes[0].stays == (first, second)
@@ -280,7 +279,7 @@ def test_a_ledger_in_which_nothing_has_happened_has_no_lanes(read: Callable[[], 
 
 def test_without_a_ledger_there_is_no_timeline(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no ledger can be read there"):
-        read_timeline(tmp_path / "none.sqlite")
+        timeline_of(tmp_path / "none.sqlite")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -665,9 +665,10 @@ def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
             "SELECT facts.id, facts.kind, facts.body, orders.kind, orders.body, orders.why "
             "FROM facts LEFT JOIN orders ON orders.fact = facts.id ORDER BY facts.id, orders.position"
         )
-        for (_, kind, body), group in groupby(rows, key=itemgetter(0, 1, 2)):
-            orders = tuple(_order(*row[3:]) for row in group if row[3] is not None)
-            yield FACTS[kind].decode(body), orders
+        for _, group in groupby(rows, key=itemgetter(0)):
+            first, *rest = group
+            orders = () if first[3] is None else tuple([_order(*row[3:]) for row in (first, *rest)])
+            yield FACTS[first[1]].decode(first[2]), orders
 
 
 def _order(kind: str, body: str, why: str) -> Order:

@@ -60,7 +60,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
+class ResumeMark:
     """The beginning of a resumed run's segment."""
 
     at: float
@@ -94,7 +94,7 @@ class RunModel:
     """The last fact's moment."""
     paused: float = 0.0
     """Seconds between segments."""
-    resumed: list[Resumption] = field(default_factory=list)
+    resumed: list[ResumeMark] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
     versions: int = 0
     """Versions made in the store."""
@@ -190,7 +190,7 @@ class RunModel:
             self.began = fact.at
         else:
             self.paused += fact.at - before
-            self.resumed.append(Resumption(at=fact.at, version=fact.version))
+            self.resumed.append(ResumeMark(at=fact.at, version=fact.version))
         self.counts = Counts()
         for worker in list(self.present):
             self._leave(worker, before, "interrupted")

@@ -12,20 +12,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple, TypeVar
 
-from paceline.core.facts import (
-    Fact,
-    GradientReady,
-    ReduceFailed,
-    ReduceFinished,
-    TrainingBegan,
-    WorkerJoined,
-    WorkerLeft,
-)
-from paceline.core.orders import ApplyUpdate, Order, Reduce, SwitchProtocol
-from paceline.records.update_outcomes import Applied, UpdateOutcomes
+from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished
+from paceline.core.orders import ApplyUpdate, Order, Reduce
+from paceline.records.reading import model_of
+from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
+from paceline.records.update_outcomes import Applied
+from paceline.records.waits import Waits, WorkerWait
 
 T = TypeVar("T")
 
@@ -95,17 +90,6 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
-    """A worker's stay, until it left."""
-
-    began: float
-    ended: float
-    left: str | None
-    """`finished`, `died`, `stopped` or `drained`; `interrupted` if the run was interrupted and resumed; None if it was
-    present at the last fact."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLane:
     """One worker's lane. Each kind of span is in the order of time."""
 
@@ -115,6 +99,8 @@ class WorkerLane:
     waiting: tuple[Waiting, ...]
     transfers: tuple[TransferSpan, ...]
     averaging: tuple[AveragingSpan, ...] = ()
+    waits: tuple[WorkerWait, ...] = ()
+    """The waits that the protocol ordered. They may overlap steps a little, as clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,26 +110,6 @@ class VersionMark:
     version: int
     at: float
     updates: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchMark:
-    """A switch from one protocol to another."""
-
-    to: str
-    """The new protocol's name."""
-    since: float
-    """When the previous protocol began its last steps."""
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeMark:
-    """The beginning of a resumed run's segment."""
-
-    at: float
-    version: int
-    """The version that it went on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,68 +125,18 @@ class Timeline:
     lanes: tuple[WorkerLane, ...]
     """By worker, ascending."""
     versions: tuple[VersionMark, ...]
-    switches: tuple[SwitchMark, ...]
+    switches: tuple[Switch, ...]
     resumed: tuple[ResumeMark, ...] = ()
     hosts: Mapping[int, str] = field(default_factory=dict)
     """The last host of each worker, in a run on several hosts."""
 
 
-class Course:
-    """The workers' stays, and the switches and resumptions of a run of any length."""
+class TimelineBuilder:
+    """Collects a whole timeline, moment by moment. It keeps every step, so it grows with the run."""
 
-    def __init__(self) -> None:
-        self.began: float | None = None
-        self.latest = 0.0
-        """The last fact's time."""
-        self.switches: list[SwitchMark] = []
-        self.resumed: list[ResumeMark] = []
-        self.hosts: dict[int, str] = {}
-        """The last host of each worker."""
-        self._here: dict[int, float] = {}
-        """When each present worker's stay began."""
-        self._stays: dict[int, list[Stay]] = {}
-
-    def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """Take the next fact with its orders."""
-        before, self.latest = self.latest, max(self.latest, fact.at)
-        match fact:
-            case TrainingBegan(members=members, version=version, at=at):
-                if self.began is None:
-                    self.began = at
-                else:
-                    self.resumed.append(ResumeMark(at=at, version=version))
-                for worker in list(self._here):
-                    self._leave(worker, before, "interrupted")
-                for worker, host, _ in members:
-                    self._here[worker], self.hosts[worker] = at, host
-            case WorkerJoined(worker=worker, host=host, at=at):
-                self._here.setdefault(worker, at)
-                self.hosts[worker] = host
-            case WorkerLeft(worker=worker, reason=reason, at=at):
-                self._leave(worker, at, reason)
-        for order in orders:
-            if isinstance(order, SwitchProtocol):
-                self.switches.append(SwitchMark(to=order.to, since=order.since, at=fact.at))
-
-    def _leave(self, worker: int, at: float, why: str) -> None:
-        stay = Stay(began=self._here.pop(worker), ended=at, left=why)
-        self._stays.setdefault(worker, []).append(stay)
-
-    def stays(self) -> dict[int, tuple[Stay, ...]]:
-        """Return the stays of each worker, ascending. A present worker stays until the last fact."""
-        open_ = {worker: Stay(began=at, ended=self.latest, left=None) for worker, at in self._here.items()}
-        return {
-            worker: (*self._stays.get(worker, ()), *([open_[worker]] if worker in open_ else []))
-            for worker in sorted({*self._stays, *open_})
-        }
-
-
-class Notes:
-    """Collects a whole timeline from facts and orders. It keeps every step, so it grows with the run."""
-
-    def __init__(self) -> None:
-        self.course = Course()
-        self._fates = UpdateOutcomes()
+    def __init__(self, model: RunModel) -> None:
+        """`model`: the run as it is at each moment, with its waits."""
+        self._model = model
         self._on: dict[tuple[int, int], int] = {}
         """By worker and step: the version that its gradient was computed on."""
         self._made: dict[tuple[int, int], int] = {}
@@ -229,52 +145,56 @@ class Notes:
         """By number."""
         self._joined: dict[int, list[int]] = {}
         """By worker: the groups that it was in."""
+        self._waits: dict[int, list[WorkerWait]] = {}
+        """By worker."""
         self._versions: list[VersionMark] = []
 
-    def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """Take the next fact with its orders."""
-        self.course.record(fact, orders)
-        self._fates.fact(fact)
-        match fact:
+    def record(self, moment: Moment) -> None:
+        """Take the next moment."""
+        match moment.fact:
             case GradientReady(worker=worker, step=step, version=version):
                 self._on[worker, step] = version
             case ReduceFinished(group=group, at=at):
                 self._groups[group] = replace(self._groups[group], ended=at, outcome="finished")
             case ReduceFailed(group=group, at=at):
                 self._groups[group] = replace(self._groups[group], ended=at, outcome="failed")
-        for order in orders:
-            self._order(order, fact.at)
-
-    def _order(self, order: Order, at: float) -> None:
-        for fate in self._fates.order(order):
-            if isinstance(fate, Applied):
-                self._made[fate.worker, fate.step] = fate.version
+        for outcome in moment.outcomes:
+            if isinstance(outcome, Applied):
+                self._made[outcome.worker, outcome.step] = outcome.version
             else:
-                self._made.pop((fate.worker, fate.step), None)
-        match order:
-            case ApplyUpdate(version=version, contributions=contributions):
-                self._versions.append(VersionMark(version=version, at=at, updates=len(contributions)))
-            case Reduce(group=group, members=members, what=what):
-                self._groups[group] = AveragingSpan(
-                    began=at, ended=at, group=group, members=members, what=what, outcome=None
-                )
-                for worker in members:
-                    self._joined.setdefault(worker, []).append(group)
+                self._made.pop((outcome.worker, outcome.step), None)
+        for order in moment.orders:
+            match order:
+                case ApplyUpdate(version=version, contributions=contributions):
+                    self._versions.append(VersionMark(version=version, at=moment.fact.at, updates=len(contributions)))
+                case Reduce(group=group, members=members, what=what):
+                    at = moment.fact.at
+                    self._groups[group] = AveragingSpan(
+                        began=at, ended=at, group=group, members=members, what=what, outcome=None
+                    )
+                    for worker in members:
+                        self._joined.setdefault(worker, []).append(group)
+        self.wait(moment.waits)
+
+    def wait(self, ended: Iterable[WorkerWait]) -> None:
+        """Take waits that have ended."""
+        for wait in ended:
+            self._waits.setdefault(wait.worker, []).append(wait)
 
     def timeline(self, ledger: sqlite3.Connection) -> Timeline:
         """Return the timeline, with the ledger's times of steps and transfers."""
-        course, stays = self.course, self.course.stays()
+        model, stays = self._model, self._model.stays()
         protocol = ledger.execute("SELECT value FROM run WHERE key = 'protocol'").fetchone()
         steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
         return Timeline(
             protocol="" if protocol is None else json.loads(protocol[0])["name"],
-            began=course.began or 0.0,
-            ended=course.latest,
+            began=model.began or 0.0,
+            ended=model.at,
             lanes=tuple(self._lane(*one) for one in zip(stays, stays.values(), steps, transfers, strict=True)),
             versions=tuple(self._versions),
-            switches=tuple(course.switches),
-            resumed=tuple(course.resumed),
-            hosts=course.hosts if fetched(ledger) else {},
+            switches=tuple(model.switches),
+            resumed=tuple(model.resumed),
+            hosts=model.hosts if fetched(ledger) else {},
         )
 
     def _lane(
@@ -299,8 +219,20 @@ class Notes:
             computing=computing,
             waiting=tuple(_gaps(stays, computing)),
             transfers=tuple(transfers),
-            averaging=tuple(one if one.outcome else replace(one, ended=self.course.latest) for one in averaging),
+            averaging=tuple(one if one.outcome else replace(one, ended=self._model.at) for one in averaging),
+            waits=tuple(sorted(self._waits.get(worker, ()), key=attrgetter("began"))),
         )
+
+
+def read_timeline(ledger: sqlite3.Connection, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> Timeline:
+    """Return the timeline of the run with this ledger and this history, with every step and every wait."""
+    waits = Waits()
+    model = model_of(ledger, waits)
+    builder = TimelineBuilder(model)
+    for moment in model.read(history):
+        builder.record(moment)
+    builder.wait(waits.rest())
+    return builder.timeline(ledger)
 
 
 class MeasuredStep(NamedTuple):

@@ -12,8 +12,9 @@ from paceline.errors import ConfigError
 from paceline.files import write_whole
 from paceline.protocols import registry
 from paceline.records.reading import RecordedRun, open_run, reading
-from paceline.records.report.contents import contents, in_detail, labels, page
+from paceline.records.report.contents import contents, labels, page
 from paceline.records.report.trace import trace
+from paceline.records.timeline import read_timeline
 
 
 def report(
@@ -54,10 +55,10 @@ def _opened(folder: Path, stack: ExitStack, say: Callable[[str], None]) -> Recor
 
 
 def _trace(runs: Sequence[RecordedRun]) -> str:
-    parts = []
-    for run, label in zip(runs, labels(runs), strict=True):
-        notes, waited = in_detail(run)
-        parts.append((label, notes.timeline(run.ledger), waited.waits or {}, run.sentence))
+    parts = (
+        (label, read_timeline(run.ledger, run.history()), run.sentence)
+        for run, label in zip(runs, labels(runs), strict=True)
+    )
     return json.dumps(trace(parts), separators=(",", ":"))
 
 

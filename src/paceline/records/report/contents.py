@@ -16,36 +16,24 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 from paceline.core.choice import brief
-from paceline.core.counts import Counts
-from paceline.core.facts import (
-    Fact,
-    StepDeclined,
-    TrainingBegan,
-    UpdateArrived,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerResumed,
-)
-from paceline.core.orders import Order, StepReplica
+from paceline.core.facts import TrainingBegan, WorkerJoined, WorkerResumed
 from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
+from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
 from paceline.records.summary import Summary, Tally, metrics_of
 from paceline.records.timeline import (
-    Course,
     MeasuredStep,
-    Notes,
-    ResumeMark,
-    Stay,
-    SwitchMark,
     Timeline,
+    TimelineBuilder,
     TransferSpan,
     WorkerLane,
     cut,
     of_each,
     read_steps,
+    read_timeline,
     read_transfers,
 )
 from paceline.records.waits import Waits, WorkerWait
@@ -122,21 +110,26 @@ def _so_far(run: RecordedRun, tally: Tally) -> Summary:
 def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     """Read the history once. Keep every step only if the timeline can show every step."""
     (steps,) = run.ledger.execute("SELECT count(*) FROM step_times").fetchone()
-    notes = Notes() if steps <= slices else None
-    course = notes.course if notes is not None else Course()
-    tally = Tally(model_of(run.ledger)) if run.summary is None else None
-    waits, waited, curves = Waits(), WaitMatrix(keep=notes is not None), Curves(*_span(run.ledger))
+    waits = Waits()
+    model = model_of(run.ledger, waits)
+    tally = Tally(model) if run.summary is None else None
+    timeline = TimelineBuilder(model) if steps <= slices else None
+    waited, curves = WaitMatrix(), Curves(model, *_span(run.ledger))
     for fact, orders in run.history():
-        (notes or course).record(fact, orders)
-        if tally is not None:
-            tally.record(fact, orders)
-        waited.add(waits.record(fact, orders))
-        curves.record(fact, orders)
-    waited.add(waits.rest())
+        curves.open_until(fact.at)
+        moment = model.record(fact, orders) if tally is None else tally.record(fact, orders)
+        curves.record(moment)
+        waited.add(moment.waits)
+        if timeline is not None:
+            timeline.record(moment)
+    rest = waits.rest()
+    waited.add(rest)
+    if timeline is not None:
+        timeline.wait(rest)
     if tally is not None:
         measure(run.ledger, tally, metrics=run.metrics)
     summary = _so_far(run, tally) if tally is not None else run.summary or {}
-    shown = waited.most(course.stays())
+    shown = waited.most(sorted(model.hosts))
     return {
         "label": label,
         "folder": run.folder.absolute().name,
@@ -157,8 +150,8 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "consensus": [[one["at_seconds"], one["distance"]] for one in summary["consensus"]],
         **curves.contents(shown),
         "waits": waited.matrix(shown),
-        "hidden": len(course.stays()) - len(shown),
-        "timeline": _timeline(run, notes, course, waited, slices, shown),
+        "hidden": len(model.hosts) - len(shown),
+        "timeline": _timeline(run, model, timeline, slices, shown),
     }
 
 
@@ -185,9 +178,7 @@ def _span(ledger: sqlite3.Connection) -> tuple[float, float]:
 class WaitMatrix:
     """Adds up how long workers waited for each other."""
 
-    def __init__(self, keep: bool = False) -> None:
-        self.waits: dict[int, list[WorkerWait]] | None = {} if keep else None
-        """By worker: its waits; None if they are not kept."""
+    def __init__(self) -> None:
         self._seconds: dict[tuple[int, int | None], float] = {}
         """By worker, and by the worker that it waited for."""
         self._either: dict[int | None, float] = {}
@@ -199,8 +190,6 @@ class WaitMatrix:
             self._seconds[pair] = self._seconds.get(pair, 0.0) + wait.seconds
             for worker in pair:
                 self._either[worker] = self._either.get(worker, 0.0) + wait.seconds
-            if self.waits is not None:
-                self.waits.setdefault(wait.worker, []).append(wait)
 
     def most(self, workers: Iterable[int]) -> list[int]:
         """Return at most `WORKERS` workers that waited, and were waited for, the longest; ascending."""
@@ -229,40 +218,29 @@ class WaitMatrix:
 class Curves:
     """Curves over a run's time, which is divided into `BINS` parts."""
 
-    def __init__(self, began: float, ended: float) -> None:
+    def __init__(self, model: RunModel, began: float, ended: float) -> None:
+        """`model`: the run as it is at each moment."""
         self.began = began
         self.ended = ended
+        self._model = model
         self._width = (ended - began) / BINS or 1.0
-        self._counts = Counts()
         self._leads: dict[int, list[int | None]] = {}
         self._work: list[list[float]] = [[round(began, PLACES), 0]]
         self._finished = 0
         self._bins = 0
         """How many have begun."""
 
-    def record(self, fact: Fact, orders: Iterable[Order]) -> None:
-        """Take the next fact with its orders."""
-        self._open_until(max(fact.at, self.began))
-        advanced = [order.worker for order in orders if isinstance(order, StepReplica)]
-        match fact:
+    def record(self, moment: Moment) -> None:
+        """Take the next moment, after `open_until` its time."""
+        match moment.fact:
             case TrainingBegan(members=members):
-                self._counts = Counts()
                 for worker, _, _ in members:
-                    self._enter(worker)
+                    self._leads_by(worker, 0)
             case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
-                self._enter(worker)
-            case UpdateArrived(worker=worker):
-                advanced.append(worker)
-            case StepDeclined(worker=worker) | WorkerLeft(worker=worker):
-                if worker in self._counts.finished:
-                    self._counts.leave(worker)
-        advanced = [worker for worker in advanced if worker in self._counts.finished]
-        for worker in advanced:
-            self._counts.advance(worker)
-            self._finished += 1
-        for worker in advanced:
-            bins = self._leads[worker]
-            bins[-1] = max(bins[-1] or 0, self._counts.lead(worker))
+                self._leads_by(worker, 0)
+        self._finished += len(moment.advanced)
+        for worker in moment.advanced:
+            self._leads_by(worker, self._model.counts.lead(worker))
 
     def contents(self, shown: Sequence[int]) -> Contents:
         """Return `work`, as [seconds, steps finished by all], and `leads`, each worker's greatest lead in each bin.
@@ -275,64 +253,46 @@ class Curves:
             "leads": {"began": self.began, "width": self._width, "workers": leads},
         }
 
-    def _open_until(self, now: float) -> None:
-        """Begin the bins up to this time. Each worker begins a bin with its present lead."""
+    def open_until(self, at: float) -> None:
+        """Begin the bins up to this time, before the model is told of it. A bin begins with each worker's lead then."""
+        now, counts = max(at, self.began), self._model.counts
         while self._bins < BINS and now >= self.began + self._bins * self._width:
             if self._bins and self._work[-1][1] != self._finished:
                 self._work.append([round(self.began + self._bins * self._width, PLACES), self._finished])
             for worker, bins in self._leads.items():
-                bins.append(self._counts.lead(worker) if worker in self._counts.finished else None)
+                bins.append(counts.lead(worker) if worker in counts.finished else None)
             self._bins += 1
 
-    def _enter(self, worker: int) -> None:
-        self._counts.enter(worker)
+    def _leads_by(self, worker: int, lead: int) -> None:
         bins = self._leads.setdefault(worker, [None] * self._bins)
-        bins[-1] = max(bins[-1] or 0, self._counts.lead(worker))
+        bins[-1] = max(bins[-1] or 0, lead)
 
 
 def _timeline(
-    run: RecordedRun, notes: Notes | None, course: Course, waited: WaitMatrix, slices: int, shown: Sequence[int]
+    run: RecordedRun, model: RunModel, builder: TimelineBuilder | None, slices: int, shown: Sequence[int]
 ) -> Contents:
     """Return the lanes of the workers in `shown`, in whole ticks since training began.
 
     Up to `slices` steps, each step is listed with its transfers, averages and the awaited worker before it. Of more
     steps, `each` steps in a row are one block, with its ticks of computing and of transfers.
     """
-    if notes is None:
-        stays = course.stays()
-        steps = of_each(stays, read_steps(run.ledger))
-        number = sum(
-            sum(1 for _ in cut(stays[worker], its)) for worker, its in zip(stays, steps, strict=True) if worker in shown
-        )
-        if number > slices:
-            return thinned(run.ledger, course, math.ceil(number / max(slices, 1)), shown)
-        notes, waited = in_detail(run)  # most of the steps are of workers that are not shown
-    return drawn(notes.timeline(run.ledger), waited, shown)
+    if builder is not None:
+        return drawn(builder.timeline(run.ledger), shown)
+    stays = model.stays()
+    steps = of_each(stays, read_steps(run.ledger))
+    number = sum(
+        sum(1 for _ in cut(stays[worker], its)) for worker, its in zip(stays, steps, strict=True) if worker in shown
+    )
+    if number > slices:
+        return thinned(run.ledger, model, math.ceil(number / max(slices, 1)), shown)
+    return drawn(read_timeline(run.ledger, run.history()), shown)  # most of the steps are of workers that are not shown
 
 
-def in_detail(run: RecordedRun) -> tuple[Notes, WaitMatrix]:
-    """Read the whole history, with every step and every wait."""
-    notes, waits, waited = Notes(), Waits(), WaitMatrix(keep=True)
-    for fact, orders in run.history():
-        notes.record(fact, orders)
-        waited.add(waits.record(fact, orders))
-    waited.add(waits.rest())
-    return notes, waited
-
-
-def drawn(timeline: Timeline, waited: WaitMatrix, shown: Collection[int]) -> Contents:
+def drawn(timeline: Timeline, shown: Collection[int]) -> Contents:
     """Return the lanes of these workers step by step."""
     clock = _Clock.of(timeline.began, timeline.ended)
     chosen = [lane for lane in timeline.lanes if lane.worker in shown]
-    waits = waited.waits or {}
-    lanes = [
-        {
-            "worker": lane.worker,
-            "stays": _stays(lane.stays, clock),
-            **_steps(lane, sorted(waits.get(lane.worker, ()), key=attrgetter("began")), clock),
-        }
-        for lane in chosen
-    ]
+    lanes = [{"worker": lane.worker, "stays": _stays(lane.stays, clock), **_steps(lane, clock)} for lane in chosen]
     groups = {one.group: one for lane in chosen for one in lane.averaging}
     averages = [
         [number, clock(one.began), clock(one.ended), list(one.members), one.outcome]
@@ -341,16 +301,16 @@ def drawn(timeline: Timeline, waited: WaitMatrix, shown: Collection[int]) -> Con
     return _whole(clock, timeline.ended, 1, lanes, averages, timeline.switches, timeline.resumed)
 
 
-def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collection[int]) -> Contents:
+def thinned(ledger: sqlite3.Connection, model: RunModel, each: int, shown: Collection[int]) -> Contents:
     """Return the lanes of these workers in blocks of `each` steps."""
-    clock, stays = _Clock.of(course.began or 0.0, course.latest), course.stays()
+    clock, stays = _Clock.of(model.began or 0.0, model.at), model.stays()
     steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
     lanes = []
     for worker, its, moved in zip(stays, steps, transfers, strict=True):
         if worker in shown:
             blocks = _blocks(stays[worker], cut(stays[worker], its), moved, each, clock)
             lanes.append({"worker": worker, "stays": _stays(stays[worker], clock), **blocks})
-    return _whole(clock, course.latest, each, lanes, [], course.switches, course.resumed)
+    return _whole(clock, model.at, each, lanes, [], model.switches, model.resumed)
 
 
 def _whole(
@@ -359,7 +319,7 @@ def _whole(
     each: int,
     lanes: list[Contents],
     groups: list[Any],
-    switches: Iterable[SwitchMark],
+    switches: Iterable[Switch],
     resumed: Iterable[ResumeMark],
 ) -> Contents:
     return {
@@ -388,7 +348,7 @@ class _Clock:
         return round((at - self.began) / self.tick)
 
 
-def _steps(lane: WorkerLane, waited: Sequence[WorkerWait], clock: _Clock) -> Contents:
+def _steps(lane: WorkerLane, clock: _Clock) -> Contents:
     """Return the columns of a lane step by step.
 
     They are the gap before each step, its length, its number, its version, its staleness (-1: never applied), the
@@ -403,7 +363,7 @@ def _steps(lane: WorkerLane, waited: Sequence[WorkerWait], clock: _Clock) -> Con
         [*(step.began for step in lane.computing), *ends],
         strict=True,
     )
-    awaited = list(_awaited(gaps, waited))
+    awaited = list(_awaited(gaps, lane.waits))
     copied = any(step.copies for step in lane.computing)
     return {
         "gap": [start - before for start, before in zip(began, [0, *ended], strict=False)],

@@ -7,8 +7,7 @@ since they go on while it computes. Groups are asynchronous events. Times are mi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from paceline.core.orders import Why
@@ -22,22 +21,20 @@ THREADS = {"push": 1, "pull": 2}
 """Which of a worker's three threads has these transfers. Thread 0 has steps and waits."""
 
 
-def trace(runs: Iterable[tuple[str, Timeline, Mapping[int, Sequence[WorkerWait]], Sentence]]) -> dict[str, Any]:
-    """Return the trace of these runs, each with its name, timeline, waits by worker, and `RecordedRun.sentence`."""
+def trace(runs: Iterable[tuple[str, Timeline, Sentence]]) -> dict[str, Any]:
+    """Return the trace of these runs, each with its name, timeline, and `RecordedRun.sentence`."""
     return {
         "displayTimeUnit": "ms",
         "traceEvents": [event for number, run in enumerate(runs) for event in _run(number, *run)],
     }
 
 
-def _run(
-    number: int, name: str, timeline: Timeline, waits: Mapping[int, Sequence[WorkerWait]], sentence: Sentence
-) -> Iterator[Event]:
+def _run(number: int, name: str, timeline: Timeline, sentence: Sentence) -> Iterator[Event]:
     yield _named("process_name", number, 0, name)
     for lane in timeline.lanes:
         host = timeline.hosts.get(lane.worker)
         name = f"worker {lane.worker}" if host is None else f"{host}, worker {lane.worker}"
-        yield from _lane(number, name, lane, waits.get(lane.worker, ()), sentence)
+        yield from _lane(number, name, lane, sentence)
     groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
     for one in groups.values():
         about: dict[str, Any] = {"members": list(one.members), "what": one.what, "outcome": one.outcome}
@@ -52,7 +49,7 @@ def _run(
         yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(at)}
 
 
-def _lane(number: int, name: str, lane: WorkerLane, waits: Sequence[WorkerWait], sentence: Sentence) -> Iterator[Event]:
+def _lane(number: int, name: str, lane: WorkerLane, sentence: Sentence) -> Iterator[Event]:
     first = 3 * lane.worker + 1
     yield _named("thread_name", number, first, name)
     for step in lane.computing:
@@ -60,7 +57,7 @@ def _lane(number: int, name: str, lane: WorkerLane, waits: Sequence[WorkerWait],
         copies = {"to_device_seconds": step.to_device, "from_device_seconds": step.from_device}
         about |= {name: seconds for name, seconds in copies.items() if seconds is not None}
         yield _slice(number, first, "compute", f"step {step.step}", step.began, step.ended, about)
-    for wait, began, ended in _outside_steps(waits, lane):
+    for wait, began, ended in _outside_steps(lane):
         what = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"
         yield _slice(number, first, "wait", what, began, ended, {"why": sentence(wait.why, wait.began)})
     for direction, place in THREADS.items():
@@ -75,10 +72,10 @@ def _lane(number: int, name: str, lane: WorkerLane, waits: Sequence[WorkerWait],
             yield _slice(number, first + place, "transfer", what, began, free, {"bytes": one.size})
 
 
-def _outside_steps(waits: Sequence[WorkerWait], lane: WorkerLane) -> Iterator[tuple[WorkerWait, float, float]]:
+def _outside_steps(lane: WorkerLane) -> Iterator[tuple[WorkerWait, float, float]]:
     """Yield the waits, cut to the times between steps, as slices of a thread may not overlap."""
     gaps = deque(lane.waiting)
-    for wait in sorted(waits, key=attrgetter("began")):
+    for wait in lane.waits:
         while gaps and gaps[0].ended <= wait.began:
             gaps.popleft()
         for gap in gaps:
