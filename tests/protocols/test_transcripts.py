@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from protocols.transcripts import Rule, all_rules
+from protocols.transcripts import FOLDER, PAGES, Rule, all_rules, page
 
 RULES = [pytest.param(rule, id=f"{path.stem}: {rule.name}") for path, rule in all_rules()]
 
@@ -13,3 +15,10 @@ RULES = [pytest.param(rule, id=f"{path.stem}: {rule.name}") for path, rule in al
 def test_the_rule_holds(rule: Rule) -> None:
     """Where a rule is to change, `make transcripts` writes it anew: read the difference."""
     assert str(rule.played()) == str(rule)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_protocol_s_page_shows_the_first_rule_of_its_transcript(path: Path) -> None:
+    if (PAGES / path.name).with_suffix(".md").exists():
+        there, wanted = page(path)
+        assert there == wanted

@@ -39,6 +39,8 @@ from support import tables
 from support.plain_state import to_plain
 
 FOLDER = Path(__file__).parent / "transcripts"
+PAGES = Path(__file__).parents[2] / "docs/protocols"
+BEGIN, END = "<!-- first steps: made by `make transcripts` -->", "<!-- end of the first steps -->"
 TITLE, COMMENT, GIVEN = "== ", "# ", "    "
 FACTS = {
     name: getattr(tables, name)
@@ -161,7 +163,10 @@ def said(order: Order) -> str:
 
 
 def _sum(contributions: tuple[tuple[int, int, float], ...]) -> str:
-    return " + ".join(f"{_number(weight)} of step {step} of worker {worker}" for worker, step, weight in contributions)
+    shares = (
+        ("" if weight == 1.0 else f"{_number(weight)} of ", step, worker) for worker, step, weight in contributions
+    )
+    return " + ".join(f"{share}step {step} of worker {worker}" for share, step, worker in shares)
 
 
 def _number(value: float) -> str:
@@ -169,6 +174,18 @@ def _number(value: float) -> str:
     return str(near) if float(near) == value else repr(value)
 
 
+def page(path: Path) -> tuple[str, str]:
+    """The page of that transcript's protocol as it is, and as it is with the first rule of the transcript."""
+    text = (PAGES / path.name).with_suffix(".md").read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    rule = read(path)[0]
+    lines = "\n".join(str(rule).splitlines()[1:])
+    return text, f"{before}{begin}\n\n```text\n{lines}\n```\n\n{end}{after}"
+
+
 if __name__ == "__main__":
     for transcript in sorted(FOLDER.glob("*.txt")):
         write(transcript, [rule.played() for rule in read(transcript)])
+        if (PAGES / transcript.name).with_suffix(".md").exists():
+            (PAGES / transcript.name).with_suffix(".md").write_text(page(transcript)[1])
