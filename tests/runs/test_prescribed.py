@@ -55,7 +55,8 @@ def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_coun
     ledger, policy = sqlite3.connect(":memory:"), RunPolicy()
     ledger.executescript(TABLES)
     notes = {"admitted": [(1, 1, 2), (1, 1, 3)], "handed": [(1, 1, 0), (1, 1, None)]}
-    segment = SimpleNamespace(workers=2, hosts=1, fact=1, notes=notes)
+    choice = SimpleNamespace(spec=SimpleNamespace(family="parameter-server"))
+    segment = SimpleNamespace(workers=2, hosts=1, fact=1, notes=notes, choice=choice)
     given: dict[str, Any] = {"segment": segment, "recorded": SimpleNamespace(ledger=ledger, folder=Path("run"))}
     RecordedPart(**given, begins=None, ends=None).prescribe(policy)
     assert (policy.admitted, policy.handed) == ({(1, 1): 3}, {(1, 1): None})

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.ipc import messages
@@ -83,7 +84,7 @@ def test_the_last_mean_has_what_workers_told_after_their_last_step(tmp_path: Pat
     )
     applied: Any = SimpleNamespace(samples=8, ordered_steps=9)
     edits: Any = Edits()
-    means = Means(settings, host, applied, edits, journal, CLOCK)
+    means = Means(settings, host, applied, edits, journal, CLOCK, RunPolicy())
     means.epoch_opened(8)
     offer: Any = SimpleNamespace(buffers=None, loads=True)
     means.begin(offer, range(2))
@@ -108,8 +109,7 @@ def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorde
         record=lambda version, workers, *_: cuts.append((applied.samples, workers)),
     )
     offer: Any = SimpleNamespace(buffers=None, loads=True)
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK)
-    means.prescribed = deque([(72, 1)])
+    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy(means=deque([(72, 1)])))
     means.begin(offer, range(2))
     means.ordered(5)
     applied.samples = 64
@@ -129,7 +129,7 @@ def test_a_worker_that_joins_counts_for_means_once_it_has_a_replica(tmp_path: Pa
     host: Any = SimpleNamespace(
         progress=SimpleNamespace(averages=3), record=lambda version, workers, *_: cuts.append(workers)
     )
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK)
+    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy())
     means.epoch_opened(64)
     offer: Any = SimpleNamespace(buffers=None, loads=True)
     means.begin(offer, range(2))
@@ -157,7 +157,7 @@ def test_a_mean_that_can_t_be_made_is_due_again(tmp_path: Path) -> None:
 
     applied: Any = SimpleNamespace(samples=64, ordered_steps=9)
     host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=record)
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK)
+    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy())
     means.epoch_opened(64)
     means.begin(offer, range(2))
     means.ordered(5)
@@ -184,7 +184,7 @@ def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_s
 
     applied: Any = SimpleNamespace(samples=64, ordered_steps=9)
     host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=record)
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK)
+    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy())
     means.begin(offer, range(2))
     assert means.record_last()
     assert cuts == [[0, 1], [0]]

@@ -154,6 +154,12 @@ class RunPolicy:
     """Workers that were to be killed."""
     hosts: dict[int, str] = field(default_factory=dict)
     """By worker: the host that it was on, if there were several."""
+    means: deque[tuple[int, int]] | None = None
+    """Of each mean of replicas, of how many samples it is due, and of how many replicas at most. None: when one is due
+    depends on how fast the one before it was written. With a death samples get fewer, and come to the same number a
+    second time; replicas do not."""
+    lacking: frozenset[int] = frozenset()
+    """Workers whose replicas the last mean goes without. See `segments.LACKING`."""
 
     # --- what the coordinator asks ------------------------------------------------------------------
 
@@ -240,6 +246,15 @@ class RunPolicy:
             return [results.popleft()]
         self.asks_in_vain[worker] = None  # in the run it had died by then, or the run ended
         return []
+
+    def mean_due(self, samples: int, replicas: int) -> bool | None:
+        """Whether the mean of so many replicas, with so many samples in them, is to be recorded. None: by itself."""
+        if self.means is None:
+            return None
+        due = bool(self.means) and samples >= self.means[0][0] and replicas <= self.means[0][1]
+        if due:
+            self.means.popleft()
+        return due
 
     # --- what the director says ---------------------------------------------------------------------
 

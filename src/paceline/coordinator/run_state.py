@@ -83,7 +83,7 @@ class RunState:
         self.edits = Edits(settings.folder, self.cluster, self.members, policy)
         self.versions: StoredVersions | Means
         if spec.versions == "means":
-            self.versions = Means(settings, self.cluster, self.data, self.edits, journal, self.clock)
+            self.versions = Means(settings, self.cluster, self.data, self.edits, journal, self.clock, policy)
         else:
             self.versions = StoredVersions(settings, self.cluster, self.data, self.edits, journal)
         self.plateaus = Plateaus()

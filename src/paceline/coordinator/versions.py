@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import TrainingData
 from paceline.coordinator.edits import Edits
+from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.cluster import Cluster
 from paceline.ipc import messages
@@ -40,12 +40,6 @@ class RecordedVersions:
     def __init__(
         self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal
     ) -> None:
-        self.prescribed: deque[tuple[int, int]] | None = None
-        """Of each mean of replicas, of how many samples it is due, and of how many replicas at most, if that is settled
-        beforehand: else when one is due depends on how fast the one before it was written. With a death samples get
-        fewer, and come to the same number a second time; replicas do not."""
-        self.lacking: frozenset[int] = frozenset()
-        """Workers whose replicas the last mean goes without, if that is settled beforehand. See `segments.LACKING`."""
         self.newest = Made(0, 0.0, 0)
         self.hashes: dict[int, str] = {}
         """The versions on disk, in the order in which they were made."""
@@ -121,15 +115,6 @@ class RecordedVersions:
         """The file of a version that is written, or about to be."""
         return str(self._file(version).absolute())
 
-    def _is_due(self, samples: int, replicas: int = 0) -> bool:
-        """Whether these samples complete another share of an epoch. Asked again with the same samples, it is False."""
-        if self.prescribed is None:
-            return self._due.reached(samples)
-        if not self.prescribed or samples < self.prescribed[0][0] or replicas > self.prescribed[0][1]:
-            return False
-        self.prescribed.popleft()
-        return True
-
     def _file(self, version: int) -> Path:
         return self._folder / "versions" / f"{version:08d}.safetensors"
 
@@ -176,7 +161,7 @@ class StoredVersions(RecordedVersions):
         """
         made = self._ordered.pop(version)
         self.newest = Made(version, at, made.samples)
-        if not self._is_due(made.samples):
+        if not self._due.reached(made.samples):
             return
         if self._ordered or made.known == messages.store.UNTOLD:
             self._record(made)
@@ -209,10 +194,18 @@ class Means(RecordedVersions):
     _of_replicas = True
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal, clock: RunClock
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        data: TrainingData,
+        edits: Edits,
+        journal: Journal,
+        clock: RunClock,
+        policy: RunPolicy,
     ) -> None:
         super().__init__(settings, cluster, data, edits, journal)
         self._clock = clock
+        self._policy = policy
         self._averages_gradients = settings.choice.spec.averages == "gradients"
         self._recording = False
         self._cut: tuple[int, Made] = 0, self.newest
@@ -237,9 +230,13 @@ class Means(RecordedVersions):
         before, self._samples = self._samples, self._data.samples
         if self._recording or (self._counted and self._samples == before):
             return
-        if self._again or self._is_due(self._data.samples, len(self._survivors())):
+        survivors, due = self._survivors(), self._again
+        if not due:
+            prescribed = self._policy.mean_due(self._data.samples, len(survivors))
+            due = self._due.reached(self._data.samples) if prescribed is None else prescribed
+        if due:
             self._again = False
-            self._record(self._survivors())
+            self._record(survivors)
 
     def record_last(self) -> bool:
         """No replica makes a step any more: have their mean written once the averages under way are made.
@@ -248,7 +245,7 @@ class Means(RecordedVersions):
         """
         if self._recording or self._cluster.progress.averaging:
             return True
-        lacking = self._broken.keys() | self.lacking
+        lacking = self._broken.keys() | self._policy.lacking
         there = [worker for worker in self._survivors() if worker not in lacking]
         if self._mean_of == self._replicas_now() or not there:
             return False

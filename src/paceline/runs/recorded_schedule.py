@@ -16,7 +16,7 @@ from paceline.core.leases import Batch
 from paceline.core.phrases import error_line
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun
-from paceline.records.segments import ASKED, Segment
+from paceline.records.segments import ASKED, LACKING, Segment
 from paceline.records.snapshots import Snapshot, State, folder_of, read
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class RecordedPart:
         # A worker that died before its first step came back under the same number of returns: the last one counts.
         policy.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
         policy.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
+        policy.means, policy.lacking = self.recordings(), frozenset(notes.get(LACKING, ()))
         policy.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
         if self.segment.hosts > 1:  # in averages, what workers of one host have is summed first
             policy.hosts = dict(enumerate(recorded.scenario_of(self.segment).hosts(self.segment.workers)))
@@ -147,6 +148,8 @@ class RecordedPart:
         The mean that a run records at its end is left out: the replay records one there by itself. None if samples are
         not counted, and for versions of a store, whose recording does not depend on time.
         """
+        if self.segment.choice.spec.family == "parameter-server":
+            return None
         ledger = self.recorded.ledger
         query = (
             "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
@@ -154,7 +157,7 @@ class RecordedPart:
         )
         first = 0 if self.begins is None else self.begins.state.version
         rows = ledger.execute(query, (first, sys.maxsize if self.ends is None else self.ends.version)).fetchall()
-        if self.segment.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
+        if any(samples is None for _, samples, _ in rows):
             return None
         query = "SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders) AND id >= ? AND id <= ?"
         (over,) = ledger.execute(query, self._facts).fetchone()

@@ -36,7 +36,7 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
-from paceline.records.segments import LACKING, ON_DEVICES, Segment
+from paceline.records.segments import ON_DEVICES, Segment
 from paceline.records.summary import Summary
 from paceline.runs.recorded_schedule import RecordedPart, parts
 from paceline.runs.run import STARTS
@@ -204,10 +204,7 @@ def _direct(
     if until is not None:
         journal.ledger.note("until", until)  # it stops in the middle: no worker leaves
     part.prescribe(workers.policy)
-    notes = part.segment.notes
-    workers.versions.prescribed = part.recordings()
-    workers.versions.lacking = frozenset(notes.get(LACKING, ()))
-    began = workers.begin(notes.get("absent", ()))
+    began = workers.begin(part.segment.notes.get("absent", ()))
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
             return
