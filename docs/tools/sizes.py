@@ -83,6 +83,15 @@ def arguments(function: ast.FunctionDef) -> int:
     return len(named) - 1
 
 
+def constructor(one: ast.ClassDef) -> int:
+    """How many arguments make one. Of a dataclass these are its fields without a default, unless it only keeps them."""
+    if (init := next((method for method in methods(one) if method.name == "__init__"), None)) is not None:
+        return arguments(init)
+    decorated = next((ast.unparse(made) for made in one.decorator_list if "dataclass" in ast.unparse(made)), "frozen")
+    fields = [node for node in one.body if isinstance(node, ast.AnnAssign) and node.value is None]
+    return 0 if "frozen" in decorated else len(fields)
+
+
 def by_package(found: Iterable[Module]) -> Iterator[str]:
     packages: dict[str, list[Module]] = defaultdict(list)
     for module in found:
@@ -107,13 +116,9 @@ def questions(found: list[Module]) -> Iterator[tuple[str, list[str]]]:
     large = sorted(((lines(one), f"{module.name}.{one.name}") for module, one in classes), reverse=True)
     yield "the ten largest classes", [f"{name}: {count}" for count, name in large[:10]]
     yield f"classes of more than {CLASS} lines", [f"{name}: {count}" for count, name in large if count > CLASS]
-    built = [
-        f"{module.name}.{one.name}: {arguments(method)}"
-        for module, one in classes
-        for method in methods(one)
-        if method.name == "__init__" and arguments(method) > CONSTRUCTOR
-    ]
-    yield f"constructors with more than {CONSTRUCTOR} arguments", built
+    built = [(f"{module.name}.{one.name}", constructor(one)) for module, one in classes]
+    many = [f"{name}: {count}" for name, count in built if count > CONSTRUCTOR]
+    yield f"constructors with more than {CONSTRUCTOR} arguments", many
     long = [f"{module.name}.{one.name}: {lines(one)}" for module, one in functions if lines(one) > FUNCTION]
     yield f"functions of more than {FUNCTION} lines", long
     files: dict[str, int] = defaultdict(int)

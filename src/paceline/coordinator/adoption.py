@@ -91,17 +91,17 @@ class Adoption:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Adopting:
     """Tells workers what follows from the book: which of them writes, and which may go on.
 
     Each method raises ConfigError if the workers don't begin with the same.
     """
 
-    def __init__(self, cluster: Cluster, members: Members, ledger: Ledger) -> None:
-        self.book = Adoption()
-        self._cluster = cluster
-        self._members = members
-        self._ledger = ledger
+    _cluster: Cluster
+    _members: Members
+    _ledger: Ledger
+    book: Adoption = field(default_factory=Adoption)
 
     def wanted(self, member: Member, digest: str) -> None:
         """The worker's script changed the parameters or the optimizer before its first step."""

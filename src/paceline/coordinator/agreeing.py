@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.member import Member, Members
@@ -21,33 +22,24 @@ from paceline.records.ledger import Ledger
 NOT_SIMULATED = "paceline.agree() is not simulated: workers wait there for each other, which no model of time knows of"
 
 
+@dataclass(slots=True, eq=False)
 class Agreeing:
     """Knows who waits in `agree`, and for whom."""
 
-    def __init__(
-        self,
-        members: Members,
-        cluster: Cluster,
-        ledger: Ledger,
-        policy: RunPolicy,
-        clock: RunClock,
-        report: Report,
-        output: WorkerOutput,
-    ) -> None:
-        self._members = members
-        self._cluster = cluster
-        self._ledger = ledger
-        self._policy = policy
-        self._clock = clock
-        self._report = report
-        self._output = output
-        self._book = Agreements()
-        self._waiting: dict[int, messages.worker.Agrees] = {}
-        """By worker: the call that it waits in."""
-        self._pausing: dict[int, bool] = {}
-        """Workers that were told to pause, and whether they have declined their step."""
-        self._going_on: set[int] = set()
-        """Workers that go on, and are not released yet."""
+    _members: Members
+    _cluster: Cluster
+    _ledger: Ledger
+    _policy: RunPolicy
+    _clock: RunClock
+    _report: Report
+    _output: WorkerOutput
+    _book: Agreements = field(default_factory=Agreements)
+    _waiting: dict[int, messages.worker.Agrees] = field(default_factory=dict)
+    """By worker: the call that it waits in."""
+    _pausing: dict[int, bool] = field(default_factory=dict)
+    """Workers that were told to pause, and whether they have declined their step."""
+    _going_on: set[int] = field(default_factory=set)
+    """Workers that go on, and are not released yet."""
 
     def resumed(self, decided: Mapping[Call, Value]) -> None:
         """The run goes on, with what was decided before."""

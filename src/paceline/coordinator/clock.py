@@ -12,14 +12,12 @@ class RunClock:
         """`now()` is seconds since any moment."""
         self._now = now
         self._origin = now()
-        self.began = False
-        """Whether training has begun."""
         self.present: float | None = None
         """The time of the fact whose orders are being carried out."""
 
     def begin(self, at: float = 0.0) -> None:
         """Training begins now, or goes on at that time of the run."""
-        self._origin, self.began = self._now() - at, True
+        self._origin = self._now() - at
 
     def at(self) -> float:
         """Return the run's time. Before training begins it counts from when this was made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.coordinator.member import Member, Members
@@ -16,40 +17,40 @@ from paceline.ipc import messages
 from paceline.records.journal import Journal
 
 
+@dataclass(slots=True, eq=False)
 class TrainingData:
     """Answers the workers' loaders from the book of leases, and writes down what comes of each batch.
 
     Steps are counted as they are ordered. Their batches are settled once no death can take them away.
     """
 
-    def __init__(self, members: Members, journal: Journal, policy: RunPolicy, *, owned: bool) -> None:
-        """`owned`: whether each worker owns a replica."""
-        self.leases = Leases("queue", [])
-        self.steps = 0
-        """Steps whose updates are in a version that is ordered, or in a replica."""
-        self.samples = 0
-        """Samples in these."""
-        self.ordered_steps = 0
-        """Steps in replicas, also those that were lost with one since."""
-        self._members = members
-        self._journal = journal
-        self._policy = policy
-        self._anew: set[int] = set()
-        """Epochs that are opened with another order than before the run was resumed."""
-        self._untold: dict[tuple[int, int], tuple[Batch, ...]] = {}
-        """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
-        self._owned = owned
-        self._of: Counter[int] = Counter()
-        """By worker: steps that its replica was ordered and makes."""
-        self._unshared: dict[int, list[int]] = {}
-        """By worker: steps in its replica that are in no other one yet."""
-        self._groups: dict[int, tuple[int, ...]] = {}
-        """By number: members of the groups that average replicas now."""
-        self._owners: dict[int, None] = {}
-        """Workers that own a replica which counts: not of those that died."""
-        self._copies: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        """By worker that gets a copy: whose replica it is of, how many steps were in that then, and which of these were
-        in no other one."""
+    _members: Members
+    _journal: Journal
+    _policy: RunPolicy
+    owned: bool = field(kw_only=True)
+    """Whether each worker owns a replica."""
+    leases: Leases = field(default_factory=lambda: Leases("queue", []))
+    steps: int = 0
+    """Steps whose updates are in a version that is ordered, or in a replica."""
+    samples: int = 0
+    """Samples in these."""
+    ordered_steps: int = 0
+    """Steps in replicas, also those that were lost with one since."""
+    _anew: set[int] = field(default_factory=set)
+    """Epochs that are opened with another order than before the run was resumed."""
+    _untold: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
+    """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
+    _of: Counter[int] = field(default_factory=Counter)
+    """By worker: steps that its replica was ordered and makes."""
+    _unshared: dict[int, list[int]] = field(default_factory=dict)
+    """By worker: steps in its replica that are in no other one yet."""
+    _groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By number: members of the groups that average replicas now."""
+    _owners: dict[int, None] = field(default_factory=dict)
+    """Workers that own a replica which counts: not of those that died."""
+    _copies: dict[int, tuple[int, int, tuple[int, ...]]] = field(default_factory=dict)
+    """By worker that gets a copy: whose replica it is of, how many steps were in that then, and which of these were
+    in no other one."""
 
     # --- what loaders say ---------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class TrainingData:
             case ReduceFailed(group=group):
                 self._groups.pop(group, None)
             case TrainingBegan(members=members):
-                self._owners = {worker: None for worker, _, _ in members} if self._owned else {}
+                self._owners = {worker: None for worker, _, _ in members} if self.owned else {}
             case ReplicaCopied(worker=worker):
                 self._owners[worker] = None
                 source, self._of[worker], steps = self._copies.pop(worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.data import TrainingData
@@ -15,30 +16,21 @@ from paceline.host.cluster import Cluster
 from paceline.host.events import Report
 
 
+@dataclass(slots=True, eq=False)
 class Departures:
     """Takes workers out of training, at once or when their last update has arrived."""
 
-    def __init__(
-        self,
-        members: Members,
-        cluster: Cluster,
-        data: TrainingData,
-        timing: StepTiming,
-        policy: RunPolicy,
-        clock: RunClock,
-        report: Report,
-    ) -> None:
-        self._members = members
-        self._cluster = cluster
-        self._data = data
-        self._timing = timing
-        self._policy = policy
-        self._clock = clock
-        self._report = report
-        self._finishing: dict[int, Member] = {}
-        """Workers that wait in `finish()`."""
-        self._postponed: list[tuple[Member, Callable[[Member], None]]] = []
-        """Workers that leave when their last update has arrived, or when they are killed, and how."""
+    _members: Members
+    _cluster: Cluster
+    _data: TrainingData
+    _timing: StepTiming
+    _policy: RunPolicy
+    _clock: RunClock
+    _report: Report
+    _finishing: dict[int, Member] = field(default_factory=dict)
+    """Workers that wait in `finish()`."""
+    _postponed: list[tuple[Member, Callable[[Member], None]]] = field(default_factory=list)
+    """Workers that leave when their last update has arrived, or when they are killed, and how."""
 
     def leave(self, member: Member, how: Left) -> None:
         """The worker trains no more: tell the machine if it did, and return what the worker held."""

@@ -37,37 +37,27 @@ class _Drain:
     """Whether its workers have left, and its range moves."""
 
 
+@dataclass(slots=True, eq=False)
 class Drain:
     """Takes hosts out of a run. It goes on when something has happened, and waits for nothing."""
 
-    def __init__(
-        self,
-        members: Members,
-        cluster: Cluster,
-        others: HostRegistry,
-        departures: Departures,
-        ledger: Ledger,
-        loop: Loop,
-        output: WorkerOutput,
-        seconds: float,
-    ) -> None:
-        """`seconds`: how long the workers of a host that leaves have to finish their steps.
+    _members: Members
+    _cluster: Cluster
+    _others: HostRegistry
+    _departures: Departures
+    _ledger: Ledger
+    _loop: Loop
+    _output: WorkerOutput
+    _seconds: float
+    """How long the workers of a host that leaves have to finish their steps.
 
-        One may hang, and the machine goes soon.
-        """
-        self._members = members
-        self._cluster = cluster
-        self._others = others
-        self._departures = departures
-        self._ledger = ledger
-        self._loop = loop
-        self._output = output
-        self._seconds = seconds
-        self._asked: dict[str, None] = {}
-        """Hosts that were asked to leave, and whose workers were not."""
-        self._drains: dict[str, _Drain] = {}
-        self._moved: list[tuple[int, Mapping[str, list[int]]]] = []
-        """See `MOVES`."""
+    One may hang, and the machine goes soon.
+    """
+    _asked: dict[str, None] = field(default_factory=dict)
+    """Hosts that were asked to leave, and whose workers were not."""
+    _drains: dict[str, _Drain] = field(default_factory=dict)
+    _moved: list[tuple[int, Mapping[str, list[int]]]] = field(default_factory=list)
+    """See `MOVES`."""
 
     def asked(self, host: str) -> None:
         """That host was asked to leave. It does once workers train."""

@@ -29,28 +29,28 @@ class _Edit:
     waiting: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Edits:
     """Each worker's k-th change must be equal to the others' k-th. New tensors take the values of the first worker."""
 
-    def __init__(self, folder: Path, cluster: Cluster, members: Members, policy: RunPolicy) -> None:
-        """`folder` is the run's."""
-        self._run = folder
-        self._cluster = cluster
-        self._members = members
-        self._policy = policy
-        self._edits: list[_Edit] = []
-        self._made: dict[int, int] = {}
-        """By worker: how many changes its script has made."""
-        self._number = 0
-        """How many changes there are in versions that are ordered now."""
-        self._coming: dict[int, int] = {}
-        """By worker: how often it has told its own values."""
-        self._values: dict[int, int] = {}
-        """By worker: which of these a version has that is ordered now."""
-        self._with_step: dict[tuple[int, int], tuple[int, int | None]] = {}
-        """By (worker, step) that the machine was not told yet: the changes that were made by then, and the values."""
-        self._due = 0
-        """How many a script must have made before its first step, as the run goes on from a snapshot."""
+    _run: Path
+    """The run's folder."""
+    _cluster: Cluster
+    _members: Members
+    _policy: RunPolicy
+    _edits: list[_Edit] = field(default_factory=list)
+    _made: dict[int, int] = field(default_factory=dict)
+    """By worker: how many changes its script has made."""
+    _number: int = 0
+    """How many changes there are in versions that are ordered now."""
+    _coming: dict[int, int] = field(default_factory=dict)
+    """By worker: how often it has told its own values."""
+    _values: dict[int, int] = field(default_factory=dict)
+    """By worker: which of these a version has that is ordered now."""
+    _with_step: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
+    """By (worker, step) that the machine was not told yet: the changes that were made by then, and the values."""
+    _due: int = 0
+    """How many a script must have made before its first step, as the run goes on from a snapshot."""
 
     def known(self) -> messages.store.WorkersTold:
         """What a version has that is ordered now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import Shutdown
@@ -15,37 +16,28 @@ from paceline.ipc import messages
 from paceline.records.journal import Journal
 
 
+@dataclass(slots=True, eq=False)
 class Evaluation:
     """Has versions evaluated: by a process beside the workers while these train, and after that by the lowest worker.
 
     Workers evaluate one version at a time, in order.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        cluster: Cluster,
-        versions: RecordedVersions,
-        journal: Journal,
-        shutdown: Shutdown,
-        output: WorkerOutput,
-        evaluator: Evaluator | None,
-    ) -> None:
-        """`evaluator` evaluates while workers train."""
-        self._members = members
-        self._cluster = cluster
-        self._versions = versions
-        self._journal = journal
-        self._shutdown = shutdown
-        self._output = output
-        self._evaluator = evaluator
-        self._apart = False
-        """Whether the model's structure is not that of the process beside the workers any more."""
-        self._left: deque[tuple[int, str]] | None = None
-        """Versions that workers have yet to evaluate, each with its file; None before that begins."""
-        self._present: tuple[Member, int, str] | None = None
-        """The worker that evaluates now, the version and its file."""
-        self._all = 0
+    _members: Members
+    _cluster: Cluster
+    _versions: RecordedVersions
+    _journal: Journal
+    _shutdown: Shutdown
+    _output: WorkerOutput
+    _evaluator: Evaluator | None
+    """Evaluates while workers train."""
+    _apart: bool = False
+    """Whether the model's structure is not that of the process beside the workers any more."""
+    _left: deque[tuple[int, str]] | None = None
+    """Versions that workers have yet to evaluate, each with its file; None before that begins."""
+    _present: tuple[Member, int, str] | None = None
+    """The worker that evaluates now, the version and its file."""
+    _all: int = 0
 
     # --- while workers train ------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paceline.coordinator.clock import RunClock
@@ -35,32 +36,24 @@ AWAY = 60.0
 """Seconds that a lost host has to come again if nobody trains meanwhile."""
 
 
+@dataclass(slots=True, eq=False)
 class Returns:
     """Begins a process in the place of one that has died: after a while, if the scenario says so, or `--restart`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        members: Members,
-        cluster: Cluster,
-        others: HostRegistry | None,
-        loop: Loop,
-        output: WorkerOutput,
-    ) -> None:
-        self._settings = settings
-        self._members = members
-        self._cluster = cluster
-        self._others = others
-        self._loop = loop
-        self._output = output
-        self._due: list[Member] = []
-        """Workers whose time to come back has come."""
-        self._killed: dict[int, Kill] = {}
-        """By worker: the event that has killed it, by time."""
-        self._over = False
-        """Whether no worker trains any more."""
-        self._alone_since: float | None = None
-        """Since when nobody trains, and hosts are awaited to go on with."""
+    _settings: Settings
+    _members: Members
+    _cluster: Cluster
+    _others: HostRegistry | None
+    _loop: Loop
+    _output: WorkerOutput
+    _due: list[Member] = field(default_factory=list)
+    """Workers whose time to come back has come."""
+    _killed: dict[int, Kill] = field(default_factory=dict)
+    """By worker: the event that has killed it, by time."""
+    _over: bool = False
+    """Whether no worker trains any more."""
+    _alone_since: float | None = None
+    """Since when nobody trains, and hosts are awaited to go on with."""
 
     def kill(self, event: Kill) -> None:
         """The moment of that event has come. A worker that is away can't die."""
@@ -159,44 +152,32 @@ class Returns:
         return self._alone_since is not None and self._loop.now() - self._alone_since >= AWAY
 
 
+@dataclass(slots=True, eq=False)
 class Joining:
     """Tells the machine of workers that join, at the first step of their scripts, and sees to what they begin with."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        members: Members,
-        cluster: Cluster,
-        data: TrainingData,
-        versions: RecordedVersions,
-        ledger: Ledger,
-        policy: RunPolicy,
-        clock: RunClock,
-        report: Report,
-        output: WorkerOutput,
-    ) -> None:
-        self._settings = settings
-        self._members = members
-        self._cluster = cluster
-        self._data = data
-        self._versions = versions
-        self._ledger = ledger
-        self._policy = policy
-        self._clock = clock
-        self._report = report
-        self._output = output
-        self._next_steps: dict[int, int] = {}
-        """By worker: the next step number that is unused."""
-        self._ready: dict[int, int] = {}
-        """By worker that takes part, as the machine was told: how many gradients of it were ready."""
-        self._joins: Counter[int] = Counter()
-        """How often each worker has joined, as the machine was told."""
-        self._handed: list[tuple[int, int, int | None]] = []
-        """Worker, its how manieth return, and who has handed over to it then."""
-        self._without: set[int] = set()
-        """Workers that have joined, as the machine was told, and were given no replica."""
-        self._admitted: list[tuple[int, int, int]] = []
-        """Worker, its how manieth return, and the epoch in which its script went on then."""
+    _settings: Settings
+    _members: Members
+    _cluster: Cluster
+    _data: TrainingData
+    _versions: RecordedVersions
+    _ledger: Ledger
+    _policy: RunPolicy
+    _clock: RunClock
+    _report: Report
+    _output: WorkerOutput
+    _next_steps: dict[int, int] = field(default_factory=dict)
+    """By worker: the next step number that is unused."""
+    _ready: dict[int, int] = field(default_factory=dict)
+    """By worker that takes part, as the machine was told: how many gradients of it were ready."""
+    _joins: Counter[int] = field(default_factory=Counter)
+    """How often each worker has joined, as the machine was told."""
+    _handed: list[tuple[int, int, int | None]] = field(default_factory=list)
+    """Worker, its how manieth return, and who has handed over to it then."""
+    _without: set[int] = field(default_factory=set)
+    """Workers that have joined, as the machine was told, and were given no replica."""
+    _admitted: list[tuple[int, int, int]] = field(default_factory=list)
+    """Worker, its how manieth return, and the epoch in which its script went on then."""
 
     def offered(self, member: Member, first: messages.worker.Offered, offer: messages.worker.Offered) -> int | None:
         """The worker has come to `prepare`, and the others train on that first offer: let its script go on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from paceline.records.ledger import GATHER, Ledger
 
@@ -10,15 +11,15 @@ PAUSE = GATHER / 10
 """Seconds until the ledger is looked at again."""
 
 
+@dataclass(slots=True, eq=False)
 class LedgerBackpressure:
     """Tells the coordinator when no fact may be taken up, as the ledger is too far behind."""
 
-    def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
-        self._ledger = ledger
-        self._say = say
-        self._said = False
-        self.busy_with: str | None = None
-        """Why the run waits, if it does."""
+    _ledger: Ledger
+    _say: Callable[[str], None]
+    _said: bool = False
+    busy_with: str | None = None
+    """Why the run waits, if it does."""
 
     def behind(self) -> bool:
         """Whether the run is to wait for the disk. This is said once in a run."""

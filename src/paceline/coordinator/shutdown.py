@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paceline.coordinator.departures import Departures
@@ -48,52 +49,42 @@ def why_it_ends(on_loss: OnLoss, others: bool) -> str:
     return ": its script failed" + (" (--on-loss continue goes on without such a worker)" if others else "")
 
 
+@dataclass(slots=True, eq=False)
 class Shutdown:
     """Notices that an end is due. Stops the workers once, and ends the processes that outlast their grace."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        members: Members,
-        departures: Departures,
-        snapshots: Snapshots,
-        cluster: Cluster,
-        others: HostRegistry | None,
-        loop: Loop,
-        output: WorkerOutput,
-    ) -> None:
-        """`snapshots` takes the last one before workers are told to stop."""
-        self.outcome: Outcome = "completed"
-        self.error: str | None = None
-        self.lacks_host = False
-        """Whether a host has gone that made versions."""
-        self.usage_error: str | None = None
-        """What the script asked for and can't have, in one line."""
-        self.stopping = False
-        self.at_once = False
-        """Whether the run is to end without its last version, if that is not written yet."""
-        self.interrupted = False
-        """Whether a signal has asked for an end."""
-        self.asked: str | None = None
-        """Why a script has had the run end; None: none has."""
-        self._settings = settings
-        self._members = members
-        self._departures = departures
-        self._snapshots = snapshots
-        self._cluster = cluster
-        self._others = others
-        self._loop = loop
-        self._output = output
-        self._met: dict[str, None] = {}
-        """Targets that versions have met."""
-        self._grace = GRACE
-        """Seconds that a script has to end once the run is stopped, and then what it has started."""
-        self._leaves_at_once = False
-        """Whether scripts are to be left wherever they are, rather than at their end."""
-        self._to_tell: Callable[[], None] | None = None
-        """Tells the workers to stop. None: the run is not stopped, or they were told."""
-        self._late: dict[int, None] = {}
-        """Workers that were ended after their grace."""
+    _settings: Settings
+    _members: Members
+    _departures: Departures
+    _snapshots: Snapshots
+    """Take the last one before workers are told to stop."""
+    _cluster: Cluster
+    _others: HostRegistry | None
+    _loop: Loop
+    _output: WorkerOutput
+    outcome: Outcome = "completed"
+    error: str | None = None
+    lacks_host: bool = False
+    """Whether a host has gone that made versions."""
+    usage_error: str | None = None
+    """What the script asked for and can't have, in one line."""
+    stopping: bool = False
+    at_once: bool = False
+    """Whether the run is to end without its last version, if that is not written yet."""
+    interrupted: bool = False
+    """Whether a signal has asked for an end."""
+    asked: str | None = None
+    """Why a script has had the run end; None: none has."""
+    _met: dict[str, None] = field(default_factory=dict)
+    """Targets that versions have met."""
+    _grace: float = GRACE
+    """Seconds that a script has to end once the run is stopped, and then what it has started."""
+    _leaves_at_once: bool = False
+    """Whether scripts are to be left wherever they are, rather than at their end."""
+    _to_tell: Callable[[], None] | None = None
+    """Tells the workers to stop. None: the run is not stopped, or they were told."""
+    _late: dict[int, None] = field(default_factory=dict)
+    """Workers that were ended after their grace."""
 
     # --- limits, targets and signals ----------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.coordinator.clock import RunClock
@@ -33,16 +34,16 @@ class _Finished(NamedTuple):
         return cls(said, ordered, began if ordered <= began <= latest else latest, compute, at)
 
 
+@dataclass(slots=True, eq=False)
 class StepTiming:
     """Completes the times of each finished step, which lack the wait after it, and writes them down."""
 
-    def __init__(self, journal: Journal, clock: RunClock, measures: bool) -> None:
-        """`measures`: whether times are written down as they were measured."""
-        self._journal = journal
-        self._clock = clock
-        self._measures = measures
-        self._finished: dict[int, _Finished] = {}
-        """By worker: its last finished step, until the step's times are complete."""
+    _journal: Journal
+    _clock: RunClock
+    _measures: bool
+    """Whether times are written down as they were measured."""
+    _finished: dict[int, _Finished] = field(default_factory=dict)
+    """By worker: its last finished step, until the step's times are complete."""
 
     def step_finished(self, member: Member, message: messages.worker.StepFinished) -> None:
         """The worker has finished a step. Its message says how long it had waited after the step before."""
