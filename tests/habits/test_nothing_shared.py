@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.coordinator.remarks import Alike, unused
+from paceline.coordinator.remarks import Remarks, epochs_over, unused
 from paceline.core.leases import Batch
 from paceline.ipc.endpoint import Message
-from paceline.job.compatibility import epochs_over
 from paceline.training import prepare
 from paceline.training.batches import Batches, Stands
 from paceline.training.gradients import Gradients
@@ -84,12 +83,16 @@ def test_workers_that_train_on_the_same_samples_are_told_of(way: str, protocol: 
 
 
 def test_only_the_first_two_workers_that_are_alike_are_told_of() -> None:
-    alike = Alike()
-    assert alike.warning(2, "aa") is None
-    assert alike.warning(1, "bb") is None
-    assert alike.warning(2, "aa") is None, "its own, once more"
-    assert "workers 0 and 2 are" in str(alike.warning(0, "aa"))
-    assert alike.warning(3, "bb") is None
+    said: list[str] = []
+    run_state: Any = SimpleNamespace(output=SimpleNamespace(say=said.append))
+    remarks = Remarks(run_state)
+    for worker, checksum in ((2, "aa"), (1, "bb"), (2, "aa")):  # the last is its own, once more
+        remarks.first_gradient(worker, checksum)
+    assert not said
+    remarks.first_gradient(0, "aa")
+    remarks.first_gradient(3, "bb")
+    (line,) = said
+    assert "workers 0 and 2 are" in line
 
 
 def first_gradient(scale: float, *, workers: int = 2, leased: bool = False) -> str | None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import paceline
 from paceline.cli.main import main
-from paceline.coordinator.remarks import EarlyLeavers
+from paceline.coordinator.adoption import Adoption
+from paceline.coordinator.remarks import Remarks
+from paceline.core.leases import Leases
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.summary import Tally
 from support.launch import Launch
 from support.suites import each
 
@@ -86,19 +92,33 @@ def test_alone_stop_does_nothing() -> None:
 
 
 def test_a_worker_is_early_only_if_another_one_goes_on_to_an_epoch_after_its_last() -> None:
-    leavers = EarlyLeavers()
-    leavers.done(1, 4)
-    assert leavers.goes_on(0, 3) is None, "it was in that epoch, too"
-    assert leavers.goes_on(1, 4) is None, "it is the one"
-    assert leavers.at_end() is None
-    line = leavers.goes_on(2, 4)
-    assert line is not None
+    said: list[str] = []
+    run_state: Any = SimpleNamespace(
+        output=SimpleNamespace(say=said.append),
+        settings=SimpleNamespace(epochs=None, targets=(), resumed=None),
+        shutdown=SimpleNamespace(stopping=False),
+        adopting=SimpleNamespace(book=Adoption(pushed={1})),
+        data=SimpleNamespace(leases=Leases("queue", [])),
+        journal=SimpleNamespace(tally=Tally()),
+        members={},
+    )
+    remarks = Remarks(run_state)
+    remarks.begin(Mock(epochs=None, passes=1))
+    remarks.done(1, 4)
+    remarks.goes_on(0, 3)  # worker 1 was in that epoch, too
+    remarks.goes_on(1, 4)
+    remarks.end()
+    assert not said
+    remarks.goes_on(2, 4)
+    remarks.goes_on(0, 5)  # once is enough
+    (line,) = said
     assert line.startswith("worker 1 has left the training after 4 epochs, and worker 2 goes on")
-    assert leavers.goes_on(0, 5) is None, "once is enough"
-    leavers.done(2, 9)
-    assert leavers.at_end() == "worker 1 stopped after 4 epochs, worker 2 after 9"
-    leavers.epochs = 40
-    assert leavers.at_end() == "worker 1 stopped after 4 of 40 epochs, worker 2 after 9"
+    remarks.done(2, 9)
+    remarks.end()
+    assert said[1:] == ["worker 1 stopped after 4 epochs, worker 2 after 9"]
+    remarks.begin(Mock(epochs=40, passes=1))
+    remarks.end()
+    assert said[2:] == ["worker 1 stopped after 4 of 40 epochs, worker 2 after 9"]
 
 
 def test_the_reason_is_in_the_ledger(launch: Launch) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from paceline.job.compatibility import lack_of_metrics, unmeasured
+from paceline.coordinator.remarks import unmeasured
+from paceline.job.compatibility import lack_of_metrics
 from paceline.records.comparison import final, seconds_to
 from paceline.records.reading import logged_of
 from paceline.records.summary import Logged, Target, first_logged, values_of

@@ -12,7 +12,7 @@ from paceline.coordinator.host_events import note
 from paceline.coordinator.ledger_backpressure import PAUSE, LedgerBackpressure
 from paceline.coordinator.lifecycle import Closing, Gathering, Training, begin
 from paceline.coordinator.member import Member
-from paceline.coordinator.remarks import Alike, EarlyLeavers, at_end
+from paceline.coordinator.remarks import Remarks
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.shutdown import loss_is_borne
 from paceline.core.facts import Fact, GradientReady, StepDeclined
@@ -35,7 +35,6 @@ from paceline.host.contract import called
 from paceline.host.events import HostEvent, Prepared, StandInsCame, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
-from paceline.job.compatibility import epochs_over
 from paceline.job.interrupts import without_handler
 
 GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: only worker 0's is shown
@@ -54,10 +53,8 @@ class Coordinator:
         self.parser_ended: tuple[int, int] | None = None
         """The first of the workers whose script its own argument parser has ended, before training; the exit code."""
         self._on_begin = on_begin
-        self._alike = Alike()
-        self._early = EarlyLeavers()
+        self._remarks = Remarks(run_state)
         self._disk = LedgerBackpressure(run_state.journal.ledger, run_state.output.say)
-        self._told_epochs_over = False
 
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
@@ -98,7 +95,8 @@ class Coordinator:
                 break
             if not run_state.happened:
                 run_state.inbox.wait(run_state.cluster.due())
-        self._look_at_use()
+        if run_state.shutdown.outcome == "completed":
+            self._remarks.end()
 
     def carry_out(self, order: Order) -> None:
         """Carry out the order."""
@@ -163,7 +161,7 @@ class Coordinator:
             return False
         if not isinstance(self.phase, Closing):
             run_state.returns.close()
-            self.phase = Closing(run_state, self._training)
+            self.phase = Closing(run_state, self.phase if isinstance(self.phase, Training) else None)
         waits = self.phase.go_on() and not run_state.shutdown.at_once
         if waits or run_state.members.here():
             return False
@@ -188,17 +186,6 @@ class Coordinator:
             self._on_begin(self.phase.offer)
             run_state.journal.ledger.machines_noted()
 
-    @property
-    def _training(self) -> Training | None:
-        """What workers train on, or have trained on; None if training has not begun."""
-        match self.phase:
-            case Closing(training=training):
-                return training
-            case Training():
-                return self.phase
-            case Gathering():
-                return None
-
     def _next(self) -> Fact | None:
         """Return the next fact, in the order of time: a transfer's end, or what was heard."""
         happened = self.run_state.happened
@@ -218,14 +205,6 @@ class Coordinator:
         run_state.data.leases.deal("rounds" if part.spec.rounds else "queue")
         if not run_state.settings.quiet:
             run_state.output.say(f"{order.to} decides from here on: {choice.sentence(order.why)}")
-
-    def _look_at_use(self) -> None:
-        """Say what the script did not use of what `prepare` gave it, if the run ended well."""
-        run_state, training = self.run_state, self._training
-        if training is None or run_state.shutdown.outcome != "completed":
-            return
-        for line in at_end(run_state, training.offer, self._early):
-            run_state.output.say(line)
 
     # --- what hosts report, and workers say ---------------------------------------------------------
 
@@ -256,8 +235,7 @@ class Coordinator:
                 self._step_finished(member, message)
             case messages.worker.LeaseWanted(epoch=epoch):
                 if not run_state.shutdown.stopping:
-                    if line := self._early.goes_on(worker, epoch):
-                        run_state.output.say(line)
+                    self._remarks.goes_on(worker, epoch)
                     if member.stage == "offered":
                         run_state.joining.wanted(member, epoch)
                 run_state.data.wanted(member, message)
@@ -307,7 +285,7 @@ class Coordinator:
             case messages.worker.Agrees():
                 run_state.agreeing.wants(member, message)
             case messages.worker.EpochsOver():
-                self._epochs_over()
+                self._remarks.epochs_over()
             case messages.worker.AdoptionWanted(digest=digest):
                 run_state.adopting.wanted(member, digest)
             case messages.worker.AdoptionWritten():
@@ -358,8 +336,8 @@ class Coordinator:
             return  # it was on its way when the run was stopped: its batches returned then
         run_state.adopting.pushed(worker)
         run_state.edits.pushed(worker, done.step)
-        if done.gradient is not None and (line := self._alike.warning(worker, done.gradient)):
-            run_state.output.say(line)
+        if done.gradient is not None:
+            self._remarks.first_gradient(worker, done.gradient)
         if not run_state.data.holds(member, [*done.skipped, *(done.batches or ())], done.again):
             dropped = DropUpdate(worker=worker, step=done.step, samples="return")
             run_state.cluster.carry_out(dropped, run_state.clock.moment())
@@ -376,8 +354,7 @@ class Coordinator:
         run_state.inbox.report(fact)
 
     def _declined(self, member: Member, epoch: int) -> None:
-        if not self.run_state.shutdown.stopping:
-            self._early.done(member.worker, epoch)
+        self._remarks.done(member.worker, epoch)
         if member.stage == "offered":  # its script has no more to do, and has taken no part
             self.run_state.departures.leave(member, "finished")
         elif member.trains and member.step is not None:
@@ -385,20 +362,12 @@ class Coordinator:
             declined = StepDeclined(worker=member.worker, step=step, at=self.run_state.clock.at())
             self.run_state.inbox.report(declined)
 
-    def _epochs_over(self) -> None:
-        """Tell the user once that a script loops on after its last epoch."""
-        training = self._training
-        if training is not None and not self._told_epochs_over and not self.run_state.shutdown.stopping:
-            self._told_epochs_over = True
-            self.run_state.output.say(epochs_over(training.offer, self.run_state.settings))
-
     def _go_on(self) -> None:
         if isinstance(self.phase, Gathering):
             self.phase.go_on()
             if self.phase.complete():
                 self.phase = begin(self.phase, self._on_begin)
-                offer, settings = self.phase.offer, self.run_state.settings
-                self._early.epochs = (settings.epochs or offer.epochs) if offer.passes == 1 else None
+                self._remarks.begin(self.phase.offer)
 
     def _gone(self, worker: int, status: int) -> None:
         """The worker's process has ended with this status, and all that it had said is heard."""

@@ -4,89 +4,109 @@ that leaves early, a run without a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
+from paceline.coordinator.run_state import RunState
+from paceline.core.choice import nearest
 from paceline.ipc.messages.worker import Offered
-from paceline.job.compatibility import unmeasured
-
-if TYPE_CHECKING:
-    from paceline.coordinator.run_state import RunState
+from paceline.job.settings import Settings
+from paceline.records.summary import Target
 
 
-class Alike:
-    """Compares the first gradients of workers that leased no data for them."""
+@dataclass(slots=True, eq=False)
+class Remarks:
+    """Says each kind of line once, but for those at the end of a run."""
 
-    def __init__(self) -> None:
-        self._firsts: dict[str, int] = {}
-        """The worker that had a first gradient with this checksum."""
-        self._told = False
+    _run_state: RunState
+    _offer: Offered | None = None
+    """What workers train on, once training has begun."""
+    _said: set[str] = field(default_factory=set)
+    """Kinds of lines that were said."""
+    _firsts: dict[str, int] = field(default_factory=dict)
+    """By checksum of a first gradient: the worker that had it, without leased data."""
+    _done: dict[int, int] = field(default_factory=dict)
+    """By worker that makes no further step: how many epochs it took part in."""
 
-    def warning(self, worker: int, checksum: str) -> str | None:
-        """A line about this worker's first gradient; None if no other's is like it, or if that was said already."""
+    def begin(self, offer: Offered) -> None:
+        """Training begins."""
+        self._offer = offer
+
+    def first_gradient(self, worker: int, checksum: str) -> None:
+        """The worker has made its first gradient, without data that it was leased. Others' should differ."""
         other = self._firsts.setdefault(checksum, worker)
-        if other == worker or self._told:
-            return None
-        self._told = True
+        if other == worker:
+            return
         one, two = sorted((other, worker))
-        return (
+        self._say_once(
+            "alike",
             f"the first gradients of workers {one} and {two} are equal bit for bit: both train on the same samples; "
-            "iterate over the loader that prepare() returns, or have the script take the share of paceline.worker()"
+            "iterate over the loader that prepare() returns, or have the script take the share of paceline.worker()",
         )
-
-
-class EarlyLeavers:
-    """Compares the epochs after which workers were done with training."""
-
-    def __init__(self) -> None:
-        self.epochs: int | None = None
-        """How many there will be; None if nobody has said."""
-        self._after: dict[int, int] = {}
-        """By worker that is done: how many epochs it took part in."""
-        self._told = False
 
     def done(self, worker: int, epochs: int) -> None:
-        """The worker makes no further step, after so many epochs."""
-        self._after.setdefault(worker, epochs)
+        """The worker makes no further step, after so many epochs. If the run is being stopped, that is no remark."""
+        if not self._run_state.shutdown.stopping:
+            self._done.setdefault(worker, epochs)
 
-    def goes_on(self, worker: int, epoch: int) -> str | None:
-        """That worker wants a batch of this epoch. Return a line, once, if another one was done before that epoch."""
-        early = [one for one, after in self._after.items() if one != worker and after <= epoch]
-        if self._told or not early:
-            return None
-        self._told = True
-        return (
-            f"worker {early[0]} has left the training after {self._epochs(early[0])}, and worker {worker} goes on "
-            "without it; paceline.stop(reason) ends the run for all workers"
-        )
+    def goes_on(self, worker: int, epoch: int) -> None:
+        """The worker wants a batch of this epoch. Another one should not have been done before that epoch."""
+        early = [one for one, after in self._done.items() if one != worker and after <= epoch]
+        if early:
+            self._say_once(
+                "early",
+                f"worker {early[0]} has left the training after {self._epochs(early[0])}, and worker {worker} goes on "
+                "without it; paceline.stop(reason) ends the run for all workers",
+            )
 
-    def at_end(self) -> str | None:
-        """Return a line for the end of a run in which workers were done after different epochs."""
-        if not self._told:
-            return None
-        first, *rest = sorted(self._after)
-        others = "".join(f", worker {worker} after {self._after[worker]}" for worker in rest)
-        return f"worker {first} stopped after {self._epochs(first)}{others}"
+    def epochs_over(self) -> None:
+        """A script loops on after its last epoch."""
+        if self._offer is not None and not self._run_state.shutdown.stopping:
+            self._say_once("over", epochs_over(self._offer, self._run_state.settings))
+
+    def end(self) -> None:
+        """The run has ended well: say what the script did not use of what `prepare` gave it."""
+        if self._offer is not None:
+            for line in self._at_end(self._offer):
+                self._run_state.output.say(line)
+
+    def _at_end(self, offer: Offered) -> Iterator[str]:
+        run_state = self._run_state
+        if "early" in self._said:
+            first, *rest = sorted(self._done)
+            others = "".join(f", worker {worker} after {self._done[worker]}" for worker in rest)
+            yield f"worker {first} stopped after {self._epochs(first)}{others}"
+        steps = bool(run_state.adopting.book.pushed)
+        if run_state.shutdown.stopping and not steps:  # a limit left no time for one
+            return
+        resumed = run_state.settings.resumed is not None
+        if line := unused(offer, steps=steps, fetched=run_state.data.leases.left_over(), resumed=resumed):
+            yield line
+        names = {*run_state.journal.tally.logged}.union(*(member.logged for member in run_state.members.values()))
+        yield from unmeasured(run_state.settings.targets, offer.evaluates, names)
 
     def _epochs(self, worker: int) -> str:
-        after = self._after[worker]
-        if self.epochs is not None:
-            return f"{after} of {self.epochs} epochs"
+        """After how many epochs the worker was done, of how many, if that is known."""
+        after, offer = self._done[worker], self._offer
+        if offer is not None and offer.passes == 1 and (epochs := self._run_state.settings.epochs or offer.epochs):
+            return f"{after} of {epochs} epochs"
         return "1 epoch" if after == 1 else f"{after} epochs"
 
+    def _say_once(self, kind: str, line: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._run_state.output.say(line)
 
-def at_end(run_state: RunState, offer: Offered, early: EarlyLeavers) -> Iterator[str]:
-    """Yield what the script did not use of what `prepare` gave it, for the end of a run that has ended well."""
-    if line := early.at_end():
-        yield line
-    steps = bool(run_state.adopting.book.pushed)
-    if run_state.shutdown.stopping and not steps:  # a limit left no time for one
-        return
-    resumed = run_state.settings.resumed is not None
-    if line := unused(offer, steps=steps, fetched=run_state.data.leases.left_over(), resumed=resumed):
-        yield line
-    names = {*run_state.journal.tally.logged}.union(*(member.logged for member in run_state.members.values()))
-    yield from unmeasured(run_state.settings.targets, offer.evaluates, names)
+
+def epochs_over(offer: Offered, settings: Settings) -> str:
+    """Return the line for a user whose script loops on after its last epoch."""
+    if settings.epochs is not None:
+        given, more = f"--epochs {settings.epochs}", "--epochs"
+    elif offer.epochs is not None:
+        given, more = f"prepare(epochs={offer.epochs})", "prepare or --epochs"
+    else:
+        given, more = "paceline.epochs()", "it or --epochs"
+    return f"{given}: these epochs are over and this loop gets no batches; give {more} more"
 
 
 def unused(offer: Offered, *, steps: bool, fetched: int, resumed: bool) -> str | None:
@@ -114,3 +134,17 @@ def unused(offer: Offered, *, steps: bool, fetched: int, resumed: bool) -> str |
         "no step was made after paceline.prepare(); put that line before the training loop, and step the optimizer "
         "that it returns"
     )
+
+
+def unmeasured(targets: Sequence[Target], evaluates: bool, logged: Collection[str]) -> Iterator[str]:
+    """Yield a line, for the run's end, for each target whose metric no script has measured.
+
+    `evaluates`: whether the script has an evaluate. `logged`: the names of the values that scripts logged.
+    """
+    for target in targets:
+        if not evaluates and target.metric not in logged:
+            yield (
+                f'--target is "{target.text}", and the script registers no evaluate and has logged no "{target.metric}"'
+                f"{nearest(target.metric, logged)}; give it prepare(..., evaluate=fn) that returns it, or "
+                f"paceline.log({target.metric}=...)"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
@@ -12,7 +12,6 @@ from paceline.core.placement import HEAD
 from paceline.host.memory_plan import BESIDE_READERS
 from paceline.ipc.messages.worker import Offered
 from paceline.job.settings import Settings
-from paceline.records.summary import Target
 from paceline.scenario.group_links import assumed
 
 
@@ -147,20 +146,6 @@ def lack_of_metrics(offer: Offered, settings: Settings) -> str:
     return ""
 
 
-def unmeasured(targets: Sequence[Target], evaluates: bool, logged: Collection[str]) -> Iterator[str]:
-    """Yield a line, for the run's end, for each target whose metric no script has measured.
-
-    `evaluates`: whether the script has an evaluate. `logged`: the names of the values that scripts logged.
-    """
-    for target in targets:
-        if not evaluates and target.metric not in logged:
-            yield (
-                f'--target is "{target.text}", and the script registers no evaluate and has logged no "{target.metric}"'
-                f"{nearest(target.metric, logged)}; give it prepare(..., evaluate=fn) that returns it, or "
-                f"paceline.log({target.metric}=...)"
-            )
-
-
 def unfit(offer: Offered, settings: Settings) -> str:
     """Say why the protocol can't train with the script's optimizer. Empty: it can."""
     spec = settings.choice.spec
@@ -172,17 +157,6 @@ def dealing(offer: Offered, settings: Settings) -> Dealing:
     if (settings.shards or offer.shards) == "static":
         return "static"
     return "rounds" if settings.choice.rounds else "queue"
-
-
-def epochs_over(offer: Offered, settings: Settings) -> str:
-    """Return the line for a user whose script loops on after its last epoch."""
-    if settings.epochs is not None:
-        given, more = f"--epochs {settings.epochs}", "--epochs"
-    elif offer.epochs is not None:
-        given, more = f"prepare(epochs={offer.epochs})", "prepare or --epochs"
-    else:
-        given, more = "paceline.epochs()", "it or --epochs"
-    return f"{given}: these epochs are over and this loop gets no batches; give {more} more"
 
 
 def unpromised(offers: Mapping[int, Offered], before: Mapping[int, str]) -> Iterator[str]:
