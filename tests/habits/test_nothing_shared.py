@@ -196,10 +196,9 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         steps=0,
         batches=Batches(leased=True),
         other_training=Mock(),
-        loop_begins=lambda last: False,
+        loop_begins=lambda: None,
         come_by=lambda *_: None,
         resuming=SimpleNamespace(at=None),
-        loop_ended=lambda loop: None,
         done_computing=lambda: None,
     )
     loader = kind(DataLoader(TensorDataset(torch.ones(4, 2))), session)
@@ -269,8 +268,8 @@ def test_under_torchrun_the_line_names_the_command_that_it_can_start() -> None:
 def test_prepare_says_it_and_leaves_the_script_as_it_is(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prepare.Process, "prepared", False)
-    monkeypatch.setattr(prepare.Process, "link", None)
+    monkeypatch.setattr(prepare.ScriptProcess, "prepared", False)
+    monkeypatch.setattr(prepare.ScriptProcess, "link", None)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
     model = nn.Linear(2, 1)

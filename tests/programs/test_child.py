@@ -142,7 +142,7 @@ def test_a_worker_starts_no_run_of_its_own(folder: Path, monkeypatch: pytest.Mon
 
     said: list[str] = []
     link = type("Link", (), {"refuse": staticmethod(said.append)})
-    monkeypatch.setattr(prepare.Process, "link", link)
+    monkeypatch.setattr(prepare.ScriptProcess, "link", link)
     with pytest.raises(ConfigError, match="was called by a worker of a run"):
         paceline.run("train.py")
     assert len(said) == 1

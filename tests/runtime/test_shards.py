@@ -371,7 +371,7 @@ model = torch.nn.ParameterList([torch.ones(100), torch.ones(1_500_000), torch.on
 first, second, third = model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 model, optimizer = paceline.prepare(model, optimizer)
-places = paceline.training.prepare.Process.session.context.places
+places = paceline.training.prepare.ScriptProcess.session.context.places
 
 def until(so):
     deadline = time.monotonic() + 60

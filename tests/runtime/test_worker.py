@@ -244,7 +244,7 @@ def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(
 def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any, monkeypatch: Any) -> None:
     link, coordinator = ends
     orders: list[Keep] = []
-    monkeypatch.setattr(prepare.Process, "session", Mock(asked=orders.append, live=False, as_left=[]))
+    monkeypatch.setattr(prepare.ScriptProcess, "session", Mock(asked=orders.append, live=False, as_left=[]))
     coordinator.send(messages.worker.Keep(40, 6, 1))
     send_final(coordinator)
     assert attached(link.finish()[0]) == b"final"

@@ -251,7 +251,7 @@ def test_alone_a_scalers_gradients_are_unscaled_before_they_are_clipped(fused: b
 
 
 def test_alone_a_cell_that_runs_again_without_the_option_may_clip_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare.Process, "prepared", False)
+    monkeypatch.setattr(prepare.ScriptProcess, "prepared", False)
     model, optimizer = of_one()
     paceline.prepare(model, optimizer, clip_grad_norm=1.0)
     model(torch.ones(1, 2)).sum().backward()

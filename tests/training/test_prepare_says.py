@@ -98,13 +98,13 @@ def test_outside_a_run_prepare_may_be_called_again_as_a_notebook_s_cell_does() -
 
 
 def test_a_worker_of_a_program_that_has_prepared_a_model_alone_may_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing.Process, "link", None)
+    monkeypatch.setattr(preparing.ScriptProcess, "link", None)
     model = nn.Linear(2, 2)
     prepare(model, torch.optim.SGD(model.parameters()))
-    assert preparing.Process.prepared
+    assert preparing.ScriptProcess.prepared
     link: Any = SimpleNamespace(worker=1)
     preparing.attach(link)  # as in a worker that the program's process forks
-    assert not preparing.Process.prepared
+    assert not preparing.ScriptProcess.prepared
 
 
 def test_a_model_that_is_not_there_is_not_told_of_optimizers() -> None:

@@ -323,8 +323,8 @@ def same(one: Any, other: Any) -> bool:
 @pytest.fixture(autouse=True)
 def _alone_again() -> Iterator[None]:
     yield
-    prepare_module.Process.link = prepare_module.Process.session = None
-    prepare_module.Process.prepared = False
+    prepare_module.ScriptProcess.link = prepare_module.ScriptProcess.session = None
+    prepare_module.ScriptProcess.prepared = False
 
 
 # --- bits
@@ -595,7 +595,7 @@ def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path)
     prepared(whole, {"meter": Thing(count=1)})
     snapshot = Snapshot(0, 0, {}, tmp_path)
     whole.store.keep(whole.store.begin_keeping(), 0, tmp_path / "store")
-    session = prepare_module.Process.session
+    session = prepare_module.ScriptProcess.session
     assert session is not None
     snapshot.packing = session.snapshots._kept.packing(None)[0]
     run = Without(tmp_path, resume=snapshot)
@@ -655,7 +655,7 @@ def test_epochs_tell_how_many_there_are_and_the_command_line_wins(tmp_path: Path
     for asked, wanted in ((None, 4), (2, 2)):
         script, run = Script(), OneWorker(tmp_path, takes=False, epochs=asked)
         script.run(run)
-        session = prepare_module.Process.session
+        session = prepare_module.ScriptProcess.session
         assert session is not None
         assert (script.begun, session.loops.planned) == ([*range(wanted)], wanted)
 

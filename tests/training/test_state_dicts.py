@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from paceline.training.process import Process
+from paceline.training.process import ScriptProcess
 from paceline.training.replaced import put_back, replace
 from paceline.training.state_dicts import STATE_DICTS
 from paceline.training.structure import Followed
@@ -68,11 +68,11 @@ class Shows:
 @pytest.fixture
 def shown() -> Iterator[Shows]:
     session: Any = Shows()
-    Process.session = session
+    ScriptProcess.session = session
     replace(STATE_DICTS)
     yield session
     put_back(STATE_DICTS)
-    Process.session = None
+    ScriptProcess.session = None
 
 
 def seen(state: dict[str, Tensor]) -> dict[str, list[float]]:
@@ -183,7 +183,7 @@ def test_scripted_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert followed.buffers()["1.num_batches_tracked"].item() == 1
     assert followed.parameters.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
     session: Any = SimpleNamespace(followed=followed, live=True, steps=0, look_at_structure=lambda: None)
-    monkeypatch.setattr(Process, "session", session)
+    monkeypatch.setattr(ScriptProcess, "session", session)
     replace(STATE_DICTS)
     state = scripted.state_dict()
     put_back(STATE_DICTS)

@@ -206,7 +206,7 @@ def _launched(
 
 def _refuse_in_worker(command: str) -> None:
     """Raise ConfigError in a worker: each worker of a script that calls `run` would start a run of its own."""
-    if (prepare := sys.modules.get("paceline.training.prepare")) is not None and prepare.Process.link is not None:
+    if (prepare := sys.modules.get("paceline.training.prepare")) is not None and prepare.ScriptProcess.link is not None:
         message = f"paceline.{command}() was called by a worker of a run; call it in a program that no run has started"
         prepare.refuse(message)
         raise ConfigError(message)

@@ -17,9 +17,10 @@ from paceline.ipc.messages.worker import EpochOver, EpochsOver, GivenBack, Looke
 from paceline.training.loader_view import BatchTag, Iterated, SharedOut, view_of
 from paceline.training.loop import EpochLoop
 from paceline.training.one_ahead import OneAhead, is_last
-from paceline.training.orders import Orders
+from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import seed_item, seed_stream
 from paceline.training.session import Session
+from paceline.training.signals import undisturbed
 
 PROCESSES_HAVE = frozenset(
     (
@@ -249,12 +250,15 @@ class PacedLoader(_Paced, SharedOut):
         session.other_training.loop_left()
         return looked
 
+    @undisturbed
     def _end(self, iteration: _Iteration, looked: bool) -> None:
         """End the iteration's present loop."""
         session, loop = self._session, iteration.loop
         if not looked:
             session.other_training.loop_ended()
-            session.loop_ended(loop)
+            loop.ended = True
+            if session.here:
+                session.batches.loop_ended(loop.handed_out)
         iteration.trained |= session.steps > loop.steps
         iteration.given |= looked or bool(loop.handed_out)
 
@@ -272,9 +276,9 @@ class PacedLoader(_Paced, SharedOut):
         if session.here and not last.over and not session.batches.open and not _has_one_iterator(loader):
             self._epoch += 1
             within = last  # which may go on
-        elif session.loop_begins(last):
+        elif session.here and self._was_a_look(last):
             last.leased.clear()
-            within = last.within  # the last one was for a look at the data: its epoch begins anew
+            within = last.within  # its epoch begins anew
         else:
             if session.here:
                 self._give_back_fetched(last)
@@ -283,12 +287,43 @@ class PacedLoader(_Paced, SharedOut):
         self.loop = EpochLoop(self._epoch, session.steps, within)
         return self.loop
 
+    @undisturbed
+    def _was_a_look(self, last: EpochLoop) -> bool:
+        """Return whether the script only looked at data in its last loop. Then all of it goes back.
+
+        Otherwise a last batch that the script did not use goes back.
+        """
+        session = self._session
+        session.loop_begins()
+        if last.ended or not last.handed_out:
+            return False
+        if self._only_looked(last):
+            return True
+        if session.batches.ends_with(last.handed_out[-1:]):
+            session.link.say(GivenBack(pairs(session.batches.take_back(1))))
+        return False
+
+    def _only_looked(self, loop: EpochLoop) -> bool:
+        """Return whether no gradient came of this loop's batches.
+
+        Then they go back, with what was fetched ahead for the loop, as if it had never been.
+        """
+        session = self._session
+        if not session.batches.ends_with(loop.handed_out):
+            return False
+        session.batches.take_back(len(loop.handed_out))
+        session.forget_look()
+        for start in reversed(range(0, max(1, len(loop.batches)), BLOCK)):  # the batches leased last go back first
+            some = pairs(loop.batches[start : start + BLOCK])
+            session.link.say(LookedAt(loop.epoch, some, loop.ran_out and not start))
+        return True
+
     def _go_on_with(self, loop: EpochLoop) -> None:
         """Go on with this loop after another one inside it, which was for a look."""
         inner, session = self.loop, self._session
         if not session.here or session.go is None:
             return
-        if inner.within is not loop or not session.only_looked(inner):
+        if inner.within is not loop or not self._only_looked(inner):
             session.refuse(
                 "the script goes on with a loop over the prepared loader after it has begun another one (nested loops, "
                 "or zip(loader, loader)); batches are shared out to one loop at a time: give the other loop a "

@@ -33,7 +33,7 @@ from paceline.training.offer import offer_of
 from paceline.training.one_ahead import with_last
 from paceline.training.optimizer import pace
 from paceline.training.probe import ENDLESS, leased_passes
-from paceline.training.process import Process
+from paceline.training.process import ScriptProcess
 from paceline.training.replaced import replace
 from paceline.training.schedules import PLATEAUS, check_schedulers, plateaus_of, schedule_of, with_schedules
 from paceline.training.session import Session
@@ -55,31 +55,34 @@ LONGEST_REASON = 200
 
 def attach(link: Link) -> None:
     """Let `prepare` join the run behind this link. The runtime calls this before the script starts."""
-    Process.link, Process.prepared = link, False  # the launcher may be a program that has prepared a model alone
+    ScriptProcess.link, ScriptProcess.prepared = (
+        link,
+        False,
+    )  # the launcher may be a program that has prepared a model alone
     if link.worker == 0:  # the others would say the same
-        Process.unprepared = Unprepared(link.remark)
+        ScriptProcess.unprepared = Unprepared(link.remark)
 
 
 def attach_baseline(baseline: Baseline) -> None:
     """Let `prepare` have the script trained by this. The runtime calls it before the script starts."""
-    Process.baseline, Process.prepared = baseline, False
+    ScriptProcess.baseline, ScriptProcess.prepared = baseline, False
 
 
 def refuse(message: str) -> None:
     """End the run that this process takes part in with this line: the script can't be trained in this way."""
-    if (run := Process.link or Process.baseline) is not None:
+    if (run := ScriptProcess.link or ScriptProcess.baseline) is not None:
         run.refuse(message)
 
 
 def is_stopped() -> bool:
     """Whether the run that this process takes part in is over, or is to end."""
-    return Process.link is not None and Process.link.is_stopped()
+    return ScriptProcess.link is not None and ScriptProcess.link.is_stopped()
 
 
 def ended_by_parser(code: int) -> None:
     """Tell the run that the script's own argument parser has ended the script, unless it trains by now."""
-    if Process.link is not None and not Process.prepared:
-        Process.link.say(ParserEnded(code))
+    if ScriptProcess.link is not None and not ScriptProcess.prepared:
+        ScriptProcess.link.say(ParserEnded(code))
 
 
 @overload
@@ -186,12 +189,12 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     Example:
         >>> model, optimizer, loader = paceline.prepare(model, optimizer, loader)  # doctest: +SKIP
     """
-    link = Process.link
-    if Process.unprepared is not None:
-        Process.unprepared.end()
+    link = ScriptProcess.link
+    if ScriptProcess.unprepared is not None:
+        ScriptProcess.unprepared.end()
     with _refusing():
         given = sorted_out((model, optimizer, loader, *schedulers))
-        if Process.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
+        if ScriptProcess.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
             raise ConfigError(_again(given.model, given.optimizer))
         check(given.model, given.optimizer, epochs, buffers, shards)
         check_kept(keep or {}, given.model, given.optimizer)
@@ -199,7 +202,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
         clip = Clip.of(clip_grad_norm, clip_grad_value)
         if given.loader is not None:
             check_loader(given.loader)
-    Process.prepared = True
+    ScriptProcess.prepared = True
     options = Options(epochs=epochs, evaluate=evaluate, buffers=buffers, shards=shards, keep=keep or {}, clip=clip)
     if link is not None:
         return _in_run(link, given, options)
@@ -207,7 +210,7 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     watch_none()  # a notebook's cell may have asked for clipping before
     if clip is not None:
         watch(given.optimized, partial(_refuse_own, clip))
-    return _alone(given) if Process.baseline is None else _under(Process.baseline, given, options)
+    return _alone(given) if ScriptProcess.baseline is None else _under(ScriptProcess.baseline, given, options)
 
 
 def _alone(given: Arguments) -> tuple[Any, ...]:
@@ -242,7 +245,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         offer = offer_of(link, layout, given, options, passes, len(plateaus_of(schedules)))
     started = link.start(offer)
     context = TrainingContext.of(link, started, layout, model, optimizer, options.clip)
-    session = Process.session = Session(context, started, offer.offered, kept, schedules)
+    session = ScriptProcess.session = Session(context, started, offer.offered, kept, schedules)
     pace(optimizer, session)
     replace(STATE_DICTS)
     session.begin()
@@ -278,7 +281,7 @@ def _refuse_own(clip: Clip, own: OwnClipping) -> None:
 
 
 def _again(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    session = Process.session
+    session = ScriptProcess.session
     if session is None:  # the first call has failed, and the script went on
         return prepared_again(sys.argv[0], model=False, optimizer=False, steps=False, over=False)
     return prepared_again(
@@ -296,7 +299,7 @@ def epochs(number: int) -> Iterator[int]:
     In a run that goes on from a snapshot, begin with the epoch that it goes on in. `--epochs` wins over `number`.
     A run that is stopped has no further epochs. In a script that runs alone this is `range(number)`.
     """
-    session = Process.session
+    session = ScriptProcess.session
     if session is None:
         yield from range(number)
         return
@@ -314,7 +317,7 @@ def resumed() -> bool:
     Call this after `prepare`. Then parameters, buffers and kept objects are as they were saved, or as another worker
     has them. What the script loads or changes is discarded.
     """
-    return Process.session is not None and Process.session.resuming.at is not None
+    return ScriptProcess.session is not None and ScriptProcess.session.resuming.at is not None
 
 
 @undisturbed
@@ -323,7 +326,7 @@ def finish() -> None:
 
     In a script that runs alone, and before `prepare`, it returns at once.
     """
-    session = Process.session
+    session = ScriptProcess.session
     if session is None:
         return
     session.come_by()
@@ -339,7 +342,7 @@ def finish() -> None:
 
 def script_ended() -> None:
     """The script has come to its end. The runtime calls this."""
-    session = Process.session
+    session = ScriptProcess.session
     if session is None:
         return
     session.end_wait()
@@ -353,7 +356,7 @@ def script_ended() -> None:
 
 def session_now() -> Session | None:
     """Return what trains here; None if the script has not called `prepare`."""
-    return Process.session
+    return ScriptProcess.session
 
 
 def end_of_part() -> None:
@@ -361,8 +364,8 @@ def end_of_part() -> None:
 
     The runtime calls this once the run asks nothing more of this process.
     """
-    if Process.session is not None:
-        end_evaluating(Process.session)
+    if ScriptProcess.session is not None:
+        end_evaluating(ScriptProcess.session)
 
 
 @uncompiled
@@ -375,7 +378,7 @@ def log(**scalars: float) -> None:
     """
     for name in scalars:
         check_name("paceline.log() got a value named", name)
-    session = Process.session
+    session = ScriptProcess.session
     go = None if session is None else session.shown
     if session is not None and go is not None:
         session.link.say(ScalarsLogged(go.step, go.version, {name: float(value) for name, value in scalars.items()}))
@@ -406,8 +409,8 @@ def weigh(number: float) -> None:
             raise ConfigError(
                 f"paceline.weigh() got {number!r}; it must be a finite number, 0 or more: the batch's tokens, say"
             )
-    if Process.session is not None:
-        Process.session.batches.weigh(weight)
+    if ScriptProcess.session is not None:
+        ScriptProcess.session.batches.weigh(weight)
 
 
 @uncompiled
@@ -434,8 +437,8 @@ def stop(reason: str) -> None:
         if not line:
             raise ConfigError(f"paceline.stop() got {reason!r}; it must be a line that says why the run ends")
         _check_prepared("stop", "no training has begun that it could end")
-    if Process.session is not None and Process.session.go is not None:
-        Process.session.link.say(StopWanted(line[:LONGEST_REASON]))
+    if ScriptProcess.session is not None and ScriptProcess.session.go is not None:
+        ScriptProcess.session.link.say(StopWanted(line[:LONGEST_REASON]))
 
 
 @uncompiled
@@ -464,22 +467,22 @@ def agree(value: Any, how: How = "any") -> Any:
     with _refusing():
         given = checked_value(value, how)
         _check_prepared("agree", "no training has begun yet")
-    if Process.session is not None:
-        return Process.session.agree(how, given)
-    if Process.baseline is not None:
-        return Process.baseline.agree(how, given)
+    if ScriptProcess.session is not None:
+        return ScriptProcess.session.agreements.agree(how, given)
+    if ScriptProcess.baseline is not None:
+        return ScriptProcess.baseline.agree(how, given)
     return result_of(how, {0: given})
 
 
 def _check_prepared(function: str, why: str) -> None:
     """Raise ConfigError for a function that a run's script calls before `prepare`."""
-    if Process.link is not None and Process.session is None:
+    if ScriptProcess.link is not None and ScriptProcess.session is None:
         raise ConfigError(f"paceline.{function}() came before paceline.prepare(): {why}")
 
 
 def worker() -> int:
     """Return this worker's index, from 0. In a script that runs alone it is 0."""
-    run = Process.link or Process.baseline
+    run = ScriptProcess.link or ScriptProcess.baseline
     return run.worker if run else 0
 
 
@@ -493,5 +496,5 @@ def workers() -> int:
 
     It is how many the run began with, unless hosts may come later. It stays the same, whoever comes or goes.
     """
-    run = Process.link or Process.baseline
+    run = ScriptProcess.link or ScriptProcess.baseline
     return run.workers if run else 1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from paceline.training.session import Session
 
 
-class Process:
+class ScriptProcess:
     """There is one. A script that runs alone takes no part in a run."""
 
     link: Link | None = None

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import (
 from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Decided, PlateauMetrics
-from paceline.training.process import Process
+from paceline.training.process import ScriptProcess
 from paceline.training.replaced import Patch, mixed_into
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ def plateau_remark(holder: HolderKind, in_means: bool) -> str:
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(scheduler: ReduceLROnPlateau, *arguments: Any, **named: Any) -> Any:
-        session = Process.session
+        session = ScriptProcess.session
         if session is not None and not isinstance(scheduler, _Prepared):
             session.schedules.script_steps_plateau(scheduler)
         return original(scheduler, *arguments, **named)

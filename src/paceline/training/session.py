@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
-from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch, pairs
 from paceline.ipc.memory import keep_freed_memory
 from paceline.ipc.messages.worker import (
     Arrives,
     Compute,
     Declined,
-    GivenBack,
     HandOver,
     Keep,
-    LookedAt,
     MakeStep,
     Offered,
     PlateauMetrics,
@@ -29,14 +26,14 @@ from paceline.ipc.messages.worker import (
     Stepped,
 )
 from paceline.store.store import Scalars, scalars_of, unfit_rate
+from paceline.training.agreements import AgreeCalls
 from paceline.training.batches import Batches, Stands, in_variables
 from paceline.training.clipping import OwnClipping
 from paceline.training.gradients import Gradients
 from paceline.training.holders.choice import holder_of
 from paceline.training.link import Started, TakenUp
-from paceline.training.loop import EpochLoop, Loops
+from paceline.training.loop import Loops
 from paceline.training.non_optimized import NonOptimized
-from paceline.training.orders import BLOCK
 from paceline.training.other_training import OtherTraining
 from paceline.training.pre_training_edits import PreTrainingEdits
 from paceline.training.resuming import Resuming
@@ -111,6 +108,7 @@ class Session:
         """What the script has fetched, and what its gradients are of."""
         self.snapshots = SnapshotOrders(self, kept)
         self.schedules = RunSchedules(self, schedules)
+        self.agreements = AgreeCalls(self)
         epoch = None if resumed is None else resumed.epoch
         self.loops = Loops(offered.epochs, offered.passes, epoch, kept.schedulers_left_out, context.remark)
         self.joins = begin.joins
@@ -150,8 +148,6 @@ class Session:
         self._clock = StepClock()
         self._awaits: float | None = None
         """Since when it has awaited the next step's release; None: it does not."""
-        self._calls = Call(0, 0)
-        """Its next call of `agree`, if it comes in that epoch."""
         self._remarked: set[str] = set()
         self._thread = threading.get_ident()
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
@@ -350,44 +346,17 @@ class Session:
         self.batches_in_step += 1
 
     @undisturbed
-    def loop_begins(self, last: EpochLoop) -> bool:
-        """The script begins another loop. A last batch of the previous loop that it did not use goes back.
-
-        Return whether the script only looked at that loop's data, and made no gradient of any. Then all of that data
-        goes back, with what had been fetched ahead for it, as if the loop had never been.
-        """
-        if not self.here:
-            return False
+    def loop_begins(self) -> None:
+        """The script begins another loop over its loader."""
         self._before_loop = self.steps
         self.look_at_structure(whole=True)
         if self.structure_edits.told_after != self.steps:  # the store keeps the last three only, of steps in versions
             self.tell_values()
-        if last.ended:
-            return False
-        if last.handed_out and self.only_looked(last):
-            return True
-        if last.handed_out and self.batches.ends_with(last.handed_out[-1:]):
-            self.link.say(GivenBack(pairs(self.batches.take_back(1))))
-        return False
 
-    def only_looked(self, loop: EpochLoop) -> bool:
-        """Return whether no gradient came of this loop's batches. Then they go back, with what was fetched ahead."""
-        if not self.batches.ends_with(loop.handed_out):
-            return False
-        self.batches.take_back(len(loop.handed_out))
+    def forget_look(self) -> None:
+        """The batches that were fetched last went back. Draws and times are now as if they had not been fetched."""
         if not self.batches.pending:
-            self.batches_in_step, self._clock.fetching = 0, 0.0  # draws and times are now as without the look
-        for start in reversed(range(0, max(1, len(loop.batches)), BLOCK)):  # the batches leased last go back first
-            some = pairs(loop.batches[start : start + BLOCK])
-            self.link.say(LookedAt(loop.epoch, some, loop.ran_out and not start))
-        return True
-
-    @undisturbed
-    def loop_ended(self, loop: EpochLoop) -> None:
-        """The loop has come to its end."""
-        loop.ended = True
-        if self.here:
-            self.batches.loop_ended(loop.handed_out)
+            self.batches_in_step, self._clock.fetching = 0, 0.0
 
     def thrown_away(self) -> None:
         """The script zeroes its gradients: they are in no step, unless those of the same batches come anew."""
@@ -407,38 +376,9 @@ class Session:
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.say(Declined(self.epoch))
 
-    def agree(self, how: How, value: Value) -> Value:
-        """Return what the values of all workers come to. Other workers' steps don't wait for this one meanwhile."""
-        self.come_by()
-        if self.looping:
-            self.refuse(
-                "the script calls paceline.agree() inside a loop over the prepared loader, where workers are in "
-                "different steps; call it between loops, after an epoch, or paceline.stop(reason) to end the run from "
-                "inside one"
-            )
-        if not self.live:
-            self.remark_once(
-                "agree", "calls paceline.agree() after finish(): it gets its own value, as each worker does"
-            )
-            return result_of(how, {self.link.worker: value})
-        if self.go is not None and self.steps and (changed := self.holder.changed()):
-            self.changes.refuse_changed(changed[0])
-        loader = self.loader()
-        epoch = self.epoch - 1 if loader is not None and loader.looked else self.epoch
-        call = self._calls if self._calls.epoch == epoch else Call(epoch, 0)
-        self._calls = Call(call.epoch, call.nth + 1)
-        agreed = self.link.agree(call, how, value)
-        if agreed is None:
-            self._pause()
-            agreed = self.link.agreed(call, how, value)
-        self.end_wait()
-        if self.go is not None and self.run_used > self.used:
-            # The others have trained on meanwhile. Under `all-reduce` replicas stay equal only if all have one rate.
-            self.schedules.come_to(self.run_used)
-        return agreed.result
-
     @undisturbed
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Make no step until the run says so. Other workers' steps don't wait for this one meanwhile."""
         self.holder.settle()
         self._awaits = time.monotonic()
         self.link.pauses(self.epoch)

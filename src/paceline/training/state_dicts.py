@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.training.process import Process
+from paceline.training.process import ScriptProcess
 from paceline.training.replaced import Patch
 from paceline.training.signals import held_back
 
@@ -27,7 +27,7 @@ def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def state_dict(module: nn.Module, *args: Any, **named: Any) -> Any:
         nonlocal within
-        session = Process.session
+        session = ScriptProcess.session
         keeps_variables = named.get("keep_vars") or args[2:3] == (True,)
         if within == threading.get_ident() or keeps_variables or session is None:
             return plain(module, *args, **named)
