@@ -32,7 +32,7 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.records.bitsets import Bitset
-from paceline.records.update_outcomes import Applied, Dropped, UpdateOutcomes
+from paceline.records.update_outcomes import Applied, UpdateOutcomes
 from paceline.records.violations import (
     APPLIED_ONCE,
     ARRIVED,
@@ -94,7 +94,6 @@ class Rules:
     """(0, its number) of each group so far."""
     busy: dict[int, int] = field(default_factory=dict)
     """By worker: the group that it is in."""
-    staleness: Counter[int] = field(default_factory=Counter)
     versions: int = 0
     pulls: int = 0
     changes: int = 0
@@ -110,10 +109,10 @@ class Rules:
     """The same of workers that left, as (worker, step)."""
     undone: frozenset[tuple[int, int]] = frozenset()
     """Steps that were not made, as the ledger notes."""
-    own: Bitset = field(default_factory=Bitset)
-    """Steps that a replica was ordered to make with its worker's own gradient."""
-    gone: set[int] = field(default_factory=set)
-    """Workers that left and have not come back."""
+    not_made: set[tuple[int, int]] = field(default_factory=set)
+    """Those of them that were to be made with the worker's own gradient, which is in no replica then."""
+    here: dict[int, None] = field(default_factory=dict)
+    """Workers that are present."""
     came_back: Counter[int] = field(default_factory=Counter)
     """How often each worker came back."""
     reasons: set[str] = field(default_factory=set)
@@ -165,6 +164,7 @@ class Rules:
                     self.replicas = {worker: 0 for worker, _, _ in members}
                 else:
                     self._go_on(fact)
+                self.here = {worker: None for worker, _, _ in members}
                 self._end_sum()
                 self.sum, self.sums = None, Bitset()
                 for worker, host, step in members:
@@ -172,15 +172,14 @@ class Rules:
                     self.used[worker] = step - 1
                     self.came.setdefault(worker, step)
             case WorkerJoined(worker=worker, step=step):
-                self.hosts[worker] = fact.host
+                self.here[worker], self.hosts[worker] = None, fact.host
                 if step <= self.used.get(worker, -1):
                     raise Violation(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
+                self.came_back[worker] += worker in self.came
                 self.came.setdefault(worker, step)
-                self.came_back[worker] += worker in self.gone
-                self.gone.discard(worker)
             case WorkerLeft(worker=worker, reason=reason):
-                self.gone.add(worker)
+                self.here.pop(worker, None)
                 self.reasons.add(reason)
                 if reason == "finished":
                     self.finished.add(worker)
@@ -203,7 +202,6 @@ class Rules:
             expected = self.ready[worker] + 1 if worker in self.ready else self.came.get(worker, step)
             if step != expected:
                 raise Violation(GOES_ON, f"worker {worker} with step {expected}", f"step {step}")
-            self.gone.discard(worker)
         self.used = {worker: self.ready.get(worker, first - 1) for worker, first in self.came.items()}
         self.replicas = {worker: None for worker, _, _ in fact.members}
         self.reasons, self.finished = set(), set()
@@ -212,7 +210,10 @@ class Rules:
             outstanding.clear()
 
     def order(self, order: Order) -> list[tuple[Applied, int]]:
-        """Check an order. Return each update that it applies with 1, and each that it takes back with -1."""
+        """Check an order. Return each update that it applies with 1, and each that it takes back with -1.
+
+        An update that no replica has, as the step was not made, is neither.
+        """
         self.orders += 1
         match order:
             case Release(worker=worker, step=step):
@@ -234,7 +235,8 @@ class Rules:
                 self._changes(worker, version)
                 self.stepping.setdefault(worker, {})[step] = self.orders
                 if group is None:
-                    self.own.add(worker, step)
+                    if (worker, step) in self.undone:
+                        self.not_made.add((worker, step))
                     self._apply(worker, step, self.fates.ready)
                 else:
                     for other, other_step, _ in self.fates.gathered.get(group, ()):
@@ -249,18 +251,16 @@ class Rules:
                 self.dealt_anew = True
             case _:
                 pass
-        return [counted for fate in self.fates.order(order) if (counted := self._counted(fate)) is not None]
+        counted: list[tuple[Applied, int]] = []
+        for fate in self.fates.order(order):
+            update, sign = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
+            if update is not None and (update.group is not None or (update.worker, update.step) not in self.not_made):
+                counted.append((update, sign))
+        return counted
 
-    def _counted(self, fate: Applied | Dropped) -> tuple[Applied, int] | None:
-        """Count the update's staleness. Return it with its sign; None if its replica did not make the step."""
-        applied, times = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
-        if applied is None:
-            return None
-        if applied.replica and applied.group is None and (applied.worker, applied.step) in self.undone:
-            return None
-        if applied.staleness is not None:
-            self.staleness[applied.staleness] += times
-        return applied, times
+    def counts(self, worker: int, step: int) -> bool:
+        """Whether that update is applied, and in a version: of a step that was not made, the samples are missed."""
+        return (worker, step) in self.applied and (worker, step) not in self.not_made
 
     def _apply(self, worker: int, step: int, there: Container[tuple[int, int]]) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"

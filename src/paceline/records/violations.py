@@ -67,7 +67,6 @@ FILE_NOTED = "a recorded version's file is named by its number, and the folder h
 FILE_HASH = "a recorded version's file has the hash that was noted"
 IN_ORDER = "a worker uses batches in the order in which it was leased them"
 UNDONE = "only a worker that left may have an unexecuted replica step"
-STALENESS = "reported staleness is the number of versions made between an update's parameters and it"
 SUMMED_UP = "the summary says what the ledger comes to"
 
 
@@ -105,21 +104,25 @@ class Violation(Exception):
 
 
 class First:
-    """Keeps the first of several broken rules in the order of the report, which is not that of the search."""
+    """Keeps the broken rule with the lowest row of several, as the search goes through rows in another order."""
 
     def __init__(self) -> None:
         self._broken: Violation | None = None
-        self._place: tuple[int, ...] = ()
 
-    def note(self, broken: Violation, *place: int) -> None:
-        """Note a broken rule at this place in the report."""
-        if self._broken is None or place < self._place:
-            self._broken, self._place = broken, place
+    def note(self, broken: Violation) -> None:
+        """Note a broken rule, which names its row."""
+        if self._broken is None or _row(broken) < _row(self._broken):
+            self._broken = broken
 
     def settle(self) -> None:
         """Raise the first broken rule, if there is any."""
         if self._broken is not None:
             raise self._broken
+
+
+def _row(broken: Violation) -> int:
+    assert isinstance(broken.row, int)
+    return broken.row
 
 
 def brief(value: object) -> str:

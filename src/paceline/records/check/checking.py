@@ -21,15 +21,10 @@ class Checking:
         self.counts: dict[str, int] = {}
         self.rules = Rules(run.choice.spec)
         self.tally = Tally()
-        self.here: dict[int, None] = {}
-        self.repeating = 0
-        """Epochs with a sample more than once."""
         self.made = VersionsMade()
         """The versions that can have been recorded, and of how many samples."""
         self.segment = run.segments[0]
         """The segment of the present fact."""
-        self.final: str | None = None
-        """The SHA-256 of the last recorded version."""
 
     @property
     def end(self) -> dict[str, Any] | None:
@@ -44,13 +39,18 @@ class Checking:
     @property
     def completed(self) -> bool:
         """Whether the run reached its end. Known after all facts. A replay of a crashed run did not."""
-        stopped_short = self.until is not None or (self.replays and bool(self.here))
+        stopped_short = self.until is not None or (self.replays and bool(self.rules.here))
         return self.end is not None and self.end.get("outcome") == "completed" and not stopped_short
 
     @property
     def replays(self) -> bool:
         """Whether it is a replay, which has the other run's moments."""
         return "replay_of" in self.run.config
+
+    @property
+    def has_store(self) -> bool:
+        """Whether a store makes versions. Else every worker owns a replica."""
+        return self.run.choice.spec.family == "parameter-server"
 
     @property
     def until(self) -> int | None:

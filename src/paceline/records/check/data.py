@@ -8,8 +8,8 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, groupby, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -62,11 +62,9 @@ def data(checking: Checking) -> None:
     checking.table = "batches"
     batches.uses.settle()
     _in_order(checking)
-    if len(opened):
-        _gradients(checking, opened)
-    _pushes(checking)
+    _samples(checking, opened)
     batches.leases.settle()
-    _missing(checking, opened, batches.skipped, batches.again)
+    _missing(checking, batches)
 
 
 def _returns(checking: Checking) -> None:
@@ -110,6 +108,8 @@ class _Opened:
         """By epoch: for each batch, whether it was leased to a worker that did not only look at it."""
         self.used: dict[int, bytearray] = {}
         """By epoch: for each batch, whether it was applied or skipped."""
+        self.repeating = 0
+        """Epochs with a sample more than once."""
 
     def size(self, epoch: Any, batch: Any) -> int | None:
         """Return the samples in that batch; None if no such batch was opened."""
@@ -127,11 +127,14 @@ class _Opened:
         for flags in (self.leased, self.used):
             flags.setdefault(epoch, bytearray()).extend(bytes(len(known) - len(flags[epoch])))
 
-    def samples(self, flags: Mapping[int, bytearray] | None = None) -> int:
-        """Return the samples of the batches with that flag, or of all."""
-        if flags is None:
-            return sum(map(sum, self.sizes.values()))
-        return sum(sum(compress(sizes, flags[epoch])) for epoch, sizes in self.sizes.items())
+    def samples(self, which: Callable[[int, int], object]) -> int:
+        """Return the samples of the batches of which `which(leased, used)` is true."""
+        return sum(
+            size
+            for epoch, sizes in self.sizes.items()
+            for size, leased, used in zip(sizes, self.leased[epoch], self.used[epoch], strict=True)
+            if which(leased, used)
+        )
 
 
 class _Batches:
@@ -139,11 +142,8 @@ class _Batches:
 
     def __init__(self, checking: Checking, opened: _Opened) -> None:
         self._checking = checking
-        self._opened = opened
+        self.opened = opened
         self._most = f"one of {len(opened):,} batches"
-        # steps ordered for stopped workers: their replicas never made them, and the samples are missed
-        undone = checking.run.ledger.execute("SELECT worker, step FROM undone")
-        self._undone = {key for key in undone if key in checking.rules.own}
         self._looked = {*checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks")}
         """Each (worker, epoch) whose loop began again after one that only looked."""
         self.uses, self.leases = First(), First()
@@ -165,7 +165,7 @@ class _Batches:
 
     def take(self, epoch: int, batch: int, rows: Iterable[tuple[Any, ...]]) -> None:
         """Take the rows of one batch."""
-        size = self._opened.size(epoch, batch)
+        size = self.opened.size(epoch, batch)
         leases: list[tuple[int, int, int]] = []
         leased: Counter[int] = Counter()
         looked: Counter[int] = Counter()
@@ -177,7 +177,7 @@ class _Batches:
             if what == "leased" and more[0] is None:
                 if not leased[worker]:
                     expected, found = f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}"
-                    self.leases.note(Violation(LEASED, expected, found, "leases", row), row)
+                    self.leases.note(Violation(LEASED, expected, found, "leases", row))
                     continue
                 leased[worker] -= 1
                 leases.remove(next(one for one in reversed(leases) if one[1] == worker))
@@ -192,7 +192,7 @@ class _Batches:
         returned = self._use(epoch, batch, size, held, uses)
         self._lease(epoch, batch, size, leases, returned + looked)
         if held and size is not None:
-            self._opened.leased[epoch][batch] = True
+            self.opened.leased[epoch][batch] = True
 
     def _use(
         self, epoch: int, batch: int, size: int | None, held: Counter[int], uses: Sequence[tuple[Any, ...]]
@@ -209,7 +209,7 @@ class _Batches:
                 if used == "again":
                     if first.get(worker, step) >= step:
                         raise Violation(AGAIN, f"one in an earlier step than {who}", f"batch {batch} of epoch {epoch}")
-                    self.again += size * ((worker, step) in rules.applied and (worker, step) not in self._undone)
+                    self.again += size * rules.counts(worker, step)
                     continue
                 first.setdefault(worker, step - (used == "skipped"))
                 if not left[worker]:
@@ -218,7 +218,7 @@ class _Batches:
                 left[worker] -= 1
                 if used == "step":
                     returned[worker] += (worker, step) in rules.dropped
-                    if (worker, step) not in rules.applied or (worker, step) in self._undone:
+                    if not rules.counts(worker, step):
                         continue
                 elif used == "skipped":
                     who = f"skipped by worker {worker} before its step {step}"
@@ -230,10 +230,10 @@ class _Batches:
                     raise Violation(ONCE, "a batch that is in no applied update yet", found)
             except Violation as broken:
                 broken.table, broken.row = "batches", row
-                self.uses.note(broken, row)
+                self.uses.note(broken)
             else:
                 user = who
-                self._opened.used[epoch][batch] = True
+                self.opened.used[epoch][batch] = True
         return returned
 
     def _lease(
@@ -254,13 +254,13 @@ class _Batches:
         for row, worker, during in leases:
             if size is None:
                 found = f"batch {batch} of epoch {epoch}"
-                self.leases.note(Violation(OPENED, self._most, found, "leases", row), row)
+                self.leases.note(Violation(OPENED, self._most, found, "leases", row))
             key = bisect_left(self._marks, row), worker, during
             times[key] += 1
             most = 1 + returned.get(worker, 0) + checking.rules.came_back[worker] + ((worker, during) in self._looked)
             if checking.completed and times[key] > most:
                 found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
-                self.leases.note(Violation(LEASED_ONCE, "another one", found, "leases", row), row)
+                self.leases.note(Violation(LEASED_ONCE, "another one", found, "leases", row))
 
 
 def _in_order(checking: Checking) -> None:
@@ -270,7 +270,6 @@ def _in_order(checking: Checking) -> None:
     leased anywhere between.
     """
     ledger = checking.run.ledger
-    looks = Counter(ledger.execute("SELECT worker, epoch, batch FROM looks WHERE batch IS NOT NULL"))
     uses = ledger.execute(
         "SELECT worker, step, rowid, epoch, batch, used FROM batches WHERE used IS NOT 'again' "
         "ORDER BY worker, step, rowid"
@@ -281,12 +280,11 @@ def _in_order(checking: Checking) -> None:
     )
     by_worker = groupby(uses, key=itemgetter(0)), groupby(leases, key=itemgetter(0))
     for (worker, used), (_, leased) in zip(*by_worker, strict=True):
-        newest, queue = -1, _Queue(leased, looks)
+        newest, queue = -1, _Queue(leased)
         for step, rows in groupby(used, key=itemgetter(1)):
             start = last = newest
             for _, _, checking.row, epoch, batch, how in rows:
-                least = last if how == "step" else start
-                number = queue.after(least, epoch, batch)
+                number = queue.after(last if how == "step" else start, (epoch, batch))
                 if number is None:
                     found = f"batch {batch} of epoch {epoch}, leased before that"
                     raise Violation(IN_ORDER, f"a later one in step {step} of worker {worker}", found)
@@ -296,28 +294,24 @@ def _in_order(checking: Checking) -> None:
 
 
 class _Queue:
-    """One worker's leases in order, without batches that it only looked at."""
+    """One worker's leases in order."""
 
-    def __init__(self, leases: Iterator[tuple[Any, ...]], looks: Counter[tuple[int, int, int]]) -> None:
+    def __init__(self, leases: Iterator[tuple[Any, ...]]) -> None:
         self._leases = leases
-        self._looks = looks
         self._ahead: dict[tuple[int, int], deque[int]] = {}
         """By batch: the numbers of its leases that were read and not used yet."""
 
-    def after(self, least: int, epoch: int, batch: int) -> int | None:
+    def after(self, least: int, batch: tuple[int, int]) -> int | None:
         """Return the number of the first lease of this batch after number `least`, or None."""
-        numbers = self._ahead.setdefault((epoch, batch), deque())
+        numbers = self._ahead.setdefault(batch, deque())
         while numbers and numbers[0] <= least:
             numbers.popleft()
         while not numbers and (lease := next(self._leases, None)) is not None:
-            worker, number, *key = lease
-            if self._looks[worker, key[0], key[1]]:
-                self._looks[worker, key[0], key[1]] -= 1
-            else:
-                self._ahead.setdefault((key[0], key[1]), deque()).append(number)
+            _, number, *other = lease
+            self._ahead.setdefault((other[0], other[1]), deque()).append(number)
         found = numbers.popleft() if numbers else None
         if not numbers:
-            del self._ahead[epoch, batch]
+            del self._ahead[batch]
         return found
 
 
@@ -345,79 +339,62 @@ def _epochs(checking: Checking) -> _Opened:
         if len({str(sample) for batch in order for sample in batch}) < samples:
             repeating.add(epoch)
     checking.row = None
-    checking.repeating += len(repeating)
+    opened.repeating = len(repeating)
     return opened
 
 
-def _gradients(checking: Checking, opened: _Opened) -> None:
-    checking.table = "batches"
-    first = First()
-    rows = checking.run.ledger.execute(
-        "SELECT worker, step, 'a gradient', id, json_extract(body, '$.samples'), NULL FROM facts "
-        "WHERE kind = 'GradientReady' "
-        "UNION ALL SELECT worker, step, 'used', rowid, epoch, batch FROM batches WHERE used IS NOT 'skipped' "
-        "ORDER BY 1, 2"
-    )
-    for (worker, step), its in groupby(rows, key=itemgetter(0, 1)):
-        found, told = 0, list[tuple[int, int]]()
-        for _, _, what, number, *key in its:
-            if what == "used":
-                found += opened.size(*key) or 0
-            elif key[0] is not None:
-                told.append((number, key[0]))
-        for number, samples in told:
-            if samples != found:
-                has = f"{found} in the batches of step {step} of worker {worker}"
-                first.note(Violation(BATCHES, f"{samples} samples, as its gradient says", has), number)
-    first.settle()
+_SAMPLES = """
+    SELECT worker, step, 'a gradient' AS what, id, json_extract(body, '$.samples'), NULL FROM facts
+    WHERE kind = 'GradientReady'
+    UNION ALL SELECT worker, step, 'pushed', rowid, samples, NULL FROM pushes
+    UNION ALL SELECT worker, step, 'used', rowid, epoch, batch FROM batches WHERE used IS NOT 'skipped'
+    ORDER BY 1, 2, what, 4
+"""
+"""All rows of each step: its gradient, its pushes and its batches."""
 
 
-def _pushes(checking: Checking) -> None:
-    checking.table = "pushes"
-    ledger, wrong, gone = checking.run.ledger, First(), First()
-    pushed = ledger.execute("SELECT 1 FROM pushes LIMIT 1").fetchone() is not None
-    if not checking.trained and not pushed:
-        return
-    rows = ledger.execute(
-        "SELECT worker, step, 'a gradient' AS what, id, json_extract(body, '$.samples') FROM facts "
-        "WHERE kind = 'GradientReady' "
-        "UNION ALL SELECT worker, step, 'pushed', rowid, samples FROM pushes ORDER BY 1, 2, what, 4"
-    )
-    for (worker, step), its in groupby(rows, key=itemgetter(0, 1)):
-        gradient, row = None, None
-        for _, _, what, number, samples in its:
+def _samples(checking: Checking, opened: _Opened) -> None:
+    """Check that a gradient has as many samples as its batches, and one push with as many."""
+    ledger, in_batches, in_pushes, gone = checking.run.ledger, First(), First(), First()
+    pushed = checking.trained or ledger.execute("SELECT 1 FROM pushes LIMIT 1").fetchone() is not None
+    for (worker, step), rows in groupby(ledger.execute(_SAMPLES), key=itemgetter(0, 1)):
+        who, pushes, used = f"step {step} of worker {worker}", 0, 0
+        # the fact and its samples; a run may be stopped after a push, before the machine is told of the gradient
+        gradient: tuple[int, int | None] | None = None
+        for _, _, what, row, samples, batch in rows:
             if what == "a gradient":
-                gradient = number, samples
-                continue
-            told = (
-                samples if gradient is None else gradient[1]
-            )  # a run may be stopped before the machine is told of the gradient
-            if told != samples:
-                expected = f"{told} samples in step {step} of worker {worker}"
-                wrong.note(Violation(PUSHED, expected, samples, "pushes", number), number)
-            if row is not None:
-                found = f"step {step} of worker {worker} once more"
-                wrong.note(Violation(PUSHES, "one that was not noted yet", found, "pushes", number), number)
-            row = number
-        if gradient is not None and row is None:
-            gone.note(Violation(PUSHES, f"one of step {step} of worker {worker}", "none", "pushes", None), gradient[0])
-    wrong.settle()
-    gone.settle()
+                gradient = row, samples
+            elif what == "used":
+                used += opened.size(samples, batch) or 0
+            else:
+                pushes += 1
+                if gradient is not None and samples != gradient[1]:
+                    in_pushes.note(Violation(PUSHED, f"{gradient[1]} samples in {who}", samples, "pushes", row))
+                if pushes > 1:
+                    broken = Violation(PUSHES, "one that was not noted yet", f"{who} once more", "pushes", row)
+                    in_pushes.note(broken)
+        if gradient is None:
+            continue
+        fact, told = gradient
+        if told not in (None, used) and len(opened):
+            found = f"{used} in the batches of {who}"
+            in_batches.note(Violation(BATCHES, f"{told} samples, as its gradient says", found, "facts", fact))
+        if pushed and not pushes:
+            gone.note(Violation(PUSHES, f"one of {who}", "none", "facts", fact))
+    for first in (in_batches, in_pushes, gone):
+        first.settle()
 
 
-def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> None:
-    """Check the samples that were neither applied nor skipped."""
-    if not len(batches):
+def _missing(checking: Checking, batches: _Batches) -> None:
+    """Check the samples that were neither applied nor skipped. Say what became of all."""
+    opened = batches.opened
+    if not len(opened):
         return
     checking.table = "leases"
-    opened, applied = batches.samples(), batches.samples(batches.used)
-    rest = opened - applied
-    held = sum(
-        size
-        for epoch, sizes in batches.sizes.items()
-        for size, leased, used in zip(sizes, batches.leased[epoch], batches.used[epoch], strict=True)
-        if leased and not used
-    )
+    samples = sum(map(sum, opened.sizes.values()))
+    applied = opened.samples(lambda leased, used: used)
+    held = opened.samples(lambda leased, used: leased and not used)
+    rest = samples - applied
     summary = checking.run.summary or {}
     missed = summary.get("samples_missed") or 0
     if missed > rest:
@@ -429,81 +406,64 @@ def _missing(checking: Checking, batches: _Opened, skipped: int, again: int) -> 
         if missed < held or (exact and missed > held):
             least = f"{held}{'' if exact else ' or more'} missed"
             raise Violation(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
-        ran_out = _ran_out(checking)
-        _to_its_end(batches, set(ran_out), missed - held)
-    epochs = sum(bool(sizes) for sizes in batches.sizes.values())
-    parts = [
-        f"{count:,} {what}"
-        for count, what in (
-            (skipped, "of them skipped by the script"),
-            (missed, "missed, as the summary says"),
-            (rest - missed, "not used by the end"),
-        )
-        if count
-    ]
-    rest_said = f" ({', '.join(parts)})" if parts else ""
+        ran_out = _ran_out(checking, opened)
+        _to_its_end(opened, ran_out, missed - held)
+    epochs = sum(bool(sizes) for sizes in opened.sizes.values())
+    what_else = (
+        (batches.skipped, "of them skipped by the script"),
+        (missed, "missed, as the summary says"),
+        (rest - missed, "not used by the end"),
+    )
+    rest_said = ", ".join(f"{number:,} {what}" for number, what in what_else if number)
+    rest_said = f" ({rest_said})" if rest_said else ""
     once = f"samples in {count(epochs, 'epoch')} each used once{rest_said}"
-    if checking.repeating:  # such as of a sampler with replacement
-        often = f"{checking.repeating} of {count(epochs, 'epoch')} have some sample more than once"
+    if opened.repeating:  # such as of a sampler with replacement
+        often = f"{opened.repeating} of {count(epochs, 'epoch')} have some sample more than once"
         once = f"samples used, each batch once{rest_said}; {often}"
-    once += f"; {count(again, 'sample')} again, of batches that scripts keep" if again else ""
-    checking.proved.append(f"{applied:,} of {opened:,} {once}")
+    once += f"; {count(batches.again, 'sample')} again, of batches that scripts keep" if batches.again else ""
+    checking.proved.append(f"{applied:,} of {samples:,} {once}")
     if ran_out:
         ended = f"{count(len(ran_out), 'epoch')} of {epochs} ran out of data"
         checking.proved.append(f"{ended}: no sample of them is neither used nor missed")
     checking.counts.update(
-        samples=opened,
+        samples=samples,
         samples_used=applied,
         samples_missed=missed,
-        samples_skipped=skipped,
-        samples_again=again,
+        samples_skipped=batches.skipped,
+        samples_again=batches.again,
         epochs=epochs,
         epochs_to_their_end=len(ran_out),
     )
 
 
-def _to_its_end(batches: _Opened, ran_out: Container[int], spare: int) -> None:
+def _to_its_end(opened: _Opened, ran_out: Iterable[int], spare: int) -> None:
     """Check epochs that ran out of data: samples that were never leased are missed, beside what was leased."""
-    never = [
-        (epoch, batch)
-        for epoch, flags in batches.leased.items()
-        if epoch in ran_out
-        for batch, leased in enumerate(flags)
-        if not leased
-    ]
-    if sum(batches.sizes[epoch][batch] for epoch, batch in never) > spare:
+    never = [(epoch, batch) for epoch in ran_out for batch, leased in enumerate(opened.leased[epoch]) if not leased]
+    if sum(opened.sizes[epoch][batch] for epoch, batch in never) > spare:
         epoch, batch = never[0]
         found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"
         raise Violation(TO_ITS_END, f"{spare} samples or fewer", found)
 
 
-def _ran_out(checking: Checking) -> list[int]:
+def _ran_out(checking: Checking, opened: _Opened) -> list[int]:
     """Return the epochs that had nothing left at the end; none if the ledger can't show that.
 
     With one queue, a worker that asks in vain shows it. If batches are set aside for each worker, all that did not die
     must have asked in vain. So must a worker that had looked at batches and put them back. Runs that were stopped, runs
     in which data was dealt anew, and epochs whose loop a worker left early show nothing.
     """
-    if checking.here or "stopped" in checking.rules.reasons or checking.rules.dealt_anew or not checking.rules.finished:
+    rules, ledger = checking.rules, checking.run.ledger
+    if rules.here or "stopped" in rules.reasons or rules.dealt_anew or not rules.finished:
         return []
-    ledger = checking.run.ledger
-    in_vain = Counter(ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL AND during IS NOT NULL"))
-    in_vain -= Counter(ledger.execute("SELECT worker, epoch FROM looks WHERE batch IS NULL"))
-    asked: dict[int, set[int]] = {}
-    for worker, during in in_vain:
-        asked.setdefault(during, set()).add(worker)
-    looked: dict[int, set[int]] = {}
-    for worker, epoch in checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks"):
-        looked.setdefault(epoch, set()).add(worker)
+    in_vain = Counter(ledger.execute("SELECT during, worker FROM leases WHERE batch IS NULL AND during IS NOT NULL"))
+    in_vain -= Counter(ledger.execute("SELECT epoch, worker FROM looks WHERE batch IS NULL"))
+    looked = {*ledger.execute("SELECT DISTINCT epoch, worker FROM looks")}
     set_aside = checking.run.choice.rounds or checking.run.config.get("shards") == "static"
-    finished = checking.rules.finished
-    enough = [
+    return [
         epoch
-        for epoch, workers in sorted(asked.items())
-        if workers >= (finished if set_aside else finished & looked.get(epoch, set()))
+        for epoch in sorted({epoch for epoch, _ in in_vain} & opened.sizes.keys())
+        if all((epoch, one) in in_vain for one in rules.finished if set_aside or (epoch, one) in looked)
     ]
-    opened = {epoch for (epoch,) in checking.run.ledger.execute("SELECT epoch FROM epochs")}
-    return [epoch for epoch in enough if epoch in opened]
 
 
 def _digest(order: Sequence[Sequence[Any]], before: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from operator import itemgetter
@@ -15,7 +15,6 @@ from paceline.core.facts import (
     TrainingBegan,
     UpdateArrived,
     WorkerJoined,
-    WorkerLeft,
 )
 from paceline.core.machine import Machine
 from paceline.core.orders import Order
@@ -41,6 +40,9 @@ from paceline.records.violations import (
     count,
 )
 
+_FACT = ("at", "worker", "step", "version")
+_ORDER = _FACT[1:]
+"""The columns of facts and of orders between `kind` and `body`."""
 _WHY = msgspec.json.Decoder()
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = {kind: {field.name for field in fields(kind)} for kind in (*get_args(Fact), *get_args(Order))}
@@ -55,7 +57,7 @@ def history(checking: Checking) -> None:
         checking.table, checking.row = "facts", number
         if number != facts + 1:
             raise Violation(WITHOUT_GAP, f"fact {facts + 1}", f"fact {number}")
-        fact = _fact(checking, row)
+        fact: Fact = _parsed(FACTS, _FACT, *row)
         if isinstance(fact, TrainingBegan) and facts:  # a fresh machine: nothing is outstanding
             _next_segment(checking)
             machine = checking.segment.choice.machine()
@@ -66,19 +68,15 @@ def history(checking: Checking) -> None:
         found: list[Order] = []
         for order_row in given:
             checking.table, checking.row = "orders", order_row[0]
-            order = _order(checking, order_row)
+            order: Order = _parsed(ORDERS, _ORDER, *order_row[3:-1])
             checking.made.order(order, rules.order(order))
             found.append(order)
         orders += len(found)
-        checking.table, checking.row = "facts", number
-        _compare(checking, found, expected, [order_row[0] for order_row in given])
-        _compare_reasons(checking, expected, given)
-        for place, (row_id, _, position, *_) in enumerate(given):
-            if position != place:
-                raise Violation(POSITIONS, f"position {place} of fact {number}", position, "orders", row_id)
+        _compare(checking, number, found, given, expected)
         for sentence, holds in invariants:
             _holds(checking, sentence, holds)
-        _note(checking, fact, expected)
+        _as_configured(checking, fact)
+        checking.tally.record(fact, expected)
         checking.counts["facts"] = facts = facts + 1
     checking.row = None
     checking.counts.update(
@@ -91,8 +89,8 @@ def history(checking: Checking) -> None:
         groups=len(rules.numbers),
         invariants=len(names),
     )
-    if checking.here and _all_must_have_left(checking):
-        raise Violation(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(checking.here)}")
+    if rules.here and _all_must_have_left(checking):
+        raise Violation(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(rules.here)}")
     left = rules.fates.ready
     if checking.completed and left:
         (worker, step), *_ = left
@@ -113,7 +111,7 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
     rules, say = checking.rules, checking.proved.append
     if checking.until is not None:
         say(f"it is a replay up to version {checking.until}: workers may be there still, and gradients be left")
-    elif checking.replays and checking.here:
+    elif checking.replays and rules.here:
         say("it is a replay of a run that did not come to its end: workers are there still, and gradients may be left")
     again = f"the protocol, told them again, makes the same {orders:,} decisions"
     say(f"{facts:,} recorded events in the order of time; {again}")
@@ -123,7 +121,7 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
     left = rules.fates.ready
     open_ = f", {len(left):,} not settled by then" if left else ""
     say(f"{count(len(rules.applied), 'update')} each applied once{lost}{open_}")
-    if checking.run.choice.spec.family == "parameter-server":
+    if checking.has_store:
         weights = ", the weights of each sum to 1" if checking.run.choice.spec.optimizer == "store" else ""
         say(f"{count(rules.versions, 'version')} without a gap{weights}")
         say(f"{count(rules.pulls, 'pull')}, none of an older version than the worker's last one")
@@ -135,7 +133,7 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
 def _rows(checking: Checking) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, ...]]]]:
     """Yield every row of `facts` with its rows of `orders`."""
     ledger = checking.run.ledger
-    facts = ledger.execute("SELECT id, at, kind, worker, step, version, body FROM facts ORDER BY id")
+    facts = ledger.execute("SELECT id, kind, at, worker, step, version, body FROM facts ORDER BY id")
     rows = ledger.execute(
         "SELECT id, fact, position, kind, worker, step, version, body, why FROM orders ORDER BY fact, position, id"
     )
@@ -158,26 +156,17 @@ def _stray(checking: Checking, row: tuple[Any, ...], before: int | None) -> None
     raise Violation(rule, f"fact {row[1]}", "there is no such fact", "orders", row[0])
 
 
-def _fact(checking: Checking, row: Sequence[Any]) -> Fact:
-    at, kind, *columns, body = row
-    if kind not in FACTS:
-        raise Violation(READABLE, f"one of {', '.join(FACTS)}", kind)
-    fact: Fact = _decoded(FACTS[kind], body)
-    _known(fact, body)
-    if [fact.at, *_columns(fact)] != [at, *columns]:
-        raise Violation(READABLE, fact, f"at, worker, step, version = {[at, *columns]}")
-    return fact
-
-
-def _order(checking: Checking, row: Sequence[Any]) -> Order:
-    _, _, _, kind, *columns, body, _ = row
-    if kind not in ORDERS:
-        raise Violation(READABLE, f"one of {', '.join(ORDERS)}", kind)
-    order: Order = _decoded(ORDERS[kind], body)
-    _known(order, body)
-    if _columns(order) != columns:
-        raise Violation(READABLE, order, f"worker, step, version = {columns}")
-    return order
+def _parsed(decoders: Mapping[str, msgspec.json.Decoder[Any]], columns: Sequence[str], kind: Any, *row: Any) -> Any:
+    """Return the fact or the order of this row. Its columns must say what its body says."""
+    *said, body = row
+    if kind not in decoders:
+        raise Violation(READABLE, f"one of {', '.join(decoders)}", kind)
+    value = _decoded(decoders[kind], body)
+    if strange := _FIELDS.decode(body).keys() - _NAMES[type(value)]:  # decoders of dataclasses ignore these
+        raise Violation(READABLE, "no other field", min(strange))
+    if [getattr(value, name, None) for name in columns] != said:
+        raise Violation(READABLE, value, f"{', '.join(columns)} = {said}")
+    return value
 
 
 def _told(checking: Checking, machine: Machine, fact: Fact) -> tuple[Order, ...]:
@@ -187,23 +176,30 @@ def _told(checking: Checking, machine: Machine, fact: Fact) -> tuple[Order, ...]
         raise Violation(violation.rule, "a fact that can be true now", fact) from None
 
 
-def _compare(checking: Checking, found: Sequence[Order], expected: Sequence[Order], ids: Sequence[int]) -> None:
-    for order, again, row in zip(found, expected, ids, strict=False):
+def _compare(
+    checking: Checking,
+    fact: int,
+    found: Sequence[Order],
+    rows: Sequence[tuple[Any, ...]],
+    expected: Sequence[Order],
+) -> None:
+    """Compare the orders that follow from a fact, their positions and their reasons with those of the machine."""
+    for place, (order, (row, _, position, *_, why), again) in enumerate(zip(found, rows, expected, strict=False)):
+        checking.table, checking.row = "orders", row
         if order != again:
-            raise Violation(SAME_ORDERS, again, order, "orders", row)
+            raise Violation(SAME_ORDERS, again, order)
+        reason = msgspec.json.encode(again.why)
+        same = why is not None and why.encode() == reason
+        if not same and _decoded(_WHY, why) != _WHY.decode(reason):  # equal ones only write digits in another way
+            raise Violation(SAME_REASONS, reason.decode(), why)
+        if position != place:
+            raise Violation(POSITIONS, f"position {place} of fact {fact}", position)
+    checking.table, checking.row = "facts", fact
     if len(found) > len(expected):
-        raise Violation(SAME_ORDERS, "no further order", found[len(expected)], "orders", ids[len(expected)])
+        place = len(expected)
+        raise Violation(SAME_ORDERS, "no further order", found[place], "orders", rows[place][0])
     if len(found) < len(expected):
         raise Violation(SAME_ORDERS, expected[len(found)], "no further order that follows from this fact")
-
-
-def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Sequence[Sequence[Any]]) -> None:
-    for order, (row, *_, why) in zip(expected, given, strict=True):
-        again = msgspec.json.encode(order.why)
-        if why is None or why.encode() != again:
-            checking.table, checking.row = "orders", row
-            if _decoded(_WHY, why) != msgspec.json.decode(again):  # equal ones only write digits in another way
-                raise Violation(SAME_REASONS, again.decode(), why)
 
 
 def _all_must_have_left(checking: Checking) -> bool:
@@ -238,19 +234,15 @@ def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None
         raise Violation(f"{name}: {sentence}", "true after this fact", "false")
 
 
-def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
+def _as_configured(checking: Checking, fact: Fact) -> None:
+    """Hold a fact against the configuration, which has the workers, their hosts and the seed."""
     match fact:
-        case TrainingBegan(members=members):
+        case TrainingBegan():
             _begins_as_configured(checking, fact)
-            checking.here = {worker: None for worker, _, _ in members}
         case WorkerJoined(worker=worker, host=host):
             _on_its_node(checking, worker, host)
-            checking.here[worker] = None
-        case WorkerLeft(worker=worker):
-            checking.here.pop(worker, None)
         case UpdateArrived(sum=int(number)) if checking.segment.hosts == 1 and not checking.replays:
             raise Violation(SUMS, "none: there is one host", f"sum {number}")
-    checking.tally.record(fact, orders)
 
 
 def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
@@ -284,15 +276,5 @@ def _decoded(decoder: Any, body: Any) -> Any:
         raise Violation(READABLE, "its fields, as JSON", f"{brief(body)} ({error})") from None
 
 
-def _known(value: Fact | Order, body: str) -> None:
-    """Refuse unknown fields, which decoders of dataclasses ignore."""
-    if strange := _FIELDS.decode(body).keys() - _NAMES[type(value)]:
-        raise Violation(READABLE, "no other field", min(strange))
-
-
-def _columns(value: Fact | Order) -> list[Any]:
-    return [getattr(value, "worker", None), getattr(value, "step", None), getattr(value, "version", None)]
-
-
-def _names(workers: Sequence[int] | dict[int, None]) -> str:
+def _names(workers: Iterable[int]) -> str:
     return ", ".join(map(str, workers))

@@ -26,7 +26,7 @@ def _checksums(checking: Checking) -> None:
             raise Violation(READABLE, "16 hexadecimal digits", checksum)
         seen.add(0, version)
     checking.row = None
-    if checking.completed and checking.trained and checking.run.choice.spec.family == "parameter-server":
+    if checking.completed and checking.trained and checking.has_store:
         gone = next((version for version in range(first + 1, last + 1) if (0, version) not in seen), None)
         if gone is not None:
             raise Violation(CHECKSUMS, f"one of version {gone}", "none")

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary
-from paceline.records.violations import STALENESS, SUMMED_UP, Violation
+from paceline.records.violations import SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds, of which a summary has nine digits."""
@@ -16,12 +16,12 @@ TOLERANCE = 1e-6
 
 def summary(checking: Checking, summary: Summary) -> None:
     """Compute the summary anew from the ledger, and compare."""
-    checking.table, checking.row = SUMMARY, None
-    counted = {str(stale): times for stale, times in sorted(checking.rules.staleness.items()) if times}
-    reported = summary.get("staleness", {}).get("histogram")
-    if reported != counted:
-        raise Violation(STALENESS, counted, reported, SUMMARY, "staleness.histogram")
-    _take_measurements(checking)
+
+    def at(table: str) -> None:
+        checking.table, checking.row = table, None
+
+    measure(checking.run.ledger, checking.tally, at, metrics=checking.run.metrics)
+    at(SUMMARY)
     end = checking.end
     assert end is not None  # `ending` has made sure of that
     again = checking.tally.summary(
@@ -34,7 +34,7 @@ def summary(checking: Checking, summary: Summary) -> None:
         stopped=end.get("stopped"),
         ended=end["at"],
         samples_missed=summary.get("samples_missed") or 0,
-        final_parameters_sha256=checking.final,
+        final_parameters_sha256=_final(checking),
         targets=checking.run.targets,
     )
     again["paceline"] = checking.run.config.get("paceline")
@@ -47,29 +47,17 @@ def summary(checking: Checking, summary: Summary) -> None:
     checking.proved.append("the summary is what the ledger comes to, staleness and each worker's share included")
 
 
-def _take_measurements(checking: Checking) -> None:
-    def at(table: str) -> None:
-        checking.table = table
-
-    measure(checking.run.ledger, checking.tally, at, metrics=checking.run.metrics)
-    at("versions")
-    checking.final = _final(checking)
-    at(SUMMARY)
-
-
 def _final(checking: Checking) -> str | None:
     """Return the hash of the last version, if it was recorded."""
     if checking.resumed_in_vain:  # a run takes up its earlier recordings only when it trains on
         return None
-    rows = dict(checking.run.ledger.execute("SELECT version, sha256 FROM versions"))
+    rows: dict[int, str] = dict(checking.run.ledger.execute("SELECT version, sha256 FROM versions"))
     summary = checking.run.summary or {}
-    cut_off = checking.run.choice.spec.family == "decentralized" and not checking.completed
+    cut_off = not checking.has_store and not checking.completed
     if cut_off and summary.get("final_parameters_sha256") is None:
         return None  # the last mean may not have been written completely
     (made,) = checking.run.ledger.execute("SELECT max(version) FROM checksums").fetchone()
-    newest = made if made is not None else max(rows, default=None)
-    found: str | None = rows.get(newest)
-    return found
+    return rows.get(max(rows, default=-1) if made is None else made)
 
 
 def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:

@@ -62,7 +62,7 @@ def versions(checking: Checking) -> None:
         recorded[version] = _Recorded(number, at, samples)
         newest = version
     checking.row = None
-    if checking.run.choice.spec.family == "parameter-server":
+    if checking.has_store:
         _of_store(checking, recorded)
     else:
         _of_means(checking, recorded, counted)
@@ -131,13 +131,12 @@ def _consensus(checking: Checking, recorded: Mapping[int, _Recorded]) -> None:
     """Check that every mean has the replicas' distance from it, and that a store's versions have none."""
     checking.table = "consensus"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, replicas, distance FROM consensus ORDER BY rowid")
-    decentralized = checking.run.choice.spec.family == "decentralized"
-    means = list(recorded) if decentralized else []
+    means = [] if checking.has_store else list(recorded)
     seen: list[int] = []
     for checking.row, version, at, replicas, distance in rows:
         awaited = means[len(seen)] if len(seen) < len(means) else None
         # a run may have crashed between measuring a mean and noting it as recorded
-        following = decentralized and version == max(means, default=0) + 1
+        following = not checking.has_store and version == max(means, default=0) + 1
         cut_off = awaited is None and not checking.completed and following
         if version != awaited and not cut_off:
             raise Violation(
