@@ -27,8 +27,12 @@ PART = re.compile(r"(<!-- written: (\w+)(.*?) -->\n).*?(<!-- end -->)", re.DOTAL
 
 
 def commands(root: argparse.ArgumentParser) -> str:
-    """Return a section for each command, and for each command of a command."""
-    return "\n".join(line for one in _commands(root) for line in _section(one))
+    """Return a section for each command, and for each command of a command.
+
+    A flag that the first command has with the same meaning is only named in the sections of the others.
+    """
+    first, *others = _commands(root)
+    return "\n".join([*_section(first), *(line for one in others for line in _section(one, first))])
 
 
 def _commands(above: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -39,16 +43,28 @@ def _commands(above: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
                 yield from _commands(one)
 
 
-def _section(command: argparse.ArgumentParser) -> Iterator[str]:
+def _shown(command: argparse.ArgumentParser) -> list[argparse.Action]:
     hidden = (argparse._HelpAction, argparse._SubParsersAction)
-    shown = [one for one in command._actions if one.help != argparse.SUPPRESS and not isinstance(one, hidden)]
-    words = [_value(one) for one in shown if not one.option_strings]
-    flags = ["[FLAGS]"] if any(one.option_strings for one in shown) else []
+    return [one for one in command._actions if one.help != argparse.SUPPRESS and not isinstance(one, hidden)]
+
+
+def _arguments(command: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield each argument as it is written, and what it means."""
+    for one in _shown(command):
+        yield _called(one), _plain((one.help or "") % {**vars(one), "prog": command.prog})
+
+
+def _section(command: argparse.ArgumentParser, first: argparse.ArgumentParser | None = None) -> Iterator[str]:
+    words = [_value(one) for one in _shown(command) if not one.option_strings]
+    flags = ["[FLAGS]"] if any(one.option_strings for one in _shown(command)) else []
     yield from (f"## {command.prog}", "", _plain(command.description or ""), "")
     yield from ("```text", " ".join([command.prog, *flags, *words]), "```", "")
-    for one in shown:
-        yield f"- {_called(one)}: {_plain((one.help or '') % {**vars(one), 'prog': command.prog})}"
-    if shown:
+    arguments, told = dict(_arguments(command)), {} if first is None else dict(_arguments(first))
+    same = [called for called, meaning in arguments.items() if told.get(called) == meaning]
+    yield from (f"- {called}: {meaning}" for called, meaning in arguments.items() if called not in same)
+    if first is not None and same:
+        yield f"- as for `{first.prog}`: {', '.join(same)}"
+    if arguments:
         yield ""
 
 

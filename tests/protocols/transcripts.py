@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -41,6 +41,8 @@ from support.plain_state import to_plain
 FOLDER = Path(__file__).parent / "transcripts"
 PAGES = Path(__file__).parents[2] / "docs/protocols"
 BEGIN, END = "<!-- first steps: made by `make transcripts` -->", "<!-- end of the first steps -->"
+SHOWN = 6
+"""Facts of a rule that a page shows, at most."""
 TITLE, COMMENT, GIVEN = "== ", "# ", "    "
 FACTS = {
     name: getattr(tables, name)
@@ -175,12 +177,13 @@ def _number(value: float) -> str:
 
 
 def page(path: Path) -> tuple[str, str]:
-    """The page of that transcript's protocol as it is, and as it is with the first rule of the transcript."""
+    """The page of that transcript's protocol as it is, and as it is with how the transcript's first rule begins."""
     text = (PAGES / path.name).with_suffix(".md").read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     rule = read(path)[0]
-    lines = "\n".join(str(rule).splitlines()[1:])
+    shown = replace(rule, rows=rule.rows[:SHOWN])
+    lines = "\n".join([*str(shown).splitlines()[1:], *(["…"] if len(rule.rows) > SHOWN else [])])
     return text, f"{before}{begin}\n\n```text\n{lines}\n```\n\n{end}{after}"
 
 
