@@ -27,7 +27,7 @@ import pytest
 from paceline.core.items import Item, Mean, Partial, Sum, Update
 from paceline.host.messages import EndRun
 from paceline.host.orders.averaging import Averaging
-from paceline.host.shards.summands import ShardSummands
+from paceline.host.shards.summands import Summands
 from paceline.transfer.fetch_table import Where
 from support.seeded_network import Blocked
 from support.suites import each
@@ -144,19 +144,19 @@ def test_a_host_that_never_gives_what_others_wait_for_is_lost_and_nobody_waits_f
     protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its part of an average, or the part of an update that another host is to step with."""
-    averaging, summands = Averaging.look, ShardSummands.look
+    averaging, summands = Averaging.look, Summands.look
 
     def partial(self: Averaging, item: Partial | Mean, begin: int, end: int) -> Where:
         gives = self._name != "node-2" or isinstance(item, Mean) or item.group < 3
         return averaging(self, item, begin, end) if gives else "gone"
 
-    def update(self: ShardSummands, item: Update | Sum, begin: int, end: int) -> Where:
+    def update(self: Summands, item: Update | Sum, begin: int, end: int) -> Where:
         of_node_1 = isinstance(item, Update) and 0 < begin < self._memory.offer.cuts[-1]
         gives = self.server is None or self.server.shard.host != "node-2" or not of_node_1 or item.step < 3
         return summands(self, item, begin, end) if gives else "gone"
 
     monkeypatch.setattr(Averaging, "look", partial)
-    monkeypatch.setattr(ShardSummands, "look", update)
+    monkeypatch.setattr(Summands, "look", update)
     script = replace(drawn(0).script, loads=True, starts=0.01, computes=0.05, pieces=4, batches=100)
     history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(("node-2", "lies"),), max_steps=None)
     history = replace(history, hosts=3, each=1, restart=0, shards_on="all", max_seconds=None, on_loss="continue")

@@ -13,7 +13,7 @@ from paceline.coordinator.agent import _Agent
 from paceline.coordinator.drain import Drain
 from paceline.coordinator.host_registry import HostRegistry
 from paceline.core.host_liveness import Fence, Hosts
-from paceline.core.items import Buffers, Mean, Partial, Sum, Update, Version
+from paceline.core.items import Mean, Partial, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
 from paceline.host.cluster import Cluster
@@ -30,11 +30,11 @@ from paceline.host.overlap import Computing, Early
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.remote import RemoteReports
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.range_maker import RangeMaker
-from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.version_items import FetchedVersions, HeadVersions
@@ -43,7 +43,6 @@ from paceline.ipc import messages
 from paceline.ipc.memory import Span
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
-from paceline.transfer.fetcher import RemoteFetcher
 from paceline.transfer.item_names import summand_of
 from paceline.transfer.manager import TransferManager
 from support.seeded_network import Blocked, Killed, Slow
@@ -183,14 +182,14 @@ def a_version_that_did_not_come_counts_as_here(patch: Patch) -> None:
 
 
 def an_update_counts_twice(patch: Patch) -> None:
-    bring = Pushes.bring
+    push = Cluster._push
 
-    def twice(self: Pushes, order: StartPush) -> None:
-        bring(self, order)
+    def twice(self: Cluster, order: StartPush) -> None:
+        push(self, order)
         if order.step == 2:
-            bring(self, order)
+            push(self, order)
 
-    patch.setattr(Pushes, "bring", twice)
+    patch.setattr(Cluster, "_push", twice)
 
 
 def an_update_is_applied_before_it_is_here(patch: Patch) -> None:
@@ -252,7 +251,7 @@ def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
 
     def frees(self: OtherHosts, version: int) -> None:
         made(self, version)
-        self._cluster.remote_shards.freed(version - 1)
+        self._cluster.arrivals.freed(version - 1)
 
     patch.setattr(OtherHosts, "made", frees)
 
@@ -277,7 +276,7 @@ def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
     has = RangeMaker.has
 
     def begun(self: RangeMaker, version: int, begin: int, end: int) -> bool:
-        return (self.making is not None and version == self.making.version) or has(self, version, begin, end)
+        return version == self._now or has(self, version, begin, end)
 
     patch.setattr(RangeMaker, "has", begun)
 
@@ -287,14 +286,14 @@ def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
 
 
 def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
-    comes = RemoteShards._comes
+    comes = Arrivals._comes
 
-    def first(self: RemoteShards, update: Update, host: str, at: float) -> Any:
+    def first(self: Arrivals, update: Update, host: str, at: float) -> Any:
         if update in self._coming:
             self._coming[update].lacking = {host}
         return comes(self, update, host, at)
 
-    patch.setattr(RemoteShards, "_comes", first)
+    patch.setattr(Arrivals, "_comes", first)
 
 
 def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
@@ -331,7 +330,8 @@ def what_a_worker_has_withdrawn_still_counts(patch: Patch) -> None:
 
 
 def what_a_worker_has_withdrawn_still_counts_at_the_head(patch: Patch) -> None:
-    patch.setattr(RemoteFetcher, "forget", lambda self, update: None)
+    drop = ShardServer.drop
+    patch.setattr(ShardServer, "drop", lambda self, item: None if self.keeps_buffers else drop(self, item))
 
 
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
@@ -340,8 +340,7 @@ def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
 
 
 def the_heads_own_range_counts_as_a_version(patch: Patch) -> None:
-    away = Cluster._away
-    patch.setattr(Cluster, "_away", lambda self, item: isinstance(item, Update) and away(self, item))
+    patch.setattr(HeadVersions, "away", lambda self, version: False)
 
 
 def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
@@ -381,21 +380,21 @@ def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> No
 
 def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
     """It is asked for only after the versions that were ordered meanwhile."""
-    make = RemoteShards.make
+    make = Arrivals.make
     late: list[Callable[[], None]] = []
 
-    def made(self: RemoteShards, *given: Any, **rest: Any) -> None:
+    def made(self: Arrivals, *given: Any, **rest: Any) -> None:
         make(self, *given, **rest)
         for call in late:
             call()
         late.clear()
 
-    def send_shares(self: RemoteShards, number: int) -> None:
+    def pack_states(self: Arrivals, number: int) -> None:
         late.append(lambda: sends(self, number))
 
-    sends = RemoteShards.send_shares
-    patch.setattr(RemoteShards, "make", made)
-    patch.setattr(RemoteShards, "send_shares", send_shares)
+    sends = Arrivals.pack_states
+    patch.setattr(Arrivals, "make", made)
+    patch.setattr(Arrivals, "pack_states", pack_states)
 
 
 def a_sum_is_served_before_it_is_made(patch: Patch) -> None:
@@ -432,12 +431,7 @@ def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:
 
 
 def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
-    fetch = RemoteFetcher.fetch
-
-    def fetched(self: RemoteFetcher, worker: int, item: Any, then: Any) -> None:
-        fetch(self, worker, item, then) if not isinstance(item, Buffers) else self._ends(then)
-
-    patch.setattr(RemoteFetcher, "fetch", fetched)
+    patch.setattr(Cluster, "_buffers_of", lambda self, total: [])
 
 
 def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
@@ -469,8 +463,8 @@ def a_sum_waits_for_no_place(patch: Patch) -> None:
     patch.setattr(HostReducer, "has_room", property(lambda self: True))
 
 
-def what_all_have_of_a_void_sum_is_kept(patch: Patch) -> None:
-    patch.setattr(RemoteShards, "void", lambda self, total: None)
+def what_hosts_have_of_a_void_sum_is_kept(patch: Patch) -> None:
+    patch.setattr(Arrivals, "void", lambda self, total: self._coming.pop(total, None))
 
 
 def a_version_is_made_while_a_range_moves(patch: Patch) -> None:
@@ -722,12 +716,12 @@ def _losing_workers_of_sums(history: History) -> History:
     return replace(history, faults=tuple(WorkerKilled(lots.uniform(0.0, 20.0), worker) for worker in lost))
 
 
-def _with_voids_before_buffers_come(history: History) -> History:
-    """A worker of the head dies while steps are short, and its host has all buffers of its own at once."""
+def _with_sums_that_become_void(history: History) -> History:
+    """The second worker of the head dies while steps are short. A sum comes as one of its first worker."""
     lots = random.Random(history.seed)
     script = replace(history.script, starts=0.01, computes=0.05, epochs=8)
     history = replace(_with_sums(history), script=script, shards_on="node-1", on_loss="stop", lost=(), end=10.0)
-    return replace(history, faults=(WorkerKilled(lots.uniform(0.0, 3.0), 0),))
+    return replace(history, faults=(WorkerKilled(lots.uniform(0.0, 3.0), 1),))
 
 
 def _with_hosts_that_leave(history: History) -> History:
@@ -799,7 +793,7 @@ HISTORIES = {
     a_host_that_has_lost_the_process_that_adds_up_is_waited_for: _losing_the_process_that_adds_up,
     a_host_trains_before_the_process_that_adds_up_is_there: _with_sums_for_the_head,
     a_sum_waits_for_no_place: _with_workers_that_die_and_come_again,
-    what_all_have_of_a_void_sum_is_kept: _with_voids_before_buffers_come,
+    what_hosts_have_of_a_void_sum_is_kept: _with_sums_that_become_void,
     a_range_is_let_go_though_workers_need_it: _in_ranges,
     a_version_counts_as_made_before_its_last_range: _in_ranges,
     a_range_is_served_before_it_is_made: _in_ranges,
@@ -845,7 +839,6 @@ FOUND_BEFORE = {
     a_sum_keeps_the_update_of_a_worker_that_has_left: 18,
     a_host_that_has_lost_the_process_that_adds_up_is_waited_for: 10,
     a_sum_waits_for_no_place: 7,
-    what_all_have_of_a_void_sum_is_kept: 441,
     a_host_goes_while_its_state_is_on_its_way: 33,
     what_is_on_its_way_from_a_host_that_goes_is_not_asked_anew: 90,
     a_host_leaves_while_its_replica_is_on_its_way: 87,

@@ -10,6 +10,7 @@ import pytest
 from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
 from paceline.core.shards import Shard
+from paceline.host import messages as host_messages
 from paceline.host.events import VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
 from paceline.ipc import messages
@@ -92,7 +93,7 @@ def made(version: int, checksum: int, found: tuple[str, int | None] | None = Non
 
 def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     one = company(1)
-    one.host.commits._others = Mock(hosts=["b", "c"])
+    one.host.arrivals.begin(["b", "c"])
     for step in (0, 1):
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
@@ -111,7 +112,7 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
 def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_maker_leaves() -> None:
     """The head takes that one's range over, and orders nothing of it any more, before it has all of the version."""
     one = company(1)
-    one.host.commits._others = others = Mock(hosts=["b"])
+    one.host.arrivals.begin(["b"])
     one.host.carrier = carrier = Mock()
     one.host.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
@@ -119,7 +120,7 @@ def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_m
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
     one.host.range_made("b", made(1, 0))
     one.said_by_store(made(1, 0))
-    others.hosts = []
+    one.host.arrivals.leaves("b")
     one.host.record(1, [0], "file", "mean")
     assert [said.waits for said in one.store.sent if isinstance(said, messages.store.Record)] == [True]
     assert messages.store.GoOn("file") not in one.store.sent
@@ -133,24 +134,30 @@ def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:
 
 
 def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_theirs() -> None:
-    one, others = company(1), Mock(hosts=["b", "c"])
-    one.host.commits._others, one.host.commits.clips_norms = others, True
+    one, told = company(1), list[tuple[str, messages.Message]]()
+    one.host.others.tell_host = lambda host, message: told.append((host, message))  # type: ignore[method-assign]
+    one.host.arrivals.begin(["b", "c"])
+    one.host.commits.clips_norms = True
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
     (taken,) = (said for said in one.store.sent if isinstance(said, messages.store.TakeNorms))
     assert (taken.version, taken.target, taken.pushed) == (1, 1, [(0, 1.0)])
-    assert others.make.call_args.args[0].exchanges
+    assert [(host, order.exchanges) for host, order in told if isinstance(order, host_messages.MakeRange)] == [
+        ("b", True),
+        ("c", True),
+    ]
+    told.clear()
     assert one.host.norms_taken("c", norms(1, (3, 3.0)))
     assert not one.host.norms_taken("c", norms(1, (3, 3.0)))
     assert not one.host.norms_taken("d", norms(1))
     assert not one.host.norms_taken("b", norms(2))
     one.said_by_store(norms(1, (0, 1.0), (1, 5.0)))
     assert not one.commits()
-    others.make_with.assert_not_called()
+    assert not told
     assert one.host.norms_taken("b", norms(1, (2, 4.0)))
     every = norms(1, (0, 1.0), (1, 5.0), (2, 4.0), (3, 3.0))
-    others.make_with.assert_called_once_with(every)
+    assert told == [("b", host_messages.AllNorms(every)), ("c", host_messages.AllNorms(every))]
     assert [(commit.version, commit.norms) for commit in one.commits()] == [(1, every.norms)]
     for host in ("b", "c"):
         one.host.range_made(host, made(1, 0, None if host == "b" else ("last", 0)))
@@ -171,7 +178,7 @@ def test_one_host_takes_norms_as_it_makes_a_version() -> None:
 
 def test_a_range_that_was_not_to_be_made_is_none() -> None:
     one = company(1)
-    one.host.commits._others = Mock(hosts=["b"])
+    one.host.arrivals.begin(["b"])
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
@@ -183,7 +190,7 @@ def test_a_range_that_was_not_to_be_made_is_none() -> None:
 
 def test_a_range_that_is_made_as_another_host_is_lost_comes_too_late_and_is_none_of_its_makers_faults() -> None:
     one = company(1)
-    one.host.commits._others = Mock(hosts=["b", "c"])
+    one.host.arrivals.begin(["b", "c"])
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))

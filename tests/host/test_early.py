@@ -215,13 +215,13 @@ def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> N
 
 
 def test_hosts_that_make_ranges_expect_updates_of_the_heads_own_workers_too() -> None:
-    others, wire, pushes = Mock(hosts=["b"]), Mock(), Mock()
-    early = Early(Shelf(), Mock(of=lambda worker: [worker]), pushes, wire, others)
+    arrivals, pushes = Mock(), Mock()
+    early = Early(Shelf(), Mock(of=lambda worker: [worker]), pushes, arrivals)
     early.released(0, 3, elsewhere=False)
-    others.expect.assert_called_once_with(Update(0, 3))
-    wire.expect.assert_not_called()
+    arrivals.expect.assert_called_once_with(Update(0, 3))
+    pushes.lay.assert_not_called()
     early.withdrawn(0, 3)
-    others.forget.assert_called_once_with(Update(0, 3))
+    arrivals.forget.assert_called_once_with(Update(0, 3))
 
 
 def test_of_an_update_nothing_is_brought_that_lies_behind_its_buffers() -> None:

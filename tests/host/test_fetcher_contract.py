@@ -275,7 +275,6 @@ def test_a_group_is_gathered_once_and_nothing_need_happen_then(make: Callable[[F
 
 
 def test_nothing_comes_of_what_a_worker_that_has_gone_was_fetching_and_of_nobody_elses(fetching: Fetching) -> None:
-    fetching.push(0, 3)
     fetching.pull(0, 7)
     fetching.pull(1, 7)
     before = list(fetching.facts)

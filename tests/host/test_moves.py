@@ -13,9 +13,9 @@ from paceline.core.items import Item, Update, Version
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.events import Attached
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.migration import MOVING, Moves, Taking
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.remote import RemoteShards
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 
@@ -98,19 +98,19 @@ class Company:
 
     def __init__(self, shards: Sequence[Shard] = (HEAD, B, C)) -> None:
         self.told: list[tuple[str, messages.Message]] = []
-        self.others = RemoteShards(Mock(), "head", host_of=Mock(), drops=Mock(), tell=self._tell)
+        self.server = Mock(is_own=lambda update: update.worker < 2)
+        self.others = Arrivals("head", self.server, self._tell)
         self.others.begin([one.host for one in shards if one != HEAD])
         self.carrier, self.shelf, self.done, self.cut = Carrier(), Shelf(), Mock(), Mock()
         self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)
         self.head.name = "head"
         self.head.shares = Shares(Mock(), self.others)
-        self.head.elsewhere = lambda update: update.worker > 1
-        self.head.lacks.return_value = True
+        self.head.shard_server = self.server
         for version in (6, 7):
             self.shelf.put(Version(version), ("step", version), range(10))
         carrier: Any = self.carrier
         self.directory = Mock(leaving=())
-        self.moves = Moves(self.head, self.others, carrier, self.directory, tell=self._tell, on_moved=self.cut)
+        self.moves = Moves(self.head, self.others, carrier, self.directory, on_moved=self.cut)
 
     def _tell(self, host: str, message: messages.Message) -> None:
         self.told.append((host, message))
@@ -162,7 +162,7 @@ def test_no_version_is_freed_and_none_is_made_until_the_range_has_moved() -> Non
 def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_no_more_updates() -> None:
     company = Company()
     for update in (ARRIVED, COMING):
-        company.others.fetch(update.worker, update, Mock(return_value=None))
+        company.others.bring(update.worker, update, Mock(return_value=None))
     for host in ("b", "c"):
         company.others.stored(host, ARRIVED, 0.0)
     company.others._comes(ARRIVED, "head", 0.0)
@@ -171,7 +171,7 @@ def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_n
     company.moves.goes_on(None, STATE)
     assert company.told == [("c", host_messages.TakeRange("b", 40, 60, [6, 7], [tuple(ARRIVED)], STATE))]
     company.told.clear()
-    company.others.fetch(0, Update(0, 9), Mock())
+    company.others.bring(0, Update(0, 9), Mock())
     assert company.told == [("c", host_messages.Bring((0, 9, "update"), None))]
 
 
@@ -179,7 +179,7 @@ def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
     company = Company((HEAD, B))
     then = Mock(return_value=None)
     for update in (HERE, COMING, ARRIVED):
-        company.others.fetch(update.worker, update, then)
+        company.others.bring(update.worker, update, then)
     company.others._comes(HERE, "head", 0.0)
     company.begins()
     assert company.moves.goes_on(None, STATE)
@@ -188,12 +188,13 @@ def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
     assert company.head.store.send.call_args == call(messages.store.ExtendRange(40, 60), (file,))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.close(file)
-    company.head.takes.assert_called_once_with(B)
+    company.server.widen.assert_called_once_with(B)
     assert company.carrier.again.call_args.args[0](COMING)
     assert not company.carrier.again.call_args.args[0](Version(7))
     assert list(company.carrier.fetched) == [Version(6), Version(7), HERE]
-    assert (company.moves.had(HERE), company.moves.had(COMING)) == (True, False)
-    company.moves.drop(HERE)
+    taking = company.server.taking
+    assert (HERE in taking.had, COMING in taking.had) == (True, False)
+    taking.drop(HERE)
     company.carrier.comes(Version(6), Version(7))
     company.done.assert_called_once_with([Shard("head", 0, 60)], 7)
 

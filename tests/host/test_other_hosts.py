@@ -21,12 +21,14 @@ from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import messages as host_messages
+from paceline.host.attachments import Attachments
 from paceline.host.cluster import Cluster
 from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.transfers import ReplicaTransfers
+from paceline.host.reports.shards import ShardReports
 from paceline.host.version_items import HeadVersions
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
@@ -53,9 +55,13 @@ class Several:
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.worker_reports.hear = self._hear
+        self.head.attachments = Attachments(self.carrier)
+        self.head.shard_server.had = lambda item: False
+        self.head.shard_reports = ShardReports(self.head, self.reports, lambda: self.at)
         self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
         other = RemoteHost("node-1", range(2, 4), self.told.append)
         self.hosts = OtherHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
+        self.head.others = self.hosts
         for snapshot in (1, 2):
             other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
 
@@ -575,7 +581,7 @@ def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(
 def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:
     told: dict[str, list[messages.Message]] = {name: [] for name in ("node-1", "node-2", "node-3")}
     head, carrier = Mock(shards=(), newest=7), Mock()
-    head.name, head.remote_shards.taken.return_value = "node-0", ["arrived"]
+    head.name, head.arrivals.taken.return_value = "node-0", ["arrived"]
     head.goes_on.return_value = None
     others = [RemoteHost(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
     reports = Reports()
@@ -586,7 +592,7 @@ def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that
     hosts._recut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
     shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
     assert told == {"node-1": [], "node-2": [shards], "node-3": []}
-    head.remote_shards.taken.assert_called_once_with(3.0)
+    head.arrivals.taken.assert_called_once_with(3.0)
     assert reports.events == ["arrived"]
     assert carrier.again.call_args.args[0](Version(1))
 

@@ -6,8 +6,10 @@ import os
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
+
 from paceline.core.choice import choose
-from paceline.core.items import Update, Version
+from paceline.core.items import Blob, Buffers, Sum, Update, Version
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.events import Attached
@@ -27,9 +29,11 @@ class Company:
     """The range [8, 16) of a host that has worker 2 of four, which begins with version 0."""
 
     def __init__(self) -> None:
-        choice = choose("asp", registry())
+        choice = choose("bsp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
         self.shelf, self.carrier, self.reports, self.store = Shelf(), Mock(), Reports(), Mock(lost=False)
+        self.attachments = Mock(take_file=lambda attached: os.memfd_create("state"))
+        self.attachments.comes.return_value = STATE
         self.ranges = ShardServer(
             Shard("b", 8, 16),
             self.shelf,
@@ -37,7 +41,9 @@ class Company:
             self.store,
             self.carrier,
             self.reports,
-            Mock(),
+            self.attachments,
+            head="a",
+            away=lambda version: True,
             own={OWN},
             idle_cores=lambda: 1,
         )
@@ -63,7 +69,7 @@ class Company:
 
     def makes(self, version: int, *updates: Update) -> None:
         """The head orders that version's range."""
-        self.ranges.maker.make(
+        self.ranges.make(
             host_messages.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True),
             [(one, 0.5) for one in updates],
         )
@@ -96,7 +102,7 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
 
 def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all() -> None:
     company = Company()
-    company.ranges.maker.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True), [])
+    company.ranges.make(host_messages.MakeRange(1, [], None, look=True, exchanges=True), [])
     company.makes(2)
     (taken,) = company.sent()
     assert (type(taken), taken.version, taken.first) == (messages.store.TakeNorms, 1, True)
@@ -104,7 +110,7 @@ def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_
     own, every = messages.store.Norms(1, [(0, 1.0)]), messages.store.Norms(1, [(0, 1.0), (1, 2.0)])
     assert company.ranges.hear(own, [])
     assert company.reports.of(host_messages.RangeNorms) == [host_messages.RangeNorms(own)]
-    company.ranges.maker.make_with(every)
+    company.ranges.make_with(every)
     (order,) = company.sent()[1:]
     assert (type(order), order.version, order.norms) == (messages.store.Commit, 1, every.norms)
     assert company.made(1)
@@ -114,7 +120,7 @@ def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_
 def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_as_of_the_version_before() -> None:
     company = Company()
     company.makes(1)
-    company.ranges.maker.send_share(4)
+    company.ranges.pack_state(4)
     company.makes(2)
     assert [type(one) for one in company.sent()] == [messages.store.Commit]
     assert not company.made(2), "it was not to be made yet"
@@ -165,7 +171,7 @@ def test_a_version_is_kept_until_the_head_says_that_nobody_needs_it() -> None:
     company.makes(1)
     company.made(1)
     assert company.shelf.has(Version(0))
-    company.ranges.maker.free(0)
+    company.ranges.free(0)
     assert not company.shelf.has(Version(0))
     company.makes(2)
     assert (company.sent()[-1].source, company.sent()[-1].target) == (1, 0)
@@ -180,9 +186,9 @@ def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
     company.makes(places)
     company.makes(places + 1)
     assert company.sent()[-1].version == places - 1
-    company.ranges.maker.free(3)
+    company.ranges.free(3)
     assert company.sent()[-1].version == places
-    company.ranges.maker.free(4)
+    company.ranges.free(4)
     company.made(places)
     assert company.sent()[-1].version == places + 1
 
@@ -212,7 +218,8 @@ def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
     assert company.sent() == []
 
 
-TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], Attached("share 1 of c", 8))
+STATE = Blob("share 1 of c")
+TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], Attached(STATE.name, 8))
 
 
 def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -> None:
@@ -223,17 +230,16 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     company.ranges.bring(coming, None)
     company.carrier.fetch.reset_mock()
     company.reports.events.clear()
-    state = os.memfd_create("state")
-    company.ranges.take(TAKES, [Version(0)], state)
+    company.ranges.take(TAKES)
     company.carrier.cancel.assert_called_once_with(("for the range made here", *coming))
     assert company.ranges.shard == Shard("b", 8, 24)
     fetched = {call.args[0]: call.args[2:] for call in company.carrier.fetch.call_args_list}
-    assert list(fetched) == [Version(0), arrived, here, coming]
+    assert list(fetched) == [Version(0), STATE, arrived, here, coming]
     assert [company.ranges.parts_of(one) for one in (arrived, here)] == [Shard("c", 16, 24), None]
     assert [company.ranges.had(one) for one in (arrived, here, coming)] == [True, True, False]
     assert company.ranges.place_of(here) == company.shelf.place(here)
     company.makes(1, own, arrived)
-    company.ranges.maker.send_share(3)
+    company.ranges.pack_state(3)
     for arrives, _ in list(fetched.values())[:-1]:
         arrives()
     assert (company.sent(), company.reports.of(host_messages.RangeTaken)) == ([], [])
@@ -249,8 +255,10 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
 def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() -> None:
     company = Company()
     company.brings(ELSEWHERE, 6)
-    state = os.memfd_create("state")
-    company.ranges.take(TAKES, [], state)
+    company.ranges.take(msgspec.structs.replace(TAKES, versions=[]))
+    assert company.carrier.fetch.call_args_list[-2].args[0] == STATE
+    company.carrier.fetch.call_args_list[-2].args[2]()
+    assert not company.reports.of(host_messages.RangeTaken)
     company.ranges.drop(Update(ELSEWHERE, 6))
     company.carrier.cancel.assert_called_once_with(("taken over", ELSEWHERE, 6, "update"))
     assert len(company.reports.of(host_messages.RangeTaken)) == 1
@@ -258,14 +266,14 @@ def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() 
 
 def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> None:
     company = Company()
-    company.ranges.take(TAKES, [Version(0)], os.memfd_create("state"))
+    company.ranges.take(TAKES)
     company.carrier.fetch.call_args.args[3]("host c has ended")
     company.store.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
 
 
 def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:
     company, other = Company(), Update(ELSEWHERE, 5)
-    company.ranges.expect(ELSEWHERE, 5)
+    company.ranges.expect(Update(ELSEWHERE, 5))
     owner = company.carrier.expect.call_args.args[1]
     company.carrier.fetch.assert_not_called()
     company.ranges.bring(other, None)
@@ -277,7 +285,7 @@ def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought(
 
 def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_place() -> None:
     company = Company()
-    company.ranges.expect(ELSEWHERE, 5)
+    company.ranges.expect(Update(ELSEWHERE, 5))
     company.ranges.place_of(Update(ELSEWHERE, 5))
     company.ranges.drop(Update(ELSEWHERE, 5))
     company.carrier.cancel.assert_called_once_with(company.carrier.expect.call_args.args[1])
@@ -287,5 +295,46 @@ def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_pla
 
 def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
     company = Company()
-    company.ranges.expect(OWN, 0)
+    company.ranges.expect(Update(OWN, 0))
     company.carrier.expect.assert_not_called()
+
+
+def test_a_sum_is_here_once_its_updates_buffers_are_where_those_are_kept_and_none_comes_of_this_hosts_own() -> None:
+    company, total = Company(), Sum(3)
+    buffers = [Buffers(0, 5), Buffers(1, 6)]
+    company.ranges._buffers_of = lambda total: buffers
+    company.ranges.bring(total, "a")
+    fetched = {call.args[0]: call.args[2] for call in company.carrier.fetch.call_args_list}
+    assert list(fetched) == [total, *buffers]
+    for item in (buffers[1], total):
+        fetched[item]()
+    assert not company.stored()
+    fetched[buffers[0]]()
+    assert company.stored() == [total]
+    company.shelf.put(own := Sum(4), ("sum", 4), company.plan.of_sums)
+    company.ranges.bring(own, "b")
+    assert company.stored() == [total, own]
+    assert company.carrier.fetch.call_count == 3
+
+
+def test_a_sum_that_is_void_comes_no_more_and_neither_do_buffers() -> None:
+    company = Company()
+    company.ranges._buffers_of = lambda total: [Buffers(0, 5)]
+    company.ranges.bring(Sum(3), "a")
+    owners = {call.args[1] for call in company.carrier.fetch.call_args_list}
+    company.ranges.drop(Sum(3))
+    assert {call.args[0] for call in company.carrier.cancel.call_args_list} == owners
+
+
+def test_an_update_that_came_by_itself_and_goes_into_a_version_in_a_sum_leaves_its_place() -> None:
+    """In a replay on one host, which makes the sums that several hosts have made."""
+    company, total, update = Company(), Sum(3), Update(OWN, 0)
+    company.shelf.put(update, ("update", *update[:2]), company.plan.of(OWN))
+    company.brings(*update[:2])
+    company.shelf.put(total, ("sum", 3), company.plan.of_sums)
+    order = host_messages.MakeRange(1, [(tuple(total), 1.0)], None, look=True)
+    company.ranges.make(order, [(total, 1.0)], [update])
+    company.shelf.release(("update", *update[:2]))
+    assert company.shelf.has(update)
+    company.made(1)
+    assert not company.shelf.has(update)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from paceline.core.facts import Fact, GradientReady, UpdateArrived
-from paceline.core.items import Buffers, Sum, Update, Version
+from paceline.core.items import Sum, Update
 from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.host_reducer import HostReducer
-from paceline.host.shards.remote import RemoteShards
+from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
-from paceline.transfer.fetcher import Fetchable, Then
-from paceline.transfer.item_names import fields_of
-from support.fetchers import NoFetcher
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 HEAD = "head"
@@ -28,19 +25,19 @@ ALONE = 4
 """A worker whose host has no other."""
 
 
-@dataclass
-class Fetches(NoFetcher):
-    """What is on its way, and ends when a test says so."""
+class Shard(Mock):
+    """The head's own range. What comes there ends when a test says so."""
 
-    coming: dict[Fetchable, tuple[int, Then]] = field(default_factory=dict)
-    cancelled: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(spec=ShardServer)
+        self.coming: dict[Update | Sum, str | None] = {}
+        """What is on its way, and the host that makes it, if that is a sum."""
 
-    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
-        self.coming[item] = worker, then
+    def bring(self, item: Update | Sum, source: str | None) -> None:
+        self.coming[item] = source
 
-    def cancel(self, worker: int) -> None:
-        self.cancelled.append(worker)
-        self.coming = {item: one for item, one in self.coming.items() if one[0] != worker}
+    def drop(self, item: Update | Sum) -> None:
+        self.coming.pop(item, None)
 
 
 class Head:
@@ -53,12 +50,10 @@ class Head:
         self.process = process
         self.reducer = HostReducer(shelf, plan, process, there=Mock(), not_finite=Mock())
         self.sums = SumTable(shelf, self.reducer)
-        self.inner = Fetches()
+        self.own = Shard()
         self.facts: list[Fact] = []
         self.told: list[tuple[str, messages.Message]] = []
-        self.shards = RemoteShards(
-            self.inner, HEAD, host_of=lambda total: self.aggregation.host_of(total), drops=Mock(), tell=self._tell
-        )
+        self.shards = Arrivals(HEAD, self.own, self._tell)
         self.aggregation = AggregationScheduler(
             self.shards,
             self.sums,
@@ -77,12 +72,12 @@ class Head:
         def then(at: float) -> UpdateArrived:
             return UpdateArrived(worker=worker, step=step, at=at)
 
-        self.aggregation.fetch(worker, Update(worker, step), then)
+        self.aggregation.bring(Update(worker, step), then)
 
-    def comes(self, *items: Fetchable, at: float = 1.0) -> None:
+    def comes(self, *items: Update | Sum, at: float = 1.0) -> None:
         for item in items:
-            _, then = self.inner.coming.pop(item)
-            if (fact := then(at)) is not None:
+            del self.own.coming[item]
+            if (fact := self.shards.stored(HEAD, item, at)) is not None:
                 self.facts.append(fact)
 
     @property
@@ -112,25 +107,22 @@ def test_updates_of_a_host_wait_for_each_other_and_come_as_one_sum() -> None:
     for worker in (0, 1, 2):
         head.aggregation.released(worker)
     head.ready(0, 0)
-    assert not head.inner.coming
+    assert not head.own.coming
     head.ready(1, 0, samples=24)
     assert head.ordered == [("a", Sum(1), [(Update(0, 0), 0.25), (Update(1, 0), 0.75)])]
-    assert {item: worker for item, (worker, _) in head.inner.coming.items()} == {
-        Sum(1): 0,
-        Buffers(0, 0): 0,
-        Buffers(1, 0): 1,
-    }
+    assert head.own.coming == {Sum(1): "a"}
 
 
-def test_they_arrive_at_one_moment_once_the_sum_and_all_buffers_are_there_each_named_with_its_sum() -> None:
+def test_they_arrive_at_one_moment_once_all_hosts_have_the_sum_each_named_with_it() -> None:
     head = Head()
+    head.shards.begin(["c"])
     head.aggregation.released(0)
     head.aggregation.released(1)
     head.ready(1, 4)
     head.ready(0, 7)
-    head.comes(Buffers(1, 4), Sum(1))
+    head.comes(Sum(1))
     assert head.facts == []
-    head.comes(Buffers(0, 7), at=3.0)
+    head.shards.stored("c", Sum(1), 3.0)
     assert head.facts == [arrived(0, 7, 3.0, 1), arrived(1, 4, 3.0, 1)]
 
 
@@ -140,7 +132,7 @@ def test_an_update_whose_host_has_no_other_that_comes_now_goes_by_itself() -> No
     head.aggregation.released(ALONE)
     head.ready(ALONE, 0)
     head.ready(0, 0)
-    assert list(head.inner.coming) == [Update(ALONE, 0), Update(0, 0)]
+    assert list(head.own.coming) == [Update(ALONE, 0), Update(0, 0)]
     head.comes(Update(0, 0))
     assert head.facts == [arrived(0, 0, 1.0, None)]
 
@@ -151,7 +143,7 @@ def test_a_worker_without_data_is_waited_for_no_more() -> None:
     head.aggregation.released(1)
     head.ready(0, 0)
     head.aggregation.idles(1)
-    assert list(head.inner.coming) == [Update(0, 0)]
+    assert list(head.own.coming) == [Update(0, 0)]
 
 
 @pytest.mark.parametrize("computes", [True, False])
@@ -165,7 +157,7 @@ def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives
     if not computes:
         head.ready(1, 0)
     head.aggregation.cancel(1)
-    assert list(head.inner.coming) == [Update(0, 0)]
+    assert list(head.own.coming) == [Update(0, 0)]
     assert head.dropped == ([] if computes else [("a", Sum(1))])
     head.comes(Update(0, 0))
     assert head.facts == [arrived(0, 0, 1.0, None)]
@@ -179,10 +171,9 @@ def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> No
         head.ready(worker, 0) if worker else None
     head.ready(0, 0)
     assert [(total, len(terms)) for _, total, terms in head.ordered] == [(Sum(1), 3)]
-    head.comes(Buffers(2, 0))
     head.aggregation.cancel(2)
     assert head.ordered[1:] == [("a", Sum(2), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)])]
-    head.comes(*list(head.inner.coming))
+    head.comes(*list(head.own.coming))
     assert head.facts == [arrived(0, 0, 1.0, 2), arrived(1, 0, 1.0, 2)]
 
 
@@ -201,13 +192,7 @@ def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None
         head.aggregation.released(worker)
     for worker in HOSTS:
         head.ready(worker, 0)
-    assert [item for item in head.inner.coming if not isinstance(item, Buffers)] == [Sum(1), Update(2, 0), Update(3, 0)]
-
-
-def test_what_is_no_update_is_passed_on() -> None:
-    head = Head()
-    head.aggregation.fetch(0, Version(3), lambda at: None)
-    assert list(head.inner.coming) == [Version(3)]
+    assert list(head.own.coming) == [Sum(1), Update(2, 0), Update(3, 0)]
 
 
 def test_the_updates_of_a_host_that_adds_up_no_more_come_one_by_one() -> None:
@@ -220,15 +205,15 @@ def test_the_updates_of_a_host_that_adds_up_no_more_come_one_by_one() -> None:
     head.ready(2, 0)
     head.aggregation.ends("a")
     assert head.dropped == [("a", Sum(1))]
-    assert [item for item in head.inner.coming if not isinstance(item, Buffers)] == [Update(0, 0), Update(1, 0)]
+    assert list(head.own.coming) == [Update(0, 0), Update(1, 0)]
     head.aggregation.ends("b")
-    assert [item for item in head.inner.coming if isinstance(item, Update)] == [
+    assert [item for item in head.own.coming if isinstance(item, Update)] == [
         Update(0, 0),
         Update(1, 0),
         Update(2, 0),
     ]
     head.ready(3, 0)
-    assert Update(3, 0) in head.inner.coming
+    assert Update(3, 0) in head.own.coming
     assert [head.aggregation.adding(host) for host in ("a", "b")] == [False, False]
 
 
@@ -243,9 +228,9 @@ def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its
     head.ready(0, 1)
     head.ready(1, 1)
     assert [total for _, total, _ in head.ordered] == [Sum(1)]
-    head.comes(Sum(1), Buffers(0, 1), Buffers(1, 1))
+    head.comes(Sum(1))
     head.aggregation.ends("a")
-    assert (head.dropped, head.aggregation.host_of(Sum(1))) == ([], "a")
+    assert (head.dropped, list(head.reducer.updates_of(Sum(1)))) == ([], [Update(0, 1), Update(1, 1)])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
@@ -283,17 +268,3 @@ def test_the_head_makes_its_own_sums() -> None:
     assert (type(order), order.number, order.look) == (messages.store.MakeSum, 1, True)
     head.aggregation.ends(HEAD)
     assert head.told == []
-
-
-def test_a_void_sum_that_all_hosts_have_is_kept_nowhere() -> None:
-    head = Head()
-    head.shards.begin(["c"])
-    for worker in (2, 3):
-        head.aggregation.released(worker)
-    for worker in (2, 3):
-        head.ready(worker, 5)
-    head.comes(Sum(1))
-    head.shards.stored("c", Sum(1), 1.0)
-    head.told.clear()
-    head.aggregation.ends("b")
-    assert head.told[:2] == [("c", host_messages.Drop(fields_of(Sum(1)))), ("b", host_messages.DropSum(1))]

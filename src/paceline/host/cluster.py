@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,8 +27,8 @@ from paceline.core.orders import (
     StepReplica,
 )
 from paceline.core.phrases import listed
-from paceline.core.shards import Shard, cut, pieces, taken_over, with_rest
-from paceline.host.attachments import recorded_file
+from paceline.core.shards import Shard, cut
+from paceline.host.attachments import Attachments, recorded_file
 from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
@@ -52,13 +53,14 @@ from paceline.host.overlap import Computing, Early
 from paceline.host.remote_host import HostDirectory, RemoteHost
 from paceline.host.replicas.mean_recorder import MeanRecorder
 from paceline.host.replicas.transfers import ReplicaTransfers
+from paceline.host.reports.shards import ShardReports
 from paceline.host.reports.store import StoreReports
 from paceline.host.reports.workers import WorkerReports, beginning_of
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.range_maker import RangeMaker
-from paceline.host.shards.remote import RemoteShards
+from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_items import HeadVersions
@@ -119,8 +121,6 @@ class Cluster:
         self.name = name
         self.shards_on = shards_on
         """The hosts that are to make versions, if not this one alone."""
-        self._taking: Shard | None = None
-        """Another's range, which this host is about to make as well."""
         self._first = 0
         """The version that training has begun with."""
         self._numbers = count()
@@ -137,6 +137,7 @@ class Cluster:
         self._evaluator = evaluator
         self._now = now
         self.worker_reports, self.store_reports = WorkerReports(self, report), StoreReports(self, report)
+        self.shard_reports = ShardReports(self, report, now)
         self._at: float | None = None
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
         self.seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
@@ -147,29 +148,36 @@ class Cluster:
             SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
         )
         fetcher: Fetcher = self._shaped
-        remote: RemoteFetcher | None = None
         if carrier is not None:
-            fetcher = remote = RemoteFetcher(
+            fetcher = RemoteFetcher(
                 carrier,
                 now,
                 report,
-                away=self._away,
+                away=lambda version: self.versions.away(version),
                 lost=lambda worker, why: self.others.never_comes(worker, why),
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
         self.store = StoreProcess(self.shelf, loop, workers, self.store_reports, called(spec))
         self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self.not_finite)
         self.sums = SumTable(self.shelf, self.reducer)
-        self.remote_shards = RemoteShards(
-            fetcher,
-            name,
-            host_of=lambda total: self.aggregation.host_of(total),
-            drops=lambda item: self.others.moves.drop(item),
-            tell=self._tell_host,
+        self.attachments = Attachments(carrier)
+        self.shard_server = ShardServer(
+            Shard(name, 0, 0),
+            self.shelf,
+            plan,
+            self.store,
+            carrier,
+            lambda event: self.shard_reports.hear(name, event),
+            self.attachments,
+            head=name,
+            away=lambda version: self.versions.away(version),
+            own=workers.numbers,
+            idle_cores=self._idle_cores,
+            buffers_of=self._buffers_of,
         )
-        self.aggregation = AggregationScheduler(
-            self.remote_shards, self.sums, self.reducer, name, self._tell_host, report
-        )
+        """Makes this host's range of each version."""
+        self.arrivals = Arrivals(name, self.shard_server, self._tell_host)
+        self.aggregation = AggregationScheduler(self.arrivals, self.sums, self.reducer, name, self._tell_host, report)
         self.averaging = Averaging(
             self.shelf,
             plan,
@@ -195,13 +203,11 @@ class Cluster:
         )
         self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
-        self.pushes = Pushes(self.shelf, plan, self.aggregation, seats, self.sums.dropped)
+        self.pushes = Pushes(self.shelf, plan, seats, self.sums.dropped)
         self.computing = Computing()
         self.early: Early | None = None
-        if remote is not None and spec.brings_early:
-            self.early = Early(self.shelf, plan, self.pushes, remote, self.remote_shards)
-        self.range_maker = RangeMaker(self.shelf, plan, self.store, self._idle_cores, tells=carrier is not None)
-        """Makes this host's range of each version."""
+        if carrier is not None and spec.brings_early:
+            self.early = Early(self.shelf, plan, self.pushes, self.arrivals)
         self.commits = CommitQueue(
             self.shelf,
             plan,
@@ -212,10 +218,10 @@ class Cluster:
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
             host=name,
-            own=self.range_maker,
-            others=self.remote_shards,
+            own=self.shard_server.maker,
+            arrivals=self.arrivals,
             sums=self.sums,
-            lacks=self.lacks,
+            lacks=lambda version: self.versions.away(version),
             brings=self.brings,
             rests=lambda: self.others.moves.rests(),
         )
@@ -223,18 +229,18 @@ class Cluster:
             self.shelf,
             self.memory,
             self.commits,
-            self.range_maker,
+            self.shard_server.maker,
             elsewhere=lambda: self.others.elsewhere,
             host_of=lambda worker: self.others.host_of(worker),
         )
-        self.shares = Shares(self.store, self.remote_shards)
+        self.shares = Shares(self.store, self.arrivals)
         copies = MeanRecorder(self.shelf, plan, self.store, self.steps, report, self.replicas.bring)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
             self.shelf, plan, self.store, self.commits, self.steps, self.shares, report, self.replicas.bring
         )
-        self.pulls = Pulls(self.shelf, self.commits, self.aggregation, seats, early=carrier is not None)
-        self.arrivals = VersionStreaming(self.shelf, seats, self._tell)
+        self.pulls = Pulls(self.shelf, self.commits, fetcher, seats, early=carrier is not None)
+        self.streaming = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
             self.pulls,
@@ -244,7 +250,7 @@ class Cluster:
             seats,
             report,
             self._tell,
-            self.arrivals,
+            self.streaming,
         )
         self.joins = JoinHandover(
             self.shelf,
@@ -253,7 +259,7 @@ class Cluster:
             self.commits,
             self.steps,
             self.releases,
-            self.aggregation,
+            fetcher,
             seats,
             report,
             self._tell,
@@ -320,9 +326,12 @@ class Cluster:
         self.memory.lay_out()
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
         self.shards = shards if any(one.host != self.name for one in shards) else []
-        own = self._own_range(offer)
+        begin, end = next(((one.begin, one.end) for one in self.shards if one.host == self.name), (0, 0))
+        if not self.shards:
+            end = offer.cuts[-1]
+        self.shard_server.shard = Shard(self.name, begin, end)
         ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
-        order = self.plan.fork(self.spec.optimizer == "store", *own)
+        order = self.plan.fork(self.spec.optimizer == "store", begin, end)
         self.store.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
@@ -422,7 +431,8 @@ class Cluster:
                 case StartPull():
                     self.pulls.carry_out(order)
                 case StartPush():
-                    self.pushes.carry_out(order)
+                    if self.seats[order.worker].trains:  # else the machine is about to hear that it has left
+                        self._push(order)
                 case ApplyUpdate() | AdjustTraining():
                     self.commits.carry_out(order)
                 case StepReplica(worker=worker, step=step):
@@ -528,6 +538,7 @@ class Cluster:
         seat = self.seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self.joins.left(worker, died)
+        self.aggregation.cancel(worker)
         self.pulls.left(worker)
         self.pushes.left(worker, self.steps.unapplied(worker))
         self.averages.left(worker)
@@ -651,22 +662,21 @@ class Cluster:
         adds_up = self.plan.sums > 0 and len(self.workers) > 1
         return self.early is not None and not adds_up and any(one.host != self.name for one in self.shards)
 
-    def _away(self, item: Update | Sum | Buffers | Version) -> bool:
-        match item:
-            case Update(worker=worker):
-                return self.seats[worker].elsewhere
-            case Buffers(worker=worker):
-                return self.seats[worker].elsewhere and self.memory.offer.buffers_bytes > 0
-            case Sum():
-                return self.aggregation.host_of(item) != self.name
-        return self.versions.away(item)
+    def _push(self, order: StartPush) -> None:
+        """Bring the worker's update to the hosts that make versions."""
+        self.pushes.carry_out(order)
+        arrived, update = partial(self.pushes.arrived, order.worker, order.step), Update(order.worker, order.step)
+        if self._network is None:
+            self.aggregation.bring(update, arrived)
+        else:  # it counts once the link would have brought it
+            self.aggregation.bring(update, lambda at: self._shaped.fetch(order.worker, update, arrived))
 
     def brings(self, version: int, then: Callable[[], object]) -> None:
         """Bring the ranges of that version here that are made elsewhere, then go on. Whoever needs it has claimed it.
 
         If it can't come, a host is lost that makes a range, or has broken its word: the store is lost then.
         """
-        if not self._away(Version(version)):
+        if not self.versions.away(Version(version)):
             then()
             return
         assert self.carrier is not None
@@ -677,26 +687,18 @@ class Cluster:
         """Nobody claims that item any more."""
         if isinstance(item, Version):
             self.versions.freed(item)
-            self.remote_shards.freed(item.version)
-
-    def ranges_of(self, item: Update | Sum) -> list[tuple[int, int]]:
-        """The bytes that are to come here of that, from elsewhere: all but others' ranges. A sum has no buffers."""
-        (begin, end), (buffers, whole) = self._own_range(self.memory.offer), self.memory.offer.buffers_at
-        own = [(first, last) for _, first, last in pieces(self.memory.offer.cuts, [Shard(self.name, begin, end)])]
-        return with_rest(own, (self.memory.offer.cuts[-1], whole if isinstance(item, Update) else buffers))
+            self.arrivals.freed(item.version)
 
     def loses(self, why: str) -> None:
         """A host has gone that made a range of each version: no version can be made."""
         self.lacks_host = True
         self.store.lose(why)
 
-    def _own_range(self, offer: messages.worker.Offered) -> tuple[int, int]:
-        """The bytes of each version that are made here, or are about to be."""
-        if not self.shards:
-            return 0, offer.cuts[-1]
-        taking = self._taking
-        shards = self.shards if taking is None else taken_over(self.shards, taking.host, self.name)
-        return next(((one.begin, one.end) for one in shards if one.host == self.name), (0, 0))
+    def _buffers_of(self, total: Sum) -> list[Buffers]:
+        """The buffers behind the updates in that sum, which another host makes."""
+        if not self.memory.offer.buffers_bytes:
+            return []
+        return [Buffers(update.worker, update.step) for update in self.reducer.updates_of(total)]
 
     # --- ranges that move: see `Moves` ------------------------------------------------------------
 
@@ -705,21 +707,8 @@ class Cluster:
         """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
         return self.newest > self._first and not self.versions.lends and not self.store.lost
 
-    def elsewhere(self, item: Update | Sum) -> bool:
-        """Whether another host's worker has made the update, or another host the sum."""
-        return self._away(item)
-
-    def lacks(self, version: Version) -> bool:
-        """Whether some of that version, which others have made in part, is not here."""
-        return self._away(version)
-
-    def takes(self, source: Shard) -> None:
-        """Of updates, that host's range is to come here from now on."""
-        self._taking = source
-
     def recut(self, shards: Sequence[Shard]) -> None:
         """These make versions from now on. What they need for that is there."""
-        self._taking = None
         self.shards = shards if any(one.host != self.name for one in shards) else []
 
     # --- what reports lead to -----------------------------------------------------------------------
@@ -741,10 +730,7 @@ class Cluster:
 
     def drop_update(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
-        # while the update has its place, to which some of it may be on its way
-        if self.early is not None:
-            self.early.dropped(Update(worker, step))
-        self.remote_shards.dropped(Update(worker, step))
+        self.arrivals.dropped(Update(worker, step))  # while it has its place, to which some of it may be on its way
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
         self.steps.dropped(worker, step)
@@ -765,7 +751,7 @@ class Cluster:
             return False
         if self.commits.whole:
             at = self._at = self._now()  # workers that wait for it go on at the same moment
-            self.arrivals.whole(message.version)
+            self.streaming.whole(message.version)
             version = self.commits.made(at)
             self._at = None
             self.others.made(version)

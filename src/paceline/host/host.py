@@ -33,7 +33,7 @@ from paceline.host.overlap import Computing
 from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
-from paceline.host.shards.summands import ShardSummands, UpdateBuffers
+from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_items import FetchedVersions, written_by
 from paceline.host.version_shelf import Shelf
@@ -134,7 +134,7 @@ class Host:
             )
         self._computing = Computing()
         self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        self._summands = ShardSummands(self.shelf, self.memory, self._reducer, self._computing, seats, hosts)
+        self._summands = Summands(self.shelf, self.memory, self._reducer, self._computing, seats, hosts.__getitem__)
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
             Beginning: self.versions,
@@ -148,7 +148,7 @@ class Host:
             kinds |= {Replica: self._replicas, Mean: averaging, Partial: averaging}
         self.items = ItemTable(self.shelf, kinds, self._has_fetched, self._place_is_free)
         fetcher = RemoteFetcher(carrier, now, report, away=self.versions.away, lost=self._lacks)
-        self.pushes = Pushes(self.shelf, plan, fetcher, seats, self._reducer.dropped)
+        self.pushes = Pushes(self.shelf, plan, seats, self._reducer.dropped)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
         self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
 
@@ -246,7 +246,9 @@ class Host:
                 self._store,
                 self._carrier,
                 self._of_range,
-                lambda name, span: self.attachments.offer(name, span, self._head),
+                self.attachments,
+                head=self._head,
+                away=self.versions.away,
                 own=self._seats,
                 idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
             )
@@ -317,7 +319,7 @@ class Host:
                 self.pulls.carry_out(order)
             case StartPush():
                 if self._seats[order.worker].trains:
-                    self.pushes.begin(order)
+                    self.pushes.carry_out(order)
             case ApplyUpdate():
                 own = [(worker, step) for worker, step, _ in order.contributions if worker in self._seats]
                 self._contributed[order.version] = own
@@ -333,21 +335,21 @@ class Host:
         assert self._ranges is not None
         match order:
             case host_messages.ExpectUpdate(worker=worker, step=step):
-                self._ranges.expect(worker, step)
+                self._ranges.expect(Update(worker, step))
             case host_messages.Bring(item=item, host=host):
                 self._ranges.bring(summand_of(item), host)
             case host_messages.Drop(item=item):
                 self._ranges.drop(summand_of(item))
             case host_messages.MakeRange(terms=terms):
-                self._ranges.maker.make(order, [(summand_of(fields), weight) for fields, weight in terms])
+                self._ranges.make(order, [(summand_of(fields), weight) for fields, weight in terms])
             case host_messages.AllNorms(norms=norms):
-                self._ranges.maker.make_with(norms)
+                self._ranges.make_with(norms)
             case host_messages.FreeVersion(version=version):
-                self._ranges.maker.free(version)
+                self._ranges.free(version)
             case host_messages.PackState(number=number):
-                self._ranges.maker.send_share(number)
+                self._ranges.pack_state(number)
             case host_messages.TakeRange():
-                self._take(order)
+                self._ranges.take(order)
 
     def _made(self, version: int) -> None:
         """The store has made that version, and all before it."""
@@ -511,13 +513,6 @@ class Host:
         self._reducer.go_on()
         if self._ranges is not None:
             self._ranges.maker.go_on()
-
-    def _take(self, order: host_messages.TakeRange) -> None:
-        """Take over another host's range of versions."""
-        assert self._ranges is not None
-        lacking = [Version(one) for one in order.versions if self.versions.away(Version(one))]
-        state = self.attachments.comes(order.state, order.host)
-        self._ranges.take(order, [*lacking, state], self.attachments.take_file(order.state))
 
     def _freed(self, item: Item) -> None:
         """Nobody claims it any more, and its place is free."""

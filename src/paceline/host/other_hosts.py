@@ -14,7 +14,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartP
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
-from paceline.host.attachments import Attachments, file_bytes, recorded_file
+from paceline.host.attachments import file_bytes, recorded_file
 from paceline.host.events import (
     Computes,
     ComputesTaken,
@@ -27,7 +27,7 @@ from paceline.host.orders.steps import shown
 from paceline.host.remote_host import HostDirectory, RemoteHost, RemoteWorker
 from paceline.host.reports.remote import KEPT, RemoteReports
 from paceline.host.shards.migration import Moves
-from paceline.host.shards.summands import HeadSummands, UpdateBuffers
+from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 from paceline.transfer.item_names import ADOPTED, FIXED
@@ -59,19 +59,20 @@ class OtherHosts:
         self._report = report
         self._directory = directory
         self._now = now
-        self.attachments = Attachments(carrier)
+        self.attachments = cluster.attachments
         self._awaited: dict[int, dict[str, RemoteHost]] = {}
         """By version that is not made: the hosts that were told an order about it."""
         self.made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.reports = RemoteReports(cluster, self, report, now)
-        self.moves = Moves(
-            cluster, cluster.remote_shards, carrier, directory, tell=self.tell_host, on_moved=self._recut
-        )
+        self.moves = Moves(cluster, cluster.arrivals, carrier, directory, on_moved=self._recut)
         """Moves ranges of versions between hosts, if several make some."""
         self.replicas = cluster.replicas
 
-        summands = HeadSummands(cluster, self.moves, self.host_of)
+        summands = Summands(
+            cluster.shelf, cluster.memory, cluster.reducer, cluster.computing, cluster.workers, self.host_of
+        )
+        summands.server = cluster.shard_server
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: cluster.versions,
             Beginning: cluster.versions,
@@ -124,7 +125,7 @@ class OtherHosts:
             self.replicas.begins(workers)
         if self._cluster.shards:
             makers = [one.host for one in self.elsewhere]
-            self._cluster.remote_shards.begin(makers)
+            self._cluster.arrivals.begin(makers)
             for host in makers:
                 self.directory.exchanges(host)
             self._cluster.aggregation.begins(self._cluster.name, self._cluster.workers)
@@ -366,7 +367,7 @@ class OtherHosts:
     def _fetched_here(self, fetch: FetchTimes) -> None:
         """This host has fetched that."""
         fetch = fetch.ending(self._now())
-        if (item := fetch.summand) is not None and self.moves.had(item):
+        if (item := fetch.summand) is not None and self._cluster.shard_server.had(item):
             fetch = fetch.moved()
         self._report(fetch)
 
@@ -459,7 +460,7 @@ class OtherHosts:
         for other in self._others.values():
             if other.name != left and other.begun:  # else none of its workers trains, and it knows nobody
                 other.tell(host_messages.Shards(tuple(shards), left))
-        for fact in self._cluster.remote_shards.taken(self._now()):
+        for fact in self._cluster.arrivals.taken(self._now()):
             self._report(fact)
         self._carries.again(lambda item: isinstance(item, Version))
 

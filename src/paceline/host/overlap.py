@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from paceline.core.items import Update
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushes
-from paceline.host.shards.remote import RemoteShards
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.version_shelf import Shelf
 from paceline.transfer.byte_ranges import ByteRanges
-from paceline.transfer.fetcher import RemoteFetcher
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
@@ -57,23 +56,19 @@ class Computing:
 class Early:
     """Has hosts that make versions expect the updates that workers compute, as the head sees to it."""
 
-    def __init__(
-        self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, fetcher: RemoteFetcher, others: RemoteShards
-    ) -> None:
-        """`fetcher` brings what is to come to this host."""
+    def __init__(self, shelf: Shelf, plan: MemoryPlan, pushes: Pushes, arrivals: Arrivals) -> None:
         self._shelf = shelf
         self._plan = plan
         self._pushes = pushes
-        self._fetcher = fetcher
-        self._others = others
+        self._arrivals = arrivals
         self.rests = False
         """Whether nothing is expected: a range moves, and is wanted elsewhere then."""
 
     def rest(self) -> None:
         """A range moves: nothing that came of any update counts before its step is finished."""
         self.rests = True
-        for update in dict.fromkeys([*self._fetcher.expected(), *self._others.expected()]):
-            self.withdrawn(*update[:2])
+        for update in self._arrivals.expected():
+            self._arrivals.forget(update)
 
     def released(self, worker: int, step: int, *, elsewhere: bool) -> None:
         """The worker begins that step. Where all of its places are taken, the update is brought once it is computed.
@@ -82,19 +77,10 @@ class Early:
         """
         if self.rests or self._shelf.free(self._plan.of(worker)) is None:
             return
-        update = Update(worker, step)
         if elsewhere:
             self._pushes.lay(worker, step)
-            self._fetcher.expect(update)
-        if self._others.hosts:
-            self._others.expect(update)
-
-    def dropped(self, update: Update) -> None:
-        """No version will have that update: what there is of it is not brought here any more."""
-        self._fetcher.forget(update)
+        self._arrivals.expect(Update(worker, step))
 
     def withdrawn(self, worker: int, step: int) -> None:
         """The worker has changed what was told of that step: nothing that came of it counts."""
-        update = Update(worker, step)
-        self._fetcher.forget(update)
-        self._others.forget(update)
+        self._arrivals.forget(Update(worker, step))

@@ -1,10 +1,7 @@
-"""Moving items is one operation: a fetch. On one host it moves nothing, and takes the time that a scenario says.
+"""Versions and replicas come to a worker by a fetch.
 
-    AggregationScheduler ─► RemoteShards ─► ShapedFetcher     one host
-                                         └► RemoteFetcher     several hosts
-
-Each stage has what comes to this host come, or hands the fetch on to the next one. `AggregationScheduler` makes one
-fetch of several, and `RemoteShards` ends one once the other hosts that make versions have their part.
+`RemoteFetcher` is for several hosts. On one host nothing moves, and a fetch by `ShapedFetcher` takes the time that a
+scenario says.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.items import Buffers, Replica, Sum, Update, Version
+from paceline.core.items import Replica, Update, Version
 from paceline.host.claims import Owner
 from paceline.records.times import TransferTimes
 from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
@@ -27,18 +24,16 @@ if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
 Then = Callable[[float], Fact | None]
 """Called once the item is there, with that moment in seconds since the run's start. It says what has happened, if
 anything has."""
-Fetchable = Update | Sum | Buffers | Version | Replica
+Fetchable = Update | Version | Replica
 Ended = Callable[[int, str, int, int, TransferTimes], None]
 """Told of each transfer: the worker, what it was, the number of its step, version or group, bytes, times."""
 
 
 class Fetcher(Protocol):
-    """Brings updates of workers to the store, and versions to workers."""
+    """Brings versions and replicas to workers, and updates of workers to the store where a scenario paces that."""
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
-        """Bring that worker's update to the store, or that version or another worker's replica to the worker.
-
-        A sum of updates comes to the store as an update does, for the worker of one of them.
+        """Bring that version or another worker's replica to the worker, or its update to the store.
 
         It ends in one call of `then`, unless the worker leaves before, or the item can't come.
         """
@@ -155,7 +150,7 @@ class ShapedFetcher:
 
 
 class RemoteFetcher:
-    """See `Fetcher`. An item that lies on another host is brought here once, for all who wait for it.
+    """See `Fetcher`. A version that lies on another host is brought here once, for all who wait for it.
 
     What is here is there at once.
     """
@@ -166,7 +161,7 @@ class RemoteFetcher:
         now: Callable[[], float],
         happened: Callable[[Fact], None],
         *,
-        away: Callable[[Update | Sum | Buffers | Version], bool],
+        away: Callable[[Version], bool],
         lost: Callable[[int, str], None],
         brought: Callable[[int, float, float], None] = lambda worker, began, ended: None,
     ) -> None:
@@ -184,21 +179,17 @@ class RemoteFetcher:
         self._numbers = count()
         self._under_way: dict[Owner, int] = {}
         """By fetch from another host: its worker."""
-        self._expected: dict[Update, Owner] = {}
-        """Who claims what is only expected. See `expect`."""
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
-        if isinstance(item, Replica) or not self._away(item):
+        if not (isinstance(item, Version) and self._away(item)):
             self._ends(then)
             return
-        expected = self._expected.pop(item, None) if isinstance(item, Update) else None
-        owner, began = expected or self._owner(worker), self._now()
+        owner, began = ("fetch", worker, next(self._numbers)), self._now()
 
         def arrived() -> None:
             del self._under_way[owner]
-            if isinstance(item, Version):
-                self._brought(worker, began, self._now())
+            self._brought(worker, began, self._now())
             self._ends(then)
 
         def lost(why: str) -> None:
@@ -208,36 +199,12 @@ class RemoteFetcher:
         self._under_way[owner] = worker
         self._carrier.fetch(item, owner, arrived, lost)
 
-    def expect(self, update: Update) -> None:
-        """Bring what there is of that update, whose worker computes it on another host.
-
-        See `TransferManager.expect`.
-        """
-        owner = self._expected[update] = self._owner(update.worker)
-        self._under_way[owner] = update.worker
-        self._carrier.expect(update, owner)
-
-    def expected(self) -> list[Update]:
-        """What is only expected."""
-        return list(self._expected)
-
-    def forget(self, update: Update) -> None:
-        """What has come of that update does not count, if anything has."""
-        if (owner := self._expected.pop(update, None)) is not None:
-            del self._under_way[owner]
-            self._carrier.cancel(owner)
-
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. The last one to leave has the item left where it is."""
         for owner in [owner for owner, one in self._under_way.items() if one == worker]:
             del self._under_way[owner]
             self._carrier.cancel(owner)
-        for update in [update for update in self._expected if update.worker == worker]:
-            del self._expected[update]
 
     def _ends(self, then: Then) -> None:
         if (fact := then(self._now())) is not None:
             self._happened(fact)
-
-    def _owner(self, worker: int) -> Owner:
-        return "fetch", worker, next(self._numbers)

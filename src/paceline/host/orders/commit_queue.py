@@ -17,8 +17,8 @@ from paceline.host import messages as host_messages
 from paceline.host.events import Impossible, Report, VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushed, Pushes
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.range_maker import RangeMaker
-from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
@@ -64,13 +64,13 @@ class CommitQueue:
         rate_scale: float,
         host: str,
         own: RangeMaker,
-        others: RemoteShards,
+        arrivals: Arrivals,
         sums: SumTable,
         lacks: Callable[[Version], bool],
         brings: Callable[[int, Callable[[], object]], object],
         rests: Callable[[], bool],
     ) -> None:
-        """`own` makes the range of the head's host, which is called `host`, and `others` those of other hosts.
+        """`own` makes the range of the head's host, which is called `host`. `arrivals` knows all that make ranges.
 
         `lacks(version)`: whether others have made some of that, and it is not here. `brings(version, then)` brings it
         here, then goes on. `rests()` is asked while no version is being made: whether the next one waits.
@@ -82,7 +82,7 @@ class CommitQueue:
         self._shelf = shelf
         self._host = host
         self._own = own
-        self._others = others
+        self._arrivals = arrivals
         self._sums = sums
         self._rests = rests
         self._lacks = lacks
@@ -197,8 +197,7 @@ class CommitQueue:
         if len(self._norms) < len(self._ranges):
             return True
         every = messages.store.Norms(order.version, sorted(norm for one in self._norms.values() for norm in one.norms))
-        self._others.make_with(every)
-        self._own.make_with(every)
+        self._arrivals.make_with(every)
         return True
 
     def range_made(self, host: str, message: messages.store.Committed) -> bool:
@@ -260,12 +259,11 @@ class CommitQueue:
         scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
         self._known_scalars = ordered.scalars
         terms = [(fields_of(item), weight) for item, weight in ordered.pushed]
-        exchanges = self.clips_norms and bool(self._others.hosts)
+        exchanges = self.clips_norms and bool(self._arrivals.others)
         make = host_messages.MakeRange(order.version, terms, scalars, self._sums.look, exchanges, list(ordered.edits))
-        self._ranges = dict.fromkeys([self._host, *self._others.hosts])
+        self._ranges = dict.fromkeys([self._host, *self._arrivals.others])
         self._norms.clear()
-        self._others.make(make, ordered.pushed)
-        self._own.make(make, ordered.pushed, ordered.summed)
+        self._arrivals.make(make, ordered.pushed, ordered.summed)
 
     def _longest(self, order: ApplyUpdate) -> tuple[int, int]:
         """The contribution of the worker that has served longest: one that has joined may have other hyperparameters.

@@ -12,7 +12,6 @@ from paceline.host.contract import NotHere, Updates
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
-from paceline.transfer.fetcher import Fetcher
 
 Pushed = Sequence[tuple[Update | Sum, float]]
 """Updates, and sums of updates, each with its weight, in the order in which they are summed."""
@@ -35,14 +34,12 @@ class Pushes:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        fetcher: Fetcher,
         seats: Mapping[int, WorkerState],
         on_dropped: Callable[[Update], object],
     ) -> None:
         """`on_dropped` is told of each update that is in a version by now, or will be in none."""
         self._shelf = shelf
         self._plan = plan
-        self._fetcher = fetcher
         self._seats = seats
         self._on_dropped = on_dropped
         self._on_the_way: dict[int, dict[int, None]] = {}
@@ -75,34 +72,24 @@ class Pushes:
         self._on_the_way.setdefault(worker, {})[step] = None
 
     def carry_out(self, order: StartPush) -> None:
-        """Bring the worker's update to the store."""
-        if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
-            return
-        if not self._seats[order.worker].elsewhere:
-            self.begin(order)
-        elif order.step not in self._on_the_way.get(order.worker, {}):
-            raise NotHere(f"{Update(order.worker, order.step)} is not here")
-        elif not self._shelf.has(Update(order.worker, order.step)):
-            self.lay(order.worker, order.step)
-        self.bring(order)
+        """The worker's update is on its way to the hosts that make versions.
 
-    def begin(self, order: StartPush) -> None:
-        """The worker's update, which is here, is on its way to the store."""
+        One of another host has its place on this one, too. Raises NotHere if the update is not ready.
+        """
         worker, step = order.worker, order.step
-        self._scales[worker, step] = order.scale
-        area = self._plan.area(self._shelf.place(Update(worker, step)))
-        self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
-
-    def bring(self, order: StartPush) -> None:
-        """Fetch the update for the store, which is here."""
-        worker, step = order.worker, order.step
+        if not self._seats[worker].elsewhere:
+            area = self._plan.area(self._shelf.place(Update(worker, step)))
+            self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
+        elif step not in self._on_the_way.get(worker, {}):
+            raise NotHere(f"{Update(worker, step)} is not here")
+        elif not self._shelf.has(Update(worker, step)):
+            self.lay(worker, step)
         self._scales[worker, step] = order.scale
 
-        def arrived(at: float) -> UpdateArrived:
-            self._on_the_way.get(worker, {}).pop(step, None)
-            return UpdateArrived(worker=worker, step=step, at=at)
-
-        self._fetcher.fetch(worker, Update(worker, step), arrived)
+    def arrived(self, worker: int, step: int, at: float) -> UpdateArrived:
+        """All hosts that make versions have the update, since that moment. Return the fact."""
+        self._on_the_way.get(worker, {}).pop(step, None)
+        return UpdateArrived(worker=worker, step=step, at=at)
 
     def applied(self, order: ApplyUpdate) -> Pushed:
         """That version is ordered. Return its updates, each with its weight."""

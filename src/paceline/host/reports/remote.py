@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core.facts import ParametersTaken
-from paceline.core.items import Beginning, Item, Sum, Update
+from paceline.core.items import Beginning, Item
 from paceline.errors import MessageUnreadable, PacelineError
 from paceline.files import unforeseen
 from paceline.host import messages as host_messages
@@ -30,7 +30,7 @@ from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding, Frames, framed, too_long
 from paceline.net.numbered import LONGEST
 from paceline.records.times import FetchTimes
-from paceline.transfer.item_names import ADOPTED, summand_of
+from paceline.transfer.item_names import ADOPTED
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
@@ -171,37 +171,8 @@ class RemoteReports:
                 self._report(message)
             case host_messages.Fetched():
                 self._has_fetched(message.heard(name, self._now()))
-            case host_messages.Stored(item=item):
-                self._stored(name, summand_of(item))
             case host_messages.SumNotFinite(parameter=parameter, worker=worker):
                 self._cluster.not_finite(parameter, worker)
-            case host_messages.RangeNorms(norms=norms):
-                if not self._cluster.norms_taken(name, norms):
-                    raise MessageUnreadable(f"its norms for version {norms.version} were not to be taken")
-            case host_messages.RangeMade(made=made):
-                if not self._cluster.range_made(name, made):
-                    raise MessageUnreadable(f"its range of version {made.version} was not to be made")
-            case host_messages.RangeTaken():
-                if not self._others.moves.taken(name):
-                    raise MessageUnreadable("it was to take over no range")
-            case host_messages.StatePacked(number=number) if self._others.moves.awaits(name, number):
-                if self._others.moves.goes_on(message.error, message.attached):
-                    assert message.attached is not None
-                    self._bring_share(
-                        name, message.attached, lambda file: self._others.moves.takes(os.dup(file)), self._cluster.loses
-                    )
-            case host_messages.StatePacked(number=number, error=error, attached=None):
-                self._cluster.shares.came(number, error, None)
-            case host_messages.StatePacked(number=number, error=error, attached=Attached() as attached):
-                shares = self._cluster.shares
-                self._bring_share(
-                    name,
-                    attached,
-                    lambda file: shares.came(number, error, file),
-                    lambda why: shares.came(number, why, None),
-                )
-            case host_messages.ShardLost(why=why):
-                self._others.shard_lost(name, why)
             case host_messages.SumsLost(why=why):
                 self._cluster.aggregation.ends(name)
                 self._others.directory.sums_lost(name, why)
@@ -212,6 +183,8 @@ class RemoteReports:
                     raise MessageUnreadable(f"it was to bring nothing by the number {number}")
             case Computes(worker=worker):
                 self._others.computes(worker, took=False)
+            case _ if isinstance(message, host_messages.OfShard):
+                self._cluster.shard_reports.hear(name, message)
 
     def _heard(self, name: str, worker: int, said: messages.worker.FromWorker, descriptors: list[int]) -> None:
         if strange := self._others.worker(worker).host.turns_of(worker).heard(said):
@@ -285,26 +258,3 @@ class RemoteReports:
                 del self._fetched[next(iter(self._fetched))]
             self._fetched[fetch.host, fetch.number] = fetch
         self._report(fetch)
-
-    def _stored(self, host: str, item: Update | Sum) -> None:
-        if (fact := self._cluster.remote_shards.stored(host, item, self._now())) is not None:
-            self._report(fact)
-
-    def _bring_share(
-        self, host: str, attached: Attached, there: Callable[[int], object], lacks: Callable[[str], object]
-    ) -> None:
-        """Bring that host's share of the optimizer's state, and pass its file on."""
-        fetched = host_messages.AttachmentFetched(attached.name)
-
-        def here(file: int) -> None:
-            there(file)
-            self._others.tell_host(host, fetched)
-
-        self._others.attachments.require_new(attached)
-        try:
-            self._others.attachments.bring_file(
-                attached, host, here, lambda why: lacks(f"host {host}'s part of it can't come: {why}")
-            )
-        except OSError as full:
-            lacks(f"host {host}'s part of it has no room here: {full.strerror}")
-            self._others.tell_host(host, fetched)

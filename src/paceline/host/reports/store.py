@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.items import Version
+from paceline.errors import MessageUnreadable
 from paceline.host.events import Impossible, Prepared, ProcessLost, Report, VersionWritten
 from paceline.ipc import messages
 
@@ -40,14 +40,14 @@ class StoreReports:
     def store_said(self, message: Any, descriptors: list[int]) -> bool:
         """See `StoreOwner`."""
         match message:
-            case messages.store.Making(version=version) if self._cluster.range_maker.heard(message):
-                self._cluster.arrivals.made(version, message.begin, message.end)
-                self._cluster.there_is_more(Version(version))
-                return True
-            case messages.store.Norms() if self._cluster.range_maker.heard(message):
-                return self._cluster.norms_taken(self._cluster.name, message)
-            case messages.store.Committed() if self._cluster.range_maker.heard(message):
-                return self._cluster.range_made(self._cluster.name, message)
+            case messages.store.Making() | messages.store.Norms() | messages.store.Committed():
+                try:
+                    asked = self._cluster.shard_server.hear(message, descriptors)
+                except MessageUnreadable:
+                    return False
+                if asked and isinstance(message, messages.store.Making):
+                    self._cluster.streaming.made(message.version, message.begin, message.end)
+                return asked
             case messages.store.Summing() | messages.store.Summed():
                 return self._cluster.reducer.heard(message)
             case messages.store.VersionRecorded(version=version, sha256=sha256):

@@ -54,7 +54,7 @@ class WorkerReports:
                 self._cluster.offers[worker], seat.scalars = message, message.scalars
                 self._cluster.memory.offered(message)
                 seat.accelerator = bool(message.device)
-                self._cluster.range_maker.tells |= seat.accelerator
+                self._cluster.shard_server.maker.tells |= seat.accelerator
             case messages.worker.SnapshotWanted(hold=hold):
                 version = self._cluster.releases.hold(worker) if hold else self._cluster.releases.look(worker)
                 if not seat.elsewhere:

@@ -8,13 +8,13 @@ from functools import partial
 from itertools import count
 
 from paceline.core.facts import Fact, UpdateArrived
-from paceline.core.items import Buffers, Sum, Update
+from paceline.core.items import Sum, Update
 from paceline.host import messages as host_messages
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.host_reducer import HostReducer
-from paceline.host.shards.remote import RemoteShards
 from paceline.host.shards.sum_table import SumTable
 from paceline.ipc import messages
-from paceline.transfer.fetcher import Fetchable, Then
+from paceline.transfer.fetcher import Then
 
 SEVERAL = 2
 """Workers of a host from which on it adds up their updates: a process of its own does that."""
@@ -26,30 +26,28 @@ class _Group:
 
     host: str
     updates: dict[Update, Then]
-    lacking: set[Sum | Buffers]
-    """What has not come."""
 
 
 class AggregationScheduler:
-    """Keeps the contract `Fetcher`. The updates of a host come together, once none of its workers computes a step.
+    """Has the updates of a host come together, once none of its workers computes a step.
 
     A host's workers may all be waited for, as only machines have sums that wait for them all.
     """
 
     def __init__(
         self,
-        inner: RemoteShards,
+        arrivals: Arrivals,
         sums: SumTable,
         reducer: HostReducer,
         head: str,
         tell: Callable[[str, messages.Message], None],
         happened: Callable[[Fact], None],
     ) -> None:
-        """`inner` brings sums and single updates. `sums`, `reducer`: those of the head's host, which is called `head`.
+        """`arrivals` has sums and single updates come. `sums`, `reducer`: those of the head's host, called `head`.
 
         `tell(host, message)` reaches another host.
         """
-        self._inner = inner
+        self._arrivals = arrivals
         self._sums = sums
         self._reducer = reducer
         self._head = head
@@ -88,10 +86,6 @@ class AggregationScheduler:
         """Whether that host adds up its workers' updates."""
         return host in self._adding
 
-    def host_of(self, total: Sum) -> str:
-        """The host that makes the sum, which no version has yet."""
-        return self._hosts[self._reducer.updates_of(total)[0].worker]
-
     def adds_up(self, worker: int) -> bool:
         """Whether the worker's updates come with others of its host, as a rule."""
         return self._hosts.get(worker) in self._adding
@@ -107,20 +101,19 @@ class AggregationScheduler:
             del self._computing[worker]
             self._settle(self._hosts[worker])
 
-    # --- see `Fetcher` ------------------------------------------------------------------------------
-
-    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
-        """See `Fetcher`."""
-        if not isinstance(item, Update) or not self.adds_up(worker):
-            self._inner.fetch(worker, item, then)
+    def bring(self, update: Update, then: Then) -> None:
+        """Have the update come. See `Arrivals`."""
+        worker = update.worker
+        if not self.adds_up(worker):
+            self._arrivals.bring(worker, update, then)
             return
         self._computing.pop(worker, None)
-        self._ready[item] = then
+        self._ready[update] = then
         self._settle(self._hosts[worker])
 
     def cancel(self, worker: int) -> None:
-        """See `Fetcher`. A sum with an update of that worker is void: the others are added up anew."""
-        self._inner.cancel(worker)
+        """See `Arrivals`. A sum with an update of that worker is void: the others are added up anew."""
+        self._arrivals.cancel(worker)
         if not self.adds_up(worker):
             return
         for total, group in list(self._groups.items()):
@@ -141,38 +134,28 @@ class AggregationScheduler:
             del self._ready[update]
         if len(together) < 2 or host not in self._adding or not self._reducer.has_room:
             for update, then in together.items():
-                self._inner.fetch(update.worker, update, then)
+                self._arrivals.bring(update.worker, update, then)
             return
         total, terms = Sum(next(self._numbers)), self._sums.terms_of(list(together))
-        buffers = [Buffers(update.worker, update.step) for update in together]
-        self._groups[total] = _Group(host, together, {total, *buffers})
+        self._groups[total] = _Group(host, together)
         if host == self._head:
             self._reducer.sum_up(total, terms, look=self._sums.look)
         else:
             self._reducer.lay(total, [update for update, _ in terms])
             fields = [(update.worker, update.step, weight) for update, weight in terms]
             self._tell(host, host_messages.SumUp(total.number, fields, self._sums.look))
-        self._inner.fetch(terms[0][0].worker, total, partial(self._comes, total, total))
-        for one in buffers:
-            self._inner.fetch(one.worker, one, partial(self._comes, total, one))
+        self._arrivals.bring(terms[0][0].worker, total, partial(self._comes, total), host)
 
-    def _comes(self, total: Sum, item: Sum | Buffers, at: float) -> Fact | None:
-        group = self._groups[total]
-        group.lacking.discard(item)
-        if group.lacking:
-            return None
-        del self._groups[total]
+    def _comes(self, total: Sum, at: float) -> None:
+        group = self._groups.pop(total)
         for update in sorted(group.updates):
             fact = group.updates[update](at)
             assert isinstance(fact, UpdateArrived)
             self._happened(replace(fact, sum=total.number))
-        return None
 
     def _void(self, total: Sum) -> None:
         group = self._groups.pop(total)
-        for update in group.updates:  # what comes of any of them now is of no use
-            self._inner.cancel(update.worker)
-        self._inner.void(total)
+        self._arrivals.void(total)
         self._reducer.drop(total)
         if group.host != self._head:
             self._tell(group.host, host_messages.DropSum(total.number))

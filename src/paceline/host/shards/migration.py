@@ -32,7 +32,7 @@ from paceline.transfer.item_names import fields_of
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
     from paceline.host.remote_host import HostDirectory
-    from paceline.host.shards.remote import RemoteShards
+    from paceline.host.shards.arrivals import Arrivals
     from paceline.transfer.manager import TransferManager
 
 MOVING = ("moving range",)
@@ -106,8 +106,6 @@ class _Move:
     """Who takes it over, once it moves."""
     number: int = 0
     """What the share is asked for by."""
-    taking: Taking | None = None
-    """What comes here, where the head takes it over."""
 
 
 class Moves:
@@ -116,23 +114,21 @@ class Moves:
     def __init__(
         self,
         head: Cluster,
-        others: RemoteShards,
+        arrivals: Arrivals,
         carrier: TransferManager | None,
         directory: HostDirectory | None,
         *,
-        tell: Callable[[str, messages.Message], None],
         on_moved: Callable[[Sequence[Shard], str], object],
     ) -> None:
-        """`carrier` and `directory`: None if there are no other hosts. `tell(host, message)`.
+        """`carrier` and `directory`: None if there are no other hosts.
 
         `on_moved(shards, left)` is told who makes versions from now on, and whose range has moved.
         """
         self._head = head
         self._directory = directory
         self._on_moved = on_moved
-        self._others = others
+        self._arrivals = arrivals
         self._carrier = carrier
-        self._tell = tell
         self._wanted: deque[_Move] = deque()
         self._now: _Move | None = None
 
@@ -190,20 +186,6 @@ class Moves:
         self._is_taken()
         return True
 
-    def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]] | None:
-        """What is to come here of an update or of a sum that has arrived before, if the head takes a range over."""
-        taking = None if self._now is None else self._now.taking
-        return None if taking is None or item not in taking.arrived else [taking.source]
-
-    def had(self, item: Update | Sum) -> bool:
-        """Whether the head had its own range of that, and takes a range over."""
-        return self._now is not None and self._now.taking is not None and item in self._now.taking.had
-
-    def drop(self, item: Update | Sum) -> None:
-        """No version will have that."""
-        if self._now is not None and self._now.taking is not None:
-            self._now.taking.drop(item)
-
     # --- inside -------------------------------------------------------------------------------------
 
     def _begin(self, move: _Move) -> None:
@@ -214,12 +196,12 @@ class Moves:
         head.shelf.claim(MOVING, *self._versions())
         head.moves(True)
         self._directory.range_moves(move.host, move.by)
-        self._tell(move.host, host_messages.PackState(move.number))
+        self._arrivals.at(move.host).pack_state(move.number)
 
     def _is_taken(self) -> None:
         move, head = self._now, self._head
         assert move is not None
-        self._now = None
+        self._now = head.shard_server.taking = None
         shards = taken_over(head.shards, move.host, move.by)
         head.recut(shards)
         self._on_moved(shards, move.host)
@@ -230,28 +212,28 @@ class Moves:
 
     def _hand_over(self, move: _Move, state: Attached) -> None:
         """Have another host take the range over."""
-        arrived = [fields_of(item) for item in self._others.leaves(move.host)]
+        arrived = [fields_of(item) for item in self._arrivals.leaves(move.host)]
         versions = [version.version for version in self._versions()]
         begin, end = self._range_of(move.host)
-        self._tell(move.by, host_messages.TakeRange(move.host, begin, end, versions, arrived, state))
+        self._arrivals.at(move.by).take(host_messages.TakeRange(move.host, begin, end, versions, arrived, state))
 
     def _take(self, move: _Move, state: int) -> None:
         """Take the range over here."""
         head, carrier = self._head, self._carrier
         assert carrier is not None  # the range is another host's
-        source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
-        arrived = [item for item in self._others.leaves(move.host) if elsewhere(item)]
-        coming = [item for item in self._others.coming() if elsewhere(item)]
+        source, is_own = Shard(move.host, *self._range_of(move.host)), head.shard_server.is_own
+        arrived = [item for item in self._arrivals.leaves(move.host) if not is_own(item)]
+        coming = [item for item in self._arrivals.coming() if not is_own(item)]
         head.store.send(messages.store.ExtendRange(source.begin, source.end), (state,))
         os.close(state)
-        lacking = [version for version in self._versions() if head.lacks(version)]
-        had = [item for item in coming if not self._others.lacks_here(item)]
-        move.taking = Taking(
+        lacking = [version for version in self._versions() if head.versions.away(version)]
+        had = [item for item in coming if not self._arrivals.lacks_here(item)]
+        taking = head.shard_server.taking = Taking(
             source, dict.fromkeys(arrived), {*arrived, *had}, carrier, then=self._is_taken, lost=head.loses
         )
-        head.takes(source)
+        head.shard_server.widen(source)
         carrier.again(lambda item: isinstance(item, Update | Sum))
-        move.taking.begin(lacking, dict.fromkeys(had, _nothing))
+        taking.begin(lacking, dict.fromkeys(had, _nothing))
 
     def _versions(self) -> list[Version]:
         """Those that are needed somewhere."""

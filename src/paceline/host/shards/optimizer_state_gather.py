@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from paceline.host.shards.remote import RemoteShards
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.store_process import StoreProcess
 from paceline.ipc import messages
 
@@ -27,9 +27,9 @@ class _Asked:
 class Shares:
     """Asks for the shares as of one version, and hands them over. Pure but for descriptors."""
 
-    def __init__(self, store: StoreProcess, others: RemoteShards) -> None:
+    def __init__(self, store: StoreProcess, arrivals: Arrivals) -> None:
         self._store = store
-        self._others = others
+        self._arrivals = arrivals
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
         """By number: what the process does not have all of."""
@@ -51,11 +51,11 @@ class Shares:
 
         `held`: whether the process is to have them only after `release`.
         """
-        if not self._others.hosts:
+        if not self._arrivals.others:
             return 0, 0
-        number, hosts = self.number(), len(self._others.hosts)
+        number, hosts = self.number(), len(self._arrivals.others)
         self._asked[number] = _Asked(held, hosts)
-        self._others.send_shares(number)
+        self._arrivals.pack_states(number)
         return number, hosts
 
     def came(self, number: int, error: str | None, file: int | None) -> None:

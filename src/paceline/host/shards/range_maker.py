@@ -33,8 +33,8 @@ def kept(version: int) -> Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ordered:
-    """A version that waits for its turn."""
+class RangeOrder:
+    """A version that waits for its turn, or is being made."""
 
     order: host_messages.MakeRange
     pushed: Pushed
@@ -56,7 +56,7 @@ class RangeMaker:
         """Whether the process is asked what is made of a version while the rest is being made."""
         self.newest = 0
         """The newest version whose range is made."""
-        self.making: host_messages.MakeRange | None = None
+        self.making: RangeOrder | None = None
         """The order that the process is at work on."""
         self.rests = False
         """Whether nothing that is ordered begins, as the range becomes wider."""
@@ -64,7 +64,7 @@ class RangeMaker:
         self._plan = plan
         self._store = store
         self._idle_cores = idle_cores
-        self._orders: deque[_Ordered | messages.store.SendShare] = deque()
+        self._orders: deque[RangeOrder | messages.store.SendShare] = deque()
         self._made = ByteRanges()
         """What there is of the version that is being made, as far as that was told."""
         self._awaits_norms: messages.store.Commit | None = None
@@ -88,7 +88,7 @@ class RangeMaker:
 
         `summed`: updates in sums, whose buffers are here.
         """
-        self._orders.append(_Ordered(order, pushed, summed))
+        self._orders.append(RangeOrder(order, pushed, summed))
         self.go_on()
 
     def make_with(self, norms: messages.store.Norms) -> None:
@@ -110,7 +110,7 @@ class RangeMaker:
 
     def when_begun(self, version: int, call: Callable[[], None]) -> None:
         """See `Versions`."""
-        if version <= self.newest or (self.making is not None and version == self.making.version):
+        if version <= self.newest or version == self._now:
             call()
         else:
             self._beginning.add(version, call)
@@ -119,11 +119,11 @@ class RangeMaker:
         """Whether these bytes are made, which are in this host's range, of a version that is made or being made."""
         if version <= self.newest:
             return True
-        return self.making is not None and version == self.making.version and self._made.has(begin, end)
+        return version == self._now and self._made.has(begin, end)
 
     def heard(self, message: messages.store.Making | messages.store.Norms | messages.store.Committed) -> bool:
         """The process has come so far with a version. Return whether it was to. Call `go_on` once that is passed on."""
-        if self.making is None or message.version != self.making.version:
+        if message.version != self._now:
             return False
         if isinstance(message, messages.store.Making):
             self._made.add(message.begin, message.end)
@@ -137,7 +137,7 @@ class RangeMaker:
         self._beginning.clear()
         making, self.making = self.making, None
         if making is not None:
-            self._shelf.release(kept(making.version))
+            self._shelf.release(kept(making.order.version))
 
     def go_on(self) -> None:
         """Make the next version's range, if none is being made and there is a place."""
@@ -154,12 +154,17 @@ class RangeMaker:
         if target is None:
             return
         self._orders.popleft()
-        self.making = order
+        self.making = ordered
         self._made.clear()
         self._begin(ordered, target)
         self._beginning.come(order.version)
 
-    def _begin(self, ordered: _Ordered, target: int) -> None:
+    @property
+    def _now(self) -> int | None:
+        """The version whose range is being made."""
+        return None if self.making is None else self.making.order.version
+
+    def _begin(self, ordered: RangeOrder, target: int) -> None:
         order = ordered.order
         pushed = [(self._plan.area(self._shelf.place(item)), weight) for item, weight in ordered.pushed]
         commit = messages.store.Commit(

@@ -1,35 +1,65 @@
-"""What a host besides the head's needs to make its range of each version: updates, sums, and another host's range."""
+"""A host's range of each version, and what it needs for that: updates, sums, and another host's range."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-from paceline.core.items import Item, Sum, Update, Version
+from paceline.core.items import Buffers, Item, Sum, Update, Version
 from paceline.core.shards import Shard, taken_over
 from paceline.host import messages as host_messages
-from paceline.host.attachments import file_bytes
+from paceline.host.attachments import Attachments, file_bytes
 from paceline.host.claims import Owner
-from paceline.host.events import Attached
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.pushes import Pushed
 from paceline.host.shards.migration import Taking
 from paceline.host.shards.range_maker import RangeMaker, kept
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
-from paceline.ipc.memory import Span
 from paceline.transfer.item_names import fields_of, summand_of
-from paceline.transfer.manager import TransferManager
+
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
+    from paceline.transfer.manager import TransferManager
 
 
-def _brought(item: Update | Sum) -> Owner:
+class ShardHost(Protocol):
+    """A host that makes a range of each version, as the head commands it. It answers by `host_messages.OfShard`."""
+
+    def expect(self, update: Update) -> None:
+        """Bring what there is of an update that is being computed. Whether it counts, `bring` says."""
+
+    def bring(self, item: Update | Sum, source: str | None) -> None:
+        """Bring the host's range of that update, or of that sum, which `source` makes. It is answered by `Stored`."""
+
+    def drop(self, item: Update | Sum) -> None:
+        """No version will have what is there of that, or on its way."""
+
+    def make(self, order: host_messages.MakeRange, pushed: Pushed, summed: Sequence[Update]) -> None:
+        """Make the range of the next version. `pushed`: the order's terms, as items. `summed`: the updates in sums."""
+
+    def make_with(self, norms: messages.store.Norms) -> None:
+        """These are the norms of all ranges, which the version that is being made waits for."""
+
+    def free(self, version: int) -> None:
+        """Nobody needs the range of that version any more."""
+
+    def pack_state(self, number: int) -> None:
+        """Have what the optimizer has for the range packed. It is answered by `StatePacked`."""
+
+    def take(self, order: host_messages.TakeRange) -> None:
+        """Take over another host's range. It is answered by `RangeTaken`."""
+
+
+def _brought(item: Item) -> Owner:
     """Who claims the range of an update or of a sum, until it is in a version."""
     return "for the range made here", *item
 
 
 class ShardServer:
-    """Does what the head orders of this host's range. See `RangeMaker` for versions."""
+    """Does what is commanded of this host's range: see `ShardHost`. See `RangeMaker` for versions."""
 
     def __init__(
         self,
@@ -37,28 +67,41 @@ class ShardServer:
         shelf: Shelf,
         plan: MemoryPlan,
         store: StoreProcess,
-        carrier: TransferManager,
+        carrier: TransferManager | None,
         report: Callable[[host_messages.OfShard], object],
-        attach: Callable[[str, Span], Attached],
+        attachments: Attachments,
         *,
+        head: str,
+        away: Callable[[Version], bool],
         own: Container[int],
         idle_cores: Callable[[], int],
+        buffers_of: Callable[[Sum], Sequence[Buffers]] | None = None,
     ) -> None:
-        """`own` are this host's workers, whose updates are here. `idle_cores`: see `RangeMaker`."""
-        self.maker = RangeMaker(shelf, plan, store, idle_cores, tells=True)
+        """`carrier`: None if there are no other hosts. `head` is told what the optimizer has for the range.
+
+        `away(version)`: whether some of it has to be brought here. `own` are this host's workers, whose updates are
+        here. `idle_cores`: see `RangeMaker`. `buffers_of(total)` come along with a sum where workers' buffers are kept:
+        on the head's host. None elsewhere.
+        """
+        self.maker = RangeMaker(shelf, plan, store, idle_cores, tells=carrier is not None)
         self.shard = shard
         """The range that is made here, or is about to be."""
+        self.keeps_buffers = buffers_of is not None
+        """Whether workers' buffers come here with their updates."""
         self._shelf = shelf
         self._plan = plan
         self._store = store
         self._carrier = carrier
         self._report = report
-        self._attach = attach
+        self._attachments = attachments
+        self._head = head
+        self._away = away
         self._own = own
-        self._taking: Taking | None = None
+        self.taking: Taking | None = None
         """What is lacking to make another host's range as well."""
-        self._bringing: dict[Update | Sum, None] = {}
-        """What is on its way here, in the order in which it was asked for."""
+        self._buffers_of = buffers_of
+        self._bringing: dict[Update | Sum, set[Item]] = {}
+        """What is on its way here, in the order in which it was asked for: itself, or buffers that come along."""
         self._hosts: dict[Sum, str] = {}
         """By sum that no version has yet: the host that makes it."""
 
@@ -79,25 +122,28 @@ class ShardServer:
 
     # --- what the head orders -----------------------------------------------------------------------
 
-    def expect(self, worker: int, step: int) -> None:
-        """Bring what there is of this host's range of an update that is being computed."""
-        if worker not in self._own:
-            update = Update(worker, step)
-            self._bringing[update] = None
-            self._carrier.expect(update, _brought(update))
+    def expect(self, update: Update) -> None:
+        """See `ShardHost`."""
+        if update.worker not in self._own:
+            self._bringing[update] = {update}
+            self._carries.expect(update, _brought(update))
 
-    def bring(self, item: Update | Sum, host: str | None) -> None:
-        """Bring this host's range of that update here, or of that sum, which that host makes."""
+    def bring(self, item: Update | Sum, source: str | None) -> None:
+        """See `ShardHost`."""
         if isinstance(item, Sum):
-            assert host is not None
-            self._hosts[item] = host
-        if self._is_own(item):
+            assert source is not None
+            self._hosts[item] = source
+        if self.is_own(item):
             if self._shelf.has(item):
                 self._shelf.claim(_brought(item), item)
                 self._report(host_messages.Stored(fields_of(item)))
             return  # else the worker has left, which the head is about to hear
-        self._bringing[item] = None
-        self._carrier.fetch(item, _brought(item), lambda: self._stored(item), None)
+        parts: list[Item] = [item]
+        if isinstance(item, Sum) and self._buffers_of is not None:
+            parts += self._buffers_of(item)
+        self._bringing[item] = {*parts}
+        for part in parts:
+            self._carries.fetch(part, _brought(part), partial(self._came, item, part), None)
 
     def source_of(self, total: Sum) -> str:
         """The host that makes that sum, which no version has yet."""
@@ -105,15 +151,16 @@ class ShardServer:
 
     def parts_of(self, item: Update | Sum) -> Shard | None:
         """Where another host's range of it is to come from, if it is taken over and the rest is here."""
-        return self._taking.source if self._taking is not None and item in self._taking.arrived else None
+        return self.taking.source if self.taking is not None and item in self.taking.arrived else None
 
     def had(self, item: Update | Sum) -> bool:
         """Whether this host's own range of it is here, and another's comes, too."""
-        return self._taking is not None and item in self._taking.had
+        return self.taking is not None and item in self.taking.had
 
     def place_of(self, item: Update | Sum) -> int:
         """Lay out a place for what is to come, and return it. The head has one for it, too."""
-        if self._shelf.has(item):  # it was here in part
+        if self._shelf.has(item):  # it was here in part, or this is the head's host
+            self._shelf.claim(_brought(item), item)
             return self._shelf.place(item)
         places = self._plan.of(item.worker) if isinstance(item, Update) else self._plan.of_sums
         place = self._shelf.put(item, _brought(item), places, comes=True)
@@ -127,35 +174,49 @@ class ShardServer:
 
     def drop(self, item: Update | Sum) -> None:
         """No version will have what is here of that, or on its way."""
-        if self._taking is not None:
-            self._taking.drop(item)
-        if item in self._bringing:
-            del self._bringing[item]
-            self._carrier.cancel(_brought(item))
+        if self.taking is not None:
+            self.taking.drop(item)
+        for part in self._bringing.pop(item, ()):
+            self._carries.cancel(_brought(part))
         self._needs_no_more(item)
 
-    def take(self, order: host_messages.TakeRange, lacking: Sequence[Item], state: int) -> None:
-        """Take over that range, with what the optimizer has for it, which comes into that file. No version is made.
+    def make(self, order: host_messages.MakeRange, pushed: Pushed, summed: Sequence[Update] = ()) -> None:
+        """See `ShardHost`."""
+        self.maker.make(order, pushed, summed)
 
-        `lacking`: what is to be brought here besides updates.
-        """
+    def make_with(self, norms: messages.store.Norms) -> None:
+        """See `ShardHost`."""
+        self.maker.make_with(norms)
+
+    def free(self, version: int) -> None:
+        """See `ShardHost`."""
+        self.maker.free(version)
+
+    def pack_state(self, number: int) -> None:
+        """See `ShardHost`."""
+        self.maker.send_share(number)
+
+    def take(self, order: host_messages.TakeRange) -> None:
+        """See `ShardHost`. No version is made meanwhile."""
+        versions = [version for version in map(Version, order.versions) if self._away(version)]
+        lacking: list[Item] = [*versions, self._attachments.comes(order.state, order.host)]
+        state = self._attachments.take_file(order.state)
         known = [
             item
             for owner, item, _ in self._shelf.claims()
             if isinstance(item, Update | Sum) and owner == _brought(item)
         ]
-        elsewhere = dict.fromkeys(item for item in (*known, *self._bringing) if not self._is_own(item))
+        elsewhere = dict.fromkeys(item for item in (*known, *self._bringing) if not self.is_own(item))
         arrived = dict.fromkeys(item for item in map(summand_of, order.arrived) if item in elsewhere)
-        coming, had = [item for item in elsewhere if item not in arrived], elsewhere.keys() - self._bringing.keys()
+        coming = [item for item in elsewhere if item not in arrived]
+        had = {item for item in elsewhere if item not in self._bringing.get(item, ())}
         for item in self._bringing:
-            self._carrier.cancel(_brought(item))
-        self._bringing.clear()
+            self._carries.cancel(_brought(item))
         source = Shard(order.host, order.begin, order.end)
-        _, begin, end = taken_over([self.shard, source], order.host, self.shard.host)[0]
-        self.shard = Shard(self.shard.host, begin, end)
+        self.widen(source)
 
         def there() -> None:
-            self._taking, self.maker.rests = None, False
+            self.taking, self.maker.rests = None, False
             self._store.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
             self._report(host_messages.RangeTaken())
@@ -165,8 +226,14 @@ class ShardServer:
             self._store.lose(f"it was to take over the range of host {order.host}: {why}")
 
         self.maker.rests = True
-        self._taking = Taking(source, arrived, had, self._carrier, there, lost)
-        self._taking.begin(lacking, {item: partial(self._stored, item) for item in coming})
+        self.taking = Taking(source, arrived, had, self._carries, there, lost)
+        self.taking.begin(lacking, {item: partial(self._came, item, item) for item in coming})
+
+    def widen(self, source: Shard) -> None:
+        """That host's range is to come here as well from now on, of what comes."""
+        own = [self.shard] if self.shard.begin < self.shard.end else []
+        (wider,) = taken_over([*own, source], source.host, self.shard.host)
+        self.shard = wider
 
     # --- what the store process says -----------------------------------------------------------
 
@@ -176,24 +243,25 @@ class ShardServer:
             case messages.store.Making(version=version):
                 if not self.maker.heard(message):
                     return False
-                self._carrier.made(Version(version))
+                self._there(version)
             case messages.store.Norms():
                 if not self.maker.heard(message):
                     return False
                 self._report(host_messages.RangeNorms(message))
             case messages.store.Committed(version=version):
-                order = self.maker.making
-                if order is None or not self.maker.heard(message):
+                making = self.maker.making
+                if making is None or not self.maker.heard(message):
                     return False
-                for fields, _ in order.terms:
-                    self._needs_no_more(summand_of(fields))
-                self._carrier.made(Version(version))
+                for item in (*(item for item, _ in making.pushed), *making.summed):
+                    self._needs_no_more(item)
+                self._there(version)
                 self._report(host_messages.RangeMade(message))
                 self.maker.go_on()
             case messages.store.ShareReady(number=number, error=error):
                 attached = None
                 if descriptors:
-                    attached = self._attach(f"share {number} of {self.shard.host}", file_bytes(descriptors[0]))
+                    name, packed = f"share {number} of {self.shard.host}", file_bytes(descriptors[0])
+                    attached = self._attachments.offer(name, packed, self._head)
                 self._report(host_messages.StatePacked(number, error, attached))
             case _:
                 return False
@@ -204,11 +272,25 @@ class ShardServer:
         self.maker.lost()
         self._report(host_messages.ShardLost(why))
 
-    def _stored(self, item: Update | Sum) -> None:
-        self._bringing.pop(item, None)
-        self._report(host_messages.Stored(fields_of(item)))
+    @property
+    def _carries(self) -> TransferManager:
+        assert self._carrier is not None  # else all items are here
+        return self._carrier
 
-    def _is_own(self, item: Update | Sum) -> bool:
+    def _there(self, version: int) -> None:
+        """More of that version is made. Other hosts may have asked for it."""
+        if self._carrier is not None:
+            self._carrier.made(Version(version))
+
+    def _came(self, item: Update | Sum, part: Item) -> None:
+        """That part of the item is here."""
+        lacking = self._bringing.get(item, set())
+        lacking.discard(part)
+        if not lacking:
+            self._bringing.pop(item, None)
+            self._report(host_messages.Stored(fields_of(item)))
+
+    def is_own(self, item: Update | Sum) -> bool:
         """Whether it is of this host's workers: all of it is here."""
         return item.worker in self._own if isinstance(item, Update) else self._hosts[item] == self.shard.host
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Buffers, Sum, Update
-from paceline.core.shards import pieces
+from paceline.core.shards import pieces, with_rest
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import ItemKind, Placed
 from paceline.host.overlap import Computing
@@ -15,59 +15,12 @@ from paceline.host.version_shelf import Shelf
 from paceline.ipc.memory import Span
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
-    from paceline.host.cluster import Cluster
-    from paceline.host.shards.migration import Moves
     from paceline.host.shards.server import ShardServer
     from paceline.transfer.fetch_table import Where
 
 
 class Summands(Placed[Update | Sum]):
-    """Workers of this host compute updates, and its store's process adds them up. Other hosts' come here."""
-
-    def __init__(
-        self, shelf: Shelf, memory: HostMemory, reducer: HostReducer, computing: Computing, own: Callable[[int], bool]
-    ) -> None:
-        """`own(worker)`: whether it is of this host."""
-        super().__init__(shelf, memory)
-        self._reducer = reducer
-        self._computing = computing
-        self._own = own
-
-    def lay(self, item: Update | Sum, number: int) -> Span:
-        """See `ItemKind`. Nothing here writes where updates of other hosts come to."""
-        return self.view(item) if isinstance(item, Update) else super().lay(item, number)
-
-    def look(self, item: Update | Sum, begin: int, end: int) -> Where:
-        """See `ItemKind`. An update is here before the head hears that it is ready, and what was told of it before."""
-        if isinstance(item, Sum):
-            return self._reducer.look(item, begin, end)
-        if self._own(item.worker):
-            return self._computing.look(item, begin, end, laid=self._shelf.has(item))
-        return "gone"
-
-
-class HeadSummands(Summands):
-    """Where the store is: all but other hosts' ranges of an update comes here."""
-
-    def __init__(self, cluster: Cluster, moves: Moves, host_of: Callable[[int], str]) -> None:
-        """`host_of(worker)`: its host."""
-        super().__init__(
-            cluster.shelf, cluster.memory, cluster.reducer, cluster.computing, lambda worker: worker in cluster.workers
-        )
-        self._cluster = cluster
-        self._moves = moves
-        self._host_of = host_of
-
-    def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]]:
-        """See `ItemKind`."""
-        if (moving := self._moves.ranges(item)) is not None:
-            return moving
-        host = self._host_of(item.worker) if isinstance(item, Update) else self._cluster.aggregation.host_of(item)
-        return [(host, *of) for of in self._cluster.ranges_of(item)]
-
-
-class ShardSummands(Summands):
-    """On a host beside the head's: its range of an update comes here, if it makes one."""
+    """Workers of this host compute updates, and its store's process adds them up. Other hosts' come for its range."""
 
     def __init__(
         self,
@@ -76,28 +29,35 @@ class ShardSummands(Summands):
         reducer: HostReducer,
         computing: Computing,
         own: Container[int],
-        hosts: Mapping[int, str],
+        host_of: Callable[[int], str],
     ) -> None:
-        """`own`: this host's workers. `hosts`: by worker."""
-        super().__init__(shelf, memory, reducer, computing, own.__contains__)
+        """`own`: this host's workers. `host_of(worker)`: its host."""
+        super().__init__(shelf, memory)
         self.server: ShardServer | None = None
         """What makes this host's range. None: nothing is made here."""
-        self._hosts = hosts
+        self._reducer = reducer
+        self._computing = computing
+        self._own = own
+        self._host_of = host_of
 
     def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]]:
-        """See `ItemKind`. Which parameters have a gradient comes with the range."""
+        """See `ItemKind`. Which parameters have a gradient comes with the range, and buffers to where they are kept."""
         assert self.server is not None
         if (moving := self.server.parts_of(item)) is not None:
             return [moving]
-        host = self._hosts[item.worker] if isinstance(item, Update) else self.server.source_of(item)
-        cuts, flags = self._memory.offer.cuts, self._memory.offer.flags_bytes
-        return [*pieces(cuts, [self.server.shard._replace(host=host)]), (host, cuts[-1], cuts[-1] + flags)]
+        host = self._host_of(item.worker) if isinstance(item, Update) else self.server.source_of(item)
+        offer = self._memory.offer
+        own, (flags_end, buffers_end) = pieces(offer.cuts, [self.server.shard._replace(host=host)]), offer.buffers_at
+        if not self.server.keeps_buffers:
+            return [*own, (host, offer.cuts[-1], offer.cuts[-1] + offer.flags_bytes)]
+        rest = offer.cuts[-1], buffers_end if isinstance(item, Update) else flags_end
+        return [(host, *of) for of in with_rest([(begin, end) for _, begin, end in own], rest)]
 
     def lay(self, item: Update | Sum, number: int) -> Span:
-        """See `ItemKind`."""
+        """See `ItemKind`. Nothing here writes where updates of other hosts come to."""
         assert self.server is not None
         self.server.place_of(item)
-        return super().lay(item, number)
+        return self.view(item) if isinstance(item, Update) else super().lay(item, number)
 
     def free(self, item: Update | Sum, whole: bool) -> None:
         """See `ItemKind`."""
@@ -105,10 +65,15 @@ class ShardSummands(Summands):
             self.server.comes_no_more(item, whole)
 
     def look(self, item: Update | Sum, begin: int, end: int) -> Where:
-        """See `ItemKind`. A range that was made here may move, and what has come for that with it."""
-        if isinstance(item, Update) and not self._own(item.worker):
-            return "here" if self._shelf.has(item) else "gone"
-        return super().look(item, begin, end)
+        """See `ItemKind`. An update is here before the head hears that it is ready, and what was told of it before.
+
+        A range that was made here may move, and what has come for that with it.
+        """
+        if isinstance(item, Sum):
+            return self._reducer.look(item, begin, end)
+        if item.worker in self._own:
+            return self._computing.look(item, begin, end, laid=self._shelf.has(item))
+        return "here" if self._shelf.has(item) else "gone"
 
 
 class UpdateBuffers(ItemKind[Buffers]):

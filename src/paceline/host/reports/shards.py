@@ -1,0 +1,79 @@
+"""What hosts that make ranges of versions say of that, the head's included, and what follows from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paceline.errors import MessageUnreadable
+from paceline.host import messages as host_messages
+from paceline.host.events import Attached, Report
+from paceline.transfer.item_names import summand_of
+
+if TYPE_CHECKING:
+    from paceline.host.cluster import Cluster
+
+
+class ShardReports:
+    """Hears all hosts that make ranges."""
+
+    def __init__(self, cluster: Cluster, report: Report, now: Callable[[], float]) -> None:
+        """`now()` is seconds since the run's start."""
+        self._cluster = cluster
+        self._report = report
+        self._now = now
+
+    def hear(self, host: str, event: host_messages.OfShard) -> None:
+        """That host has said this. Raises MessageUnreadable if it was not to."""
+        cluster = self._cluster
+        match event:
+            case host_messages.Stored(item=item):
+                if (fact := cluster.arrivals.stored(host, summand_of(item), self._now())) is not None:
+                    self._report(fact)
+            case host_messages.RangeNorms(norms=norms):
+                if not cluster.norms_taken(host, norms):
+                    raise MessageUnreadable(f"its norms for version {norms.version} were not to be taken")
+            case host_messages.RangeMade(made=made):
+                if not cluster.range_made(host, made):
+                    raise MessageUnreadable(f"its range of version {made.version} was not to be made")
+            case host_messages.RangeTaken():
+                if not cluster.others.moves.taken(host):
+                    raise MessageUnreadable("it was to take over no range")
+            case host_messages.StatePacked(number=number) if cluster.others.moves.awaits(host, number):
+                if cluster.others.moves.goes_on(event.error, event.attached):
+                    assert event.attached is not None
+                    self._bring_share(
+                        host, event.attached, lambda file: cluster.others.moves.takes(os.dup(file)), cluster.loses
+                    )
+            case host_messages.StatePacked(number=number, error=error, attached=None):
+                cluster.shares.came(number, error, None)
+            case host_messages.StatePacked(number=number, error=error, attached=Attached() as attached):
+                shares = cluster.shares
+                self._bring_share(
+                    host,
+                    attached,
+                    lambda file: shares.came(number, error, file),
+                    lambda why: shares.came(number, why, None),
+                )
+            case host_messages.ShardLost(why=why):
+                cluster.others.shard_lost(host, why)
+
+    def _bring_share(
+        self, host: str, attached: Attached, there: Callable[[int], object], lacks: Callable[[str], object]
+    ) -> None:
+        """Bring that host's share of the optimizer's state, and pass its file on."""
+        others, fetched = self._cluster.others, host_messages.AttachmentFetched(attached.name)
+
+        def here(file: int) -> None:
+            there(file)
+            others.tell_host(host, fetched)
+
+        others.attachments.require_new(attached)
+        try:
+            others.attachments.bring_file(
+                attached, host, here, lambda why: lacks(f"host {host}'s part of it can't come: {why}")
+            )
+        except OSError as full:
+            lacks(f"host {host}'s part of it has no room here: {full.strerror}")
+            others.tell_host(host, fetched)
