@@ -37,7 +37,7 @@ from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
-from paceline.host.version_items import FetchedVersions, HeadVersions
+from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.memory import Span
@@ -105,7 +105,7 @@ def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
 
 
 def what_training_begins_with_stays_lent_to_a_lost_host(patch: Patch) -> None:
-    patch.setattr(HeadVersions, "begun", lambda self, host: None)
+    patch.setattr(Versions, "begun", lambda self, host: None)
 
 
 def an_update_stays_after_its_worker(patch: Patch) -> None:
@@ -140,7 +140,7 @@ def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
 
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
-    _what_is_laid_is_here(patch, HeadVersions)
+    _what_is_laid_is_here(patch)
     carry_out, begin, hosts = CommitQueue.carry_out, OtherHosts.__init__, list[OtherHosts]()
 
     def begun(self: OtherHosts, *of: Any) -> None:
@@ -156,29 +156,29 @@ def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     patch.setattr(CommitQueue, "carry_out", early)
 
 
-def _what_is_laid_is_here(patch: Patch, kind: type[HeadVersions | FetchedVersions]) -> None:
-    look: Any = kind.look
-    patch.setattr(kind, "look", lambda self, item, *of: "here" if self._shelf.has(item) else look(self, item, *of))
+def _what_is_laid_is_here(patch: Patch) -> None:
+    look: Any = Versions.look
+    patch.setattr(Versions, "look", lambda self, item, *of: "here" if self._shelf.has(item) else look(self, item, *of))
 
 
 def an_older_version_is_served(patch: Patch) -> None:
-    view = HeadVersions.view
+    view = Versions.view
 
-    def older(self: HeadVersions, item: Any) -> Span:
+    def older(self: Versions, item: Any) -> Span:
         if isinstance(item, Version) and self._shelf.has(before := Version(item.version - 1)):
             return view(self, before)
         return view(self, item)
 
-    patch.setattr(HeadVersions, "view", older)
+    patch.setattr(Versions, "view", older)
 
 
 def half_a_version_counts_as_here(patch: Patch) -> None:
-    patch.setattr(FetchedVersions, "away", lambda self, item: isinstance(item, Version) and not self._shelf.has(item))
+    patch.setattr(Versions, "away", lambda self, item: isinstance(item, Version) and not self._shelf.has(item))
 
 
 def a_version_that_did_not_come_counts_as_here(patch: Patch) -> None:
-    free = FetchedVersions.free
-    patch.setattr(FetchedVersions, "free", lambda self, item, whole: free(self, item, True))
+    free = Versions.free
+    patch.setattr(Versions, "free", lambda self, item, whole: free(self, item, True))
 
 
 def an_update_counts_twice(patch: Patch) -> None:
@@ -268,7 +268,7 @@ def _any_range_made(range_made: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def a_range_is_served_before_it_is_made(patch: Patch) -> None:
-    _what_is_laid_is_here(patch, FetchedVersions)
+    _what_is_laid_is_here(patch)
     a_version_counts_as_made_before_its_last_range(patch)
 
 
@@ -282,7 +282,7 @@ def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
 
 
 def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
-    patch.setattr(FetchedVersions, "when_made", lambda self, version, call: call())
+    patch.setattr(Versions, "when_made", lambda self, version, call: call())
 
 
 def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
@@ -335,12 +335,17 @@ def what_a_worker_has_withdrawn_still_counts_at_the_head(patch: Patch) -> None:
 
 
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
-    away = FetchedVersions.away
-    patch.setattr(FetchedVersions, "away", lambda self, item: self.maker is None and away(self, item))
+    away = Versions.away
+    patch.setattr(Versions, "away", lambda self, item: not (_is_elsewhere(self) and self.maker) and away(self, item))
 
 
 def the_heads_own_range_counts_as_a_version(patch: Patch) -> None:
-    patch.setattr(HeadVersions, "away", lambda self, version: False)
+    away = Versions.away
+    patch.setattr(Versions, "away", lambda self, item: _is_elsewhere(self) and away(self, item))
+
+
+def _is_elsewhere(versions: Versions) -> bool:
+    return versions._name != versions._head
 
 
 def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
@@ -607,15 +612,15 @@ def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
 
 
 def replicas_begin_without_buffers(patch: Patch) -> None:
-    ranges = FetchedVersions.ranges
+    ranges = Versions.ranges
 
-    def without(self: FetchedVersions, item: Any) -> Any:
+    def without(self: Versions, item: Any) -> Any:
         found = ranges(self, item)
         if isinstance(item, Version) and self._of_replicas:
             return [(host, begin, self._memory.offer.cuts[-1]) for host, begin, _ in found]
         return found
 
-    patch.setattr(FetchedVersions, "ranges", without)
+    patch.setattr(Versions, "ranges", without)
 
 
 def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:

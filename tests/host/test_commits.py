@@ -114,7 +114,7 @@ def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_m
     one = company(1)
     one.host.arrivals.begin(["b"])
     one.host.carrier = carrier = Mock()
-    one.host.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
+    one.host.versions.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     finish(one, 0, 0)
     one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))

@@ -29,7 +29,7 @@ from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
-from paceline.host.version_items import HeadVersions
+from paceline.host.version_items import Versions
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 from support.reports import Reports
@@ -490,9 +490,10 @@ HALVES = [Shard("node-0", 0, 32), Shard("node-1", 32, 64)]
 def test_a_version_lacks_the_range_of_a_host_that_is_lost() -> None:
     """Who fetches it hears that it can't come, and never sees the rest for all of it."""
     several = Several()
-    several.head.shards = HALVES
     memory: Any = SimpleNamespace(offer=structs.replace(OFFER, cuts=[0, *(one.end for one in HALVES)]))
-    versions = HeadVersions(Mock(), memory, Mock(), Mock(), lambda: several.hosts.elsewhere, Mock())
+    here = {"name": "node-0", "head": "node-0", "host_of": Mock(), "of_replicas": False}
+    versions = Versions(Mock(), memory, Mock(), **here)
+    versions.shards = several.head.shards = HALVES
     several.hosts.lost("node-1", "silent for 15.0 s")
     assert versions.ranges(Version(3)) == HALVES[1:]
 

@@ -63,7 +63,7 @@ from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_items import HeadVersions
+from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
@@ -116,8 +116,6 @@ class Cluster:
         self.plan = plan
         self.shelf = Shelf(on_freed=self._freed, on_emptied=lambda place: self.replicas.emptied(place))
         self.memory = HostMemory(plan)
-        self.shards: Sequence[Shard] = ()
-        """Who makes which range of each version, from `prepare` on. Empty: the head makes all of it, or nobody does."""
         self.name = name
         self.shards_on = shards_on
         """The hosts that are to make versions, if not this one alone."""
@@ -147,13 +145,22 @@ class Cluster:
         self._shaped = ShapedFetcher(
             SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
         )
+        self.versions = Versions(
+            self.shelf,
+            self.memory,
+            plan,
+            name=name,
+            head=name,
+            host_of=lambda worker: self.others.host_of(worker),
+            of_replicas=spec.holder == "replica",
+        )
         fetcher: Fetcher = self._shaped
         if carrier is not None:
             fetcher = RemoteFetcher(
                 carrier,
                 now,
                 report,
-                away=lambda version: self.versions.away(version),
+                away=self.versions.away,
                 lost=lambda worker, why: self.others.never_comes(worker, why),
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
@@ -170,12 +177,13 @@ class Cluster:
             lambda event: self.shard_reports.hear(name, event),
             self.attachments,
             head=name,
-            away=lambda version: self.versions.away(version),
+            away=self.versions.away,
             own=workers.numbers,
             idle_cores=self._idle_cores,
             buffers_of=self._buffers_of,
         )
         """Makes this host's range of each version."""
+        self.versions.maker = self.shard_server.maker
         self.arrivals = Arrivals(name, self.shard_server, self._tell_host)
         self.aggregation = AggregationScheduler(self.arrivals, self.sums, self.reducer, name, self._tell_host, report)
         self.averaging = Averaging(
@@ -219,19 +227,11 @@ class Cluster:
             rate_scale=rate_scale,
             host=name,
             own=self.shard_server.maker,
+            versions=self.versions,
             arrivals=self.arrivals,
             sums=self.sums,
-            lacks=lambda version: self.versions.away(version),
             brings=self.brings,
             rests=lambda: self.others.moves.rests(),
-        )
-        self.versions = HeadVersions(
-            self.shelf,
-            self.memory,
-            self.commits,
-            self.shard_server.maker,
-            elsewhere=lambda: self.others.elsewhere,
-            host_of=lambda worker: self.others.host_of(worker),
         )
         self.shares = Shares(self.store, self.arrivals)
         copies = MeanRecorder(self.shelf, plan, self.store, self.steps, report, self.replicas.bring)
@@ -239,13 +239,13 @@ class Cluster:
         self.snapshots = HostSnapshots(
             self.shelf, plan, self.store, self.commits, self.steps, self.shares, report, self.replicas.bring
         )
-        self.pulls = Pulls(self.shelf, self.commits, fetcher, seats, early=carrier is not None)
+        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=carrier is not None)
         self.streaming = VersionStreaming(self.shelf, seats, self._tell)
         self.releases = Releases(
             self.shelf,
             self.pulls,
             self.pushes,
-            self.commits,
+            self.versions,
             self.steps,
             seats,
             report,
@@ -325,7 +325,7 @@ class Cluster:
         self.commits.clips_norms = offer.clip_grad_norm is not None and self.spec.optimizer == "store"
         self.memory.lay_out()
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
-        self.shards = shards if any(one.host != self.name for one in shards) else []
+        self.versions.shards = shards if any(one.host != self.name for one in shards) else []
         begin, end = next(((one.begin, one.end) for one in self.shards if one.host == self.name), (0, 0))
         if not self.shards:
             end = offer.cuts[-1]
@@ -613,6 +613,11 @@ class Cluster:
         return self.workers_here.numbers
 
     @property
+    def shards(self) -> Sequence[Shard]:
+        """Who makes which range of each version. Empty: the head makes all of it, or nobody does."""
+        return self.versions.shards
+
+    @property
     def newest(self) -> int:
         """The newest version that is made."""
         return self.commits.newest
@@ -709,7 +714,7 @@ class Cluster:
 
     def recut(self, shards: Sequence[Shard]) -> None:
         """These make versions from now on. What they need for that is there."""
-        self.shards = shards if any(one.host != self.name for one in shards) else []
+        self.versions.shards = shards if any(one.host != self.name for one in shards) else []
 
     # --- what reports lead to -----------------------------------------------------------------------
 

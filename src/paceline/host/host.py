@@ -35,7 +35,7 @@ from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
-from paceline.host.version_items import FetchedVersions, written_by
+from paceline.host.version_items import Versions, written_by
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
@@ -84,12 +84,13 @@ class Host:
         """
         self.shelf = Shelf(on_freed=self._freed)
         self.memory = HostMemory(plan)
-        self.versions = FetchedVersions(
+        self.versions = Versions(
             self.shelf,
             self.memory,
             plan,
             name=name,
             head=head,
+            host_of=hosts.__getitem__,
             of_replicas=spec.holder == "replica",
             begins=lambda: self._later is not None,
         )

@@ -1,4 +1,4 @@
-"""Versions as items of a host: where the store is, and on the other hosts.
+"""Versions on a host: which there are, and where they lie.
 
 A worker's script may change the first version before its first step. What it has written is an item of its own, a
 `Beginning`, until all hosts have it as their first version.
@@ -20,18 +20,85 @@ from paceline.host.versions import Awaited
 from paceline.ipc.memory import Span
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
-    from paceline.host.orders.commit_queue import CommitQueue
     from paceline.host.shards.range_maker import RangeMaker
     from paceline.transfer.fetch_table import Where
 
 
-class VersionItems(Placed[Version | Beginning]):
-    """Versions on any host, each in a place of its own. Some of it may be here before the rest."""
+def _arriving(version: Version) -> Owner:
+    """Who claims the place that a version is brought to."""
+    return "arriving", version.version
 
-    def __init__(self, shelf: Shelf, memory: HostMemory) -> None:
+
+def written_by(worker: int) -> Owner:
+    """Who claims what that worker has written for all to begin with, until it is the first version here."""
+    return "written by", worker
+
+
+class Versions(Placed[Version | Beginning]):
+    """Versions on a host, each in a place of its own. Some of one may be here before the rest.
+
+    Ranges that other hosts make come to the place where this host makes its own.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        memory: HostMemory,
+        plan: MemoryPlan,
+        *,
+        name: str,
+        head: str,
+        host_of: Callable[[int], str],
+        of_replicas: bool,
+        begins: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`name`: this host's. `host_of(worker)`: its host. `of_replicas`: whether replicas begin as versions.
+
+        `begins()`: whether what training begins with is still to come from the head.
+        """
         super().__init__(shelf, memory)
+        self.newest = 0
+        """The newest version that is made, by all hosts that make ranges."""
+        self.shards: Sequence[Shard] = ()
+        """Who makes which range of each version. Empty: the head makes them all."""
+        self.maker: RangeMaker | None = None
+        """What makes this host's range. None: nothing is made here."""
+        self._plan = plan
+        self._name = name
+        self._head = head
+        self._host_of = host_of
+        self._of_replicas = of_replicas
+        self._begins = begins
+        self._waiting = Awaited()
         self._whole: set[Item] = set()
         """Versions of which all ranges are here, if hosts make some."""
+        self._lent: set[str] = set()
+        """Other hosts that fetch what training begins with."""
+
+    # --- which there are ----------------------------------------------------------------------------
+
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """Call once ranges of that version may be brought here: other hosts may be making them."""
+        if self.maker is None:
+            call()
+        else:
+            self.maker.when_begun(version, call)
+
+    def when_made(self, version: int, call: Callable[[], None]) -> None:
+        """Call once that version is made. Whoever needs it then claims it before."""
+        if version <= self.newest:
+            call()
+        else:
+            self._waiting.add(version, call)
+
+    def made(self, version: int) -> None:
+        """That version is made, and all before it."""
+        self.newest = version
+        self._waiting.come(version)
+
+    def never(self) -> None:
+        """No version is made any more."""
+        self._waiting.clear()
 
     def is_whole(self, version: Version) -> None:
         """All ranges of that version are here."""
@@ -41,29 +108,15 @@ class VersionItems(Placed[Version | Beginning]):
         """Nobody claims that item any more."""
         self._whole.discard(item)
 
+    def away(self, item: Item) -> bool:
+        """Whether the item is a version of which some has to be brought here, or is on its way."""
+        if not isinstance(item, Version):
+            return False
+        if self.maker is not None:
+            return item not in self._whole and any(one.host != self._name for one in self.shards)
+        return not self._shelf.has(item) or item in self._shelf.claimed(_arriving(item))
 
-class HeadVersions(VersionItems):
-    """Versions where the store is. Ranges that other hosts make come to the place where this host makes its own."""
-
-    def __init__(
-        self,
-        shelf: Shelf,
-        memory: HostMemory,
-        commits: CommitQueue,
-        maker: RangeMaker,
-        elsewhere: Callable[[], Sequence[Shard]],
-        host_of: Callable[[int], str],
-    ) -> None:
-        """`maker` makes this host's range, and `elsewhere()` are those that other hosts make. `host_of(worker)`: its
-        host.
-        """
-        super().__init__(shelf, memory)
-        self._commits = commits
-        self._maker = maker
-        self._elsewhere = elsewhere
-        self._host_of = host_of
-        self._lent: set[str] = set()
-        """Other hosts that fetch what training begins with."""
+    # --- what training begins with ------------------------------------------------------------------
 
     def lend(self, host: str, *items: Item) -> None:
         """That host fetches these, which training begins with. Keep them as they are until it has them."""
@@ -80,118 +133,17 @@ class HeadVersions(VersionItems):
         """Whether a host is still to begin."""
         return bool(self._lent)
 
-    def away(self, version: Version) -> bool:
-        """Whether some of the version has to be brought here."""
-        return bool(self._elsewhere()) and version not in self._whole
+    # --- items: see `ItemKind` ----------------------------------------------------------------------
 
     def place(self, item: Version | Beginning) -> int:
         """See `Placed`."""
         return self._shelf.place(self._meant(item))
 
     def ranges(self, item: Version | Beginning) -> list[tuple[str, int, int]]:
-        """See `ItemKind`."""
-        if isinstance(item, Version):
-            return pieces(self._memory.offer.cuts, self._elsewhere())  # also of one that is lost: then it never comes
-        return [(self._host_of(item.worker), 0, self.view(item).nbytes)]
-
-    def free(self, item: Version | Beginning, whole: bool) -> None:
-        """See `ItemKind`."""
-        if whole and isinstance(item, Version):
-            self.is_whole(item)
-
-    def look(self, item: Version | Beginning, begin: int, end: int) -> Where:
-        """See `ItemKind`."""
-        if isinstance(item, Version) and item.version > self._commits.newest:
-            made = self._maker.has(item.version, begin, end)
-            return "here" if made and self._shelf.has(item) else "coming"  # its place is free if it can't be made
-        return "here" if self._shelf.has(self._meant(item)) else "gone"
-
-    def claim(self, item: Version | Beginning, owner: Owner) -> None:
-        """See `ItemKind`."""
-        self._shelf.claim(owner, self._meant(item))
-
-    def _meant(self, item: Version | Beginning) -> Item:
-        """What lies here by that name.
-
-        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
-        the first version is as it was: that host's workers change it, too.
-        """
-        if isinstance(item, Beginning) and not self._shelf.has(item):
-            return Version(0)
-        former = Former(item)
-        return former if self._lent and self._shelf.has(former) else item
-
-
-def _arriving(version: Version) -> Owner:
-    """Who claims the place that a version is brought to."""
-    return "arriving", version.version
-
-
-def written_by(worker: int) -> Owner:
-    """Who claims what that worker has written for all to begin with, until it is the first version here."""
-    return "written by", worker
-
-
-class FetchedVersions(VersionItems):
-    """Versions where the store isn't: they come, but for the range that is made here. Keeps the contract `Versions`."""
-
-    def __init__(
-        self,
-        shelf: Shelf,
-        memory: HostMemory,
-        plan: MemoryPlan,
-        *,
-        name: str,
-        head: str,
-        of_replicas: bool,
-        begins: Callable[[], bool],
-    ) -> None:
-        """`name`: this host's. `of_replicas`: whether replicas begin as versions. `begins()`: whether what training
-        begins with is still to come.
-        """
-        super().__init__(shelf, memory)
-        self.newest = 0
-        self.shards: Sequence[Shard] = ()
-        """Who makes which range of each version. Empty: the head makes them all."""
-        self.maker: RangeMaker | None = None
-        """What makes this host's range. None: nothing is made here."""
-        self._plan = plan
-        self._name = name
-        self._head = head
-        self._of_replicas = of_replicas
-        self._begins = begins
-        self._waiting = Awaited()
-
-    def when_begun(self, version: int, call: Callable[[], None]) -> None:
-        """See `Versions`. A host with a range of it begins itself."""
-        if self.maker is None:
-            call()
-        else:
-            self.maker.when_begun(version, call)
-
-    def when_made(self, version: int, call: Callable[[], None]) -> None:
-        """See `Versions`."""
-        if version <= self.newest:
-            call()
-        else:
-            self._waiting.add(version, call)
-
-    def made(self, version: int) -> None:
-        """That version is made, and all before it."""
-        self.newest = version
-        self._waiting.come(version)
-
-    def away(self, item: Item) -> bool:
-        """Whether the item is a version that has to be brought here, or is on its way."""
-        if not isinstance(item, Version):
-            return False
-        if self.maker is not None:
-            return len(self.shards) > 1 and item not in self._whole
-        return not self._shelf.has(item) or item in self._shelf.claimed(_arriving(item))
-
-    def ranges(self, item: Version | Beginning) -> list[tuple[str, int, int]]:
-        """See `ItemKind`. The head's host has what training begins with."""
+        """See `ItemKind`. Also of a version whose host is lost: then it never comes."""
         offer = self._memory.offer
+        if isinstance(item, Beginning) and self._name == self._head:
+            return [(self._host_of(item.worker), 0, self.view(item).nbytes)]
         if self._of_replicas:  # they have flags and buffers, too
             return [(self._head, 0, offer.push_bytes)]
         if isinstance(item, Beginning) or self._begins():
@@ -224,11 +176,21 @@ class FetchedVersions(VersionItems):
         if isinstance(item, Version):
             if self.maker is None:
                 return "gone"
-            if item.version > self.maker.newest:
+            if item.version > self.maker.newest:  # its place is free if it can't be made
                 return "here" if self.maker.has(item.version, begin, end) else "coming"
-        return "here" if self._shelf.has(item) else "gone"
+        return "here" if self._shelf.has(self._meant(item)) else "gone"
 
     def claim(self, item: Version | Beginning, owner: Owner) -> None:
-        """See `ItemKind`. A beginning stays until the head has it."""
-        if isinstance(item, Version):
-            self._shelf.claim(owner, item)
+        """See `ItemKind`."""
+        self._shelf.claim(owner, self._meant(item))
+
+    def _meant(self, item: Version | Beginning) -> Item:
+        """What lies here by that name.
+
+        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
+        the first version is as it was: that host's workers change it, too.
+        """
+        if isinstance(item, Beginning) and not self._shelf.has(item):
+            return Version(0)
+        former = Former(item)
+        return former if self._lent and self._shelf.has(former) else item

@@ -1,23 +1,8 @@
-"""Which versions there are, for whoever computes on them. A store makes them, on this host or on another."""
+"""What waits for a version."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
-
-
-class Versions(Protocol):
-    """What is known of versions where workers are. See `CommitQueue`, where the store is, and `FetchedVersions`."""
-
-    @property
-    def newest(self) -> int:
-        """The newest one that is made."""
-
-    def when_made(self, version: int, call: Callable[[], None]) -> None:
-        """Call once that version is whole. Whoever needs it then claims it before."""
-
-    def when_begun(self, version: int, call: Callable[[], None]) -> None:
-        """Call once ranges of that version may be brought here: other hosts may be making them."""
 
 
 class Awaited:

@@ -21,8 +21,8 @@ from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
+from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
-from paceline.host.versions import Awaited
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
@@ -64,16 +64,16 @@ class CommitQueue:
         rate_scale: float,
         host: str,
         own: RangeMaker,
+        versions: Versions,
         arrivals: Arrivals,
         sums: SumTable,
-        lacks: Callable[[Version], bool],
         brings: Callable[[int, Callable[[], object]], object],
         rests: Callable[[], bool],
     ) -> None:
         """`own` makes the range of the head's host, which is called `host`. `arrivals` knows all that make ranges.
 
-        `lacks(version)`: whether others have made some of that, and it is not here. `brings(version, then)` brings it
-        here, then goes on. `rests()` is asked while no version is being made: whether the next one waits.
+        `brings(version, then)` brings the ranges here that others make, then goes on. `rests()` is asked while no
+        version is being made: whether the next one waits.
 
         If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
         learning rates until an order says otherwise.
@@ -82,10 +82,11 @@ class CommitQueue:
         self._shelf = shelf
         self._host = host
         self._own = own
+        self.versions = versions
+        """What there is of them on the head's host."""
         self._arrivals = arrivals
         self._sums = sums
         self._rests = rests
-        self._lacks = lacks
         self.brings = brings
         """See `__init__`."""
         self.clips_norms = False
@@ -108,7 +109,6 @@ class CommitQueue:
         self._committing: ApplyUpdate | None = None
         self._ranges: dict[str, messages.store.Committed | None] = {}
         """By host that makes a range of it, the head's first: what it has said of that. None: it makes it."""
-        self._waiting = Awaited()
         self._known_scalars: Scalars | None = None
 
     def begin(self, version: int) -> None:
@@ -117,6 +117,7 @@ class CommitQueue:
         place = self._shelf.put(Version(version), NEWEST, self._plan.shared)
         assert place == 0  # where all have mapped it
         self._own.begins(version)
+        self.versions.newest = version
 
     @property
     def making(self) -> int | None:
@@ -155,17 +156,6 @@ class CommitQueue:
         self._said.pop((worker, step), None)
         self._edits.dropped(worker, step)
 
-    def when_made(self, version: int, call: Callable[[], None]) -> None:
-        """Call once that version is whole. Whoever needs it then claims it before."""
-        if version <= self.newest:
-            call()
-        else:
-            self._waiting.add(version, call)
-
-    def when_begun(self, version: int, call: Callable[[], None]) -> None:
-        """See `Versions`."""
-        self._own.when_begun(version, call)
-
     def adopted(self, worker: int) -> None:
         """The first version is what that worker has written from now on."""
         self._own.uses(self._shelf.place(Beginning(worker)))
@@ -182,7 +172,7 @@ class CommitQueue:
     ) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
-        waits = self._lacks(Version(version))
+        waits = self.versions.away(Version(version))
         order = messages.store.Record(version, place, file, list(workers), buffers, waits, known)
         self._store.write(order, Version(version))
         if waits:
@@ -236,7 +226,7 @@ class CommitQueue:
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
             self._pushes.dropped(worker, step)
-        self._waiting.come(order.version)
+        self.versions.made(order.version)
         self._committing = None  # only now: what was told may ask to go on, and the next commit comes after all that
         self.go_on()
         return order.version
@@ -244,7 +234,7 @@ class CommitQueue:
     def lost(self) -> None:
         """The store has gone: its orders will not be done."""
         self._orders.clear()
-        self._waiting.clear()
+        self.versions.never()
         self._own.lost()
         self._committing = None
 

@@ -8,8 +8,8 @@ from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Version
 from paceline.core.orders import StartPull
 from paceline.host.claims import Owner
+from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
-from paceline.host.versions import Versions
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Fetcher
 

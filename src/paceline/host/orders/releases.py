@@ -11,9 +11,9 @@ from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesT
 from paceline.host.orders.pulls import Pulls, ahead
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.steps import ReplicaSteps, shown
+from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
-from paceline.host.versions import Versions
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 

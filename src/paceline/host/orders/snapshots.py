@@ -79,7 +79,7 @@ class HostSnapshots:
 
             self._steps.after(there, made, lambda lost: self._lack(replicas, lost))
         else:
-            self._commits.when_made(version, lambda: self._keep_version(version))
+            self._commits.versions.when_made(version, lambda: self._keep_version(version))
         for worker, descriptor in self._packed.items():
             self._keep_packed(worker, descriptor)
             os.close(descriptor)
