@@ -9,7 +9,7 @@ from paceline.coordinator.clock import RunClock
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Agreements, Call, Value
-from paceline.core.facts import StepDeclined, WorkerLeft, WorkerResumed
+from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.orders import DropUpdate
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
@@ -113,12 +113,13 @@ class Agreeing:
         """The worker is released."""
         self._going_on.discard(worker)
 
-    def left(self, fact: WorkerLeft) -> None:
-        """The worker takes no part any more."""
-        self._book.left(fact.worker)
-        self._waiting.pop(fact.worker, None)
-        self._pausing.pop(fact.worker, None)
-        self._going_on.discard(fact.worker)
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now."""
+        if isinstance(fact, WorkerLeft):
+            self._book.left(fact.worker)
+            self._waiting.pop(fact.worker, None)
+            self._pausing.pop(fact.worker, None)
+            self._going_on.discard(fact.worker)
 
     def _as_recorded(self, member: Member) -> None:
         if self._policy.decides:

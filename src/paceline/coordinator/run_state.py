@@ -24,7 +24,7 @@ from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
 from paceline.coordinator.versions import Means, StoredVersions
-from paceline.core.facts import Fact, WorkerLeft
+from paceline.core.facts import Fact
 from paceline.host.cluster import Cluster
 from paceline.host.evaluator import Evaluator
 from paceline.host.memory_plan import plan
@@ -130,15 +130,9 @@ class RunState:
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
-        self.cluster.tell(fact)
-        self.data.tell(fact)
-        self.snapshots.told(fact)
-        self.edits.tell(fact)
-        self.plateaus.tell(fact)
-        self.versions.tell(fact)
-        self.joining.tell(fact)
-        if isinstance(fact, WorkerLeft):
-            self.agreeing.left(fact)
+        follow = self.data, self.snapshots, self.edits, self.plateaus, self.versions, self.joining, self.agreeing
+        for part in (self.cluster, *follow):
+            part.tell(fact)
 
     def resume(self, state: State, before: Before) -> None:
         """The run goes on from there, with what it had before."""

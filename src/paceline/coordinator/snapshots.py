@@ -122,7 +122,7 @@ class Snapshots:
         self._newest, self._version, self._next_steps = state.fact, state.version, dict(state.next_steps)
         self._due.reached(state.samples)
 
-    def told(self, fact: Fact) -> None:
+    def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
         self._at = fact.at
         match fact:
