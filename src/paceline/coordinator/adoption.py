@@ -80,7 +80,7 @@ class Adoption:
         return self._differ(self._author, worker)
 
     def too_late(self, worker: int) -> str:
-        """Why this worker's change can't be adopted any more, in one line."""
+        """Why it is too late to adopt this worker's change, in one line."""
         return self._differ(worker, min(self.pushed))
 
     def _differ(self, one: int | None, other: int) -> str:

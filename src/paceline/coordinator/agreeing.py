@@ -1,4 +1,4 @@
-"""Answers workers that decide together, and has those pause that wait: the others' steps don't wait for them."""
+"""`paceline.agree`: answers workers that decide together, and pauses those that wait. No step waits for them."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Agreeing:
         self.go_on()
         if worker in self._waiting:
             self._name_awaited(call)
-            if member.step is not None and wanted.epoch:  # before the first loop nobody trains
+            if member.step is not None and wanted.epoch:  # before the first loop no worker trains
                 self._pause(member)
 
     def goes_on(self, worker: int, batches: Iterable[tuple[int, int]]) -> None:
-        """The worker's script has made a step of these (epoch, batch): it waits for nobody from before them."""
+        """The worker's script has made a step of these (epoch, batch), so it makes no call of an earlier epoch."""
         if not self._book.open:
             return
         epoch = max((epoch for epoch, _ in batches), default=-1)
@@ -88,7 +88,7 @@ class Agreeing:
             self._go_on_with(worker)
 
     def go_on(self) -> None:
-        """Decide what nobody is awaited for any more."""
+        """Decide the calls that no further worker is awaited for."""
         if not self._book.open:
             return
         for call, values, result in self._book.decide(self._training()):

@@ -108,7 +108,7 @@ class Coordinator:
                 run_state.agreeing.released(worker)
                 self._tell_decisions(worker)
                 if order.parameters == "own":
-                    run_state.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
+                    run_state.versions.counts(worker)  # a joiner has no replica if no other worker is left
                 member = run_state.members[worker]
                 if member.trains:
                     member.step, member.ordered_at = step, at
@@ -155,7 +155,7 @@ class Coordinator:
             run_state.output.say(without_handler(number))
 
     def ended(self) -> bool:
-        """Do what is due once no worker trains any more. Return whether all is done, and every process has ended."""
+        """Do what is due once training is over. Return whether all is done, and every process has ended."""
         run_state = self.run_state
         if not run_state.members.through:
             return False

@@ -41,7 +41,7 @@ class TrainingData:
     _untold: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
     _of: Counter[int] = field(default_factory=Counter)
-    """By worker: steps that its replica was ordered and makes."""
+    """By worker: how many steps its replica was ordered to make, and makes."""
     _unshared: dict[int, list[int]] = field(default_factory=dict)
     """By worker: steps in its replica that are in no other one yet."""
     _groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -87,14 +87,15 @@ class TrainingData:
         self._members.send(member, messages.worker.EpochOver(for_now, begun))
 
     def begins(self, member: Member, wanted: messages.worker.BeginWanted) -> None:
-        """The worker begins with a batch that it was leased ahead of use."""
+        """The worker begins with a batch that it leased ahead of use, unless another worker has taken it over."""
         begun = not member.trains or self.leases.begin(member.worker, Batch(wanted.epoch, wanted.index))
         self._members.send(member, messages.worker.MayBegin(begun))
 
     def drawn(self, drawn: messages.worker.OrderDrawn) -> int | None:
-        """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile.
+        """Open the epoch, or its next block, in the order that the worker has drawn. Then it asks for its batch again.
 
-        Return the samples of the epoch that begins with this, if their number is known.
+        Do nothing if another worker has drawn that block meanwhile. Return the samples of the epoch that begins with
+        this, if their number is known.
         """
         opened = self.leases.epochs.get(drawn.epoch)
         if drawn.block != (0 if opened is None else len(opened.digests)):
@@ -206,7 +207,7 @@ class TrainingData:
             self.samples -= self.leases.samples(worker, step)
 
     def left(self, worker: int, how: Left) -> None:
-        """The worker takes no part any more. Unless it died, its replica counts in the means from now on."""
+        """The worker has left training. Unless it died, its replica stays in the means."""
         if self._members[worker].left != "died":
             self._share(worker)
         else:

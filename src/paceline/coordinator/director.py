@@ -49,11 +49,11 @@ class Director:
         self._results: dict[tuple[int, int], Result] = {}
         """By (worker, step), the releases that no `result` has asked about yet."""
         self._averaged: dict[int, ReduceFinished] = {}
-        """By group: averages that are made and that nobody has said to be."""
+        """By group: averages that are made, until the caller tells of them."""
         self._gone: dict[int, WorkerLeft] = {}
         self._joined: dict[int, WorkerJoined] = {}
         self._copied: dict[int, ReplicaCopied] = {}
-        """By worker: copies that are made and that nobody has said to be."""
+        """By worker: copies that are made, until the caller tells of them."""
         self._began: TrainingBegan | None = None
 
     @property
@@ -194,11 +194,10 @@ class Director:
             self._await(lambda: not member.comes or member.worker in self._joined)
 
     def lose(self, worker: int, untold: int | None = None, how: Left = "died") -> None:
-        """Kill the worker. That is `how` it leaves, as the machine hears.
+        """Kill the worker. The machine hears that it leaves in this way.
 
-        `untold`: a step of it that came to a gradient of which the machine won't hear.
-
-        Nor will it hear of those that nobody has asked about. So their batches return, too.
+        `untold`: a step of the worker whose gradient the machine won't hear of. Nor will it hear of the gradients that
+        no `result` has asked about. The batches of all these steps return.
         """
         member = self._run_state.members[worker]
         self.policy.lost[worker] = None
@@ -229,7 +228,7 @@ class Director:
         self._run_state.tell(WorkerLeft(worker=worker, reason="finished", at=self.policy.moment))
 
     def stop(self) -> None:
-        """No worker makes a step any more."""
+        """End training: the workers' scripts go on after their loops."""
         self._run_state.shutdown.conclude()
 
     def end(self) -> None:

@@ -68,7 +68,7 @@ class Display:
         self.show()
 
     def begin(self, work: int | None, epochs: int | None, passes: int) -> None:
-        """Training begins. `work`: samples in the whole run, or steps where none are counted; None if nobody knows.
+        """Training begins. `work`: samples in the whole run, or steps where none are counted; None if unknown.
 
         `epochs`: as the script says, each of so many passes over the data.
         """

@@ -32,7 +32,7 @@ class Evaluation:
     _evaluator: Evaluator | None
     """Evaluates while workers train."""
     _apart: bool = False
-    """Whether the model's structure is not that of the process beside the workers any more."""
+    """Whether the script has changed the model's structure, which the process beside the workers still has."""
     _left: deque[tuple[int, str]] | None = None
     """Versions that workers have yet to evaluate, each with its file; None before that begins."""
     _present: tuple[Member, int, str] | None = None

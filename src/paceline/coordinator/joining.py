@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 There = Literal["here", "away", "gone"]
 """Where a worker's host is. `away`: it was lost, and may come again; `gone`: it won't."""
 AWAY = 60.0
-"""Seconds that a lost host has to come again if nobody trains meanwhile."""
+"""Seconds that a lost host has to come back while no worker trains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +51,12 @@ class Returns:
     _killed: dict[int, Kill] = field(default_factory=dict)
     """By worker: the event that has killed it, by time."""
     _over: bool = False
-    """Whether no worker trains any more."""
+    """Whether training is over."""
     _alone_since: float | None = None
-    """Since when nobody trains, and hosts are awaited to go on with."""
+    """Since when no worker trains while lost hosts are awaited."""
 
     def kill(self, event: Kill) -> None:
-        """The moment of that event has come. A worker that is away can't die."""
+        """The moment of that event has come: end the worker's process, if there is one."""
         if any(member.worker == event.worker for member in self._members.here()):
             self._killed[event.worker] = event
             self._cluster.end(event.worker)
@@ -79,12 +79,11 @@ class Returns:
         self._loop.after(seconds, lambda: self._due.append(member))
 
     def go_on(self) -> list[Member]:
-        """Begin what is due. The machine has been told how the last processes ended, and all that they had said.
+        """Begin the processes that are due. Return the workers that can't be started again.
 
-        Return the workers that can't be started again.
-
-        A round waits for who comes back, whose last processes may have updates in it. They go first if they take all
-        places: the round would wait for the worker, and the worker for a place.
+        The machine has been told how the last processes ended, and all that they had said. A worker whose earlier
+        updates take all of its places begins once one is free. Else a round with such an update would wait for the
+        worker, and the worker for a place.
         """
         due, self._due = [member for member in self._due if member.comes_back], []
         why = dict[int, str]()
@@ -110,7 +109,7 @@ class Returns:
         return any(one.worker in workers for one in self._members.awaited())
 
     def close(self) -> None:
-        """No worker trains any more: none comes back, as nothing would be left for it."""
+        """Training is over: no worker comes back, as no work would be left for it."""
         self._over = True
         self._members.nobody_comes_back()
 
@@ -143,7 +142,7 @@ class Returns:
         return ""
 
     def _due_alone_for_long(self) -> bool:
-        """Whether nobody has trained for so long that hosts which are away are not awaited any more."""
+        """Whether no worker has trained for so long that the lost hosts are given up."""
         if not self._due or self._members.any_trains:
             self._alone_since = None
         elif self._alone_since is None:
@@ -169,15 +168,15 @@ class Joining:
     _next_steps: dict[int, int] = field(default_factory=dict)
     """By worker: the next step number that is unused."""
     _ready: dict[int, int] = field(default_factory=dict)
-    """By worker that takes part, as the machine was told: how many gradients of it were ready."""
+    """By worker that takes part, as the machine was told: how many of its gradients were ready."""
     _joins: Counter[int] = field(default_factory=Counter)
     """How often each worker has joined, as the machine was told."""
     _handed: list[tuple[int, int, int | None]] = field(default_factory=list)
-    """Worker, its how manieth return, and who has handed over to it then."""
+    """(worker, which of its joins, the worker that handed over to it then). Joins count from 1."""
     _without: set[int] = field(default_factory=set)
     """Workers that have joined, as the machine was told, and were given no replica."""
     _admitted: list[tuple[int, int, int]] = field(default_factory=list)
-    """Worker, its how manieth return, and the epoch in which its script went on then."""
+    """(worker, which of its joins, the epoch in which its script went on then)."""
 
     def offered(self, member: Member, first: messages.worker.Offered, offer: messages.worker.Offered) -> int | None:
         """The worker has come to `prepare`, and the others train on that first offer: let its script go on.

@@ -217,7 +217,7 @@ def _resumption(run_state: RunState, workers: Sequence[int]) -> Resumption | Non
 
 @dataclass(slots=True)
 class Closing:
-    """No worker trains any more: the last version is recorded, versions are evaluated, and processes exit."""
+    """Training is over: the last version is recorded, versions are evaluated, and processes exit."""
 
     run_state: RunState
     training: Training | None

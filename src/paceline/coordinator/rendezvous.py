@@ -96,7 +96,7 @@ class Listen:
     room: int | None
     """See `Rendezvous`."""
     launch: Launch | None = None
-    """Has the hosts come. None: somebody else does."""
+    """Starts the hosts. None: a person or an engine does."""
     sent: SentFolder | None = None
     """See `Rendezvous`."""
     announcement: Announcement | None = None

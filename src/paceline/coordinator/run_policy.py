@@ -121,7 +121,7 @@ class PrescribedLeases(Leases):
 
 @dataclass(slots=True)
 class RunPolicy:
-    """What the coordinator asks, whoever answers. A run that nobody directs has a clock, and nothing else of this."""
+    """What a run settles by itself, unless a director has settled it beforehand. A real run has only the clock."""
 
     clock: Callable[[], float] | None = None
     """A clock of real time. None: a director says what time it is, and who is to die."""
@@ -139,11 +139,11 @@ class RunPolicy:
     undone: frozenset[tuple[int, int]] = frozenset()
     """(worker, step) that replicas are ordered and do not make, as their workers had left."""
     handed: dict[tuple[int, int], int | None] = field(default_factory=dict)
-    """By worker and its how manieth return: who has handed over to it; None: nobody lived to."""
+    """By worker and which of its joins: the worker that handed over to it; None: no worker lived to."""
     recorded: Path | None = None
     """The folder of the run that is made again."""
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By worker and its how manieth return: the epoch in which its script went on."""
+    """By worker and which of its joins: the epoch in which its script went on."""
     paused: frozenset[tuple[int, int]] = frozenset()
     """(worker, step) that workers declined as they waited in `agree`."""
     agreed: dict[int, deque[Value]] = field(default_factory=dict)

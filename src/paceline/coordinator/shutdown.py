@@ -252,7 +252,7 @@ class Shutdown:
             self._tell()
 
     def _kill_all(self) -> None:
-        """End every process now, and write nothing any more."""
+        """End every process now, and write nothing more."""
         self.at_once = True
         self.stop(0.0)
         for member in self._members.here():

@@ -1,7 +1,7 @@
 """When a run is kept on disk, and what a snapshot lacks until it is whole.
 
-A snapshot is of the moment at which the orders of one fact are carried out. What the coordinator knows is noted then,
-and nobody stops: the store process copies what it has beside the next commit, and each worker packs its own part
+A snapshot is of the moment at which the orders of one fact have been carried out. The coordinator notes what it knows
+then. No worker stops: the store process copies what it has beside the next commit, and each worker packs its own part
 when its script comes by.
 """
 
@@ -71,7 +71,7 @@ class Snapshots:
         self.machine: Machine | None = None
         """The one that decides; None: a director does."""
         self.keeps = False
-        """Whether workers have something that nobody else has: what their scripts keep, or their optimizers' states."""
+        """Whether workers have what is nowhere else: what their scripts keep, or their optimizers' states."""
         self.stays: set[int] = set()
         """Facts whose snapshots stay, as segments of the run began from them."""
         self._run = settings.folder
@@ -238,7 +238,7 @@ class Snapshots:
     # --- taking one ---------------------------------------------------------------------------------
 
     def _take_last(self) -> None:
-        """The run is stopped, and its round is over or is not waited for any more."""
+        """The run is stopped, and its round is over or has taken too long."""
         go_on, self._stop = self._stop, None
         if go_on is None:
             return

@@ -52,7 +52,7 @@ class StepTiming:
         self._finished[member.worker] = done
 
     def left(self, member: Member) -> None:
-        """The worker takes no part any more: it has waited until now, or until its last release."""
+        """The worker has left training: it has waited until now, or until its last release."""
         if member.worker in self._finished:
             at = self._finished[member.worker].at
             self._complete(member, self._waited_until(member, at) - at, 0.0, self._clock.at())

@@ -239,7 +239,7 @@ class Means(RecordedVersions):
             self._record(survivors)
 
     def record_last(self) -> bool:
-        """No replica makes a step any more: have their mean written once the averages under way are made.
+        """All replicas have made their last steps: have their mean written once the averages under way are made.
 
         As in `StoredVersions`.
         """
