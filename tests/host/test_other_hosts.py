@@ -55,7 +55,7 @@ class Several:
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.worker_reports.hear = self._hear
-        self.head.attachments = Attachments(self.carrier)
+        self.head.attachments = Attachments("node-0", self.carrier)
         self.head.shard_server.had = lambda item: False
         self.head.shard_reports = ShardReports(self.head, self.reports, lambda: self.at)
         self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())

@@ -52,6 +52,11 @@ def file_bytes(descriptor: int) -> Span:
     return OpenFile(descriptor).span()
 
 
+def opened_again(descriptor: int) -> int:
+    """Return another descriptor of that file. Whoever reads it does not move the place at which others read."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def long_message(body: bytes) -> Span:
     """Return the bytes of a message, in a file of their own."""
     descriptor = attachment(body)
@@ -89,10 +94,14 @@ class _Offer:
 
 
 class Attachments(ItemKind[Blob]):
-    """What is fetched by a name of its own: what comes along with messages, and bytes that never change."""
+    """What is fetched by a name of its own: what comes along with messages, and bytes that never change.
 
-    def __init__(self, carrier: TransferManager | None) -> None:
-        """`carrier`: None if there are no other hosts."""
+    What comes along with a message of this host to itself is here at once.
+    """
+
+    def __init__(self, host: str, carrier: TransferManager | None) -> None:
+        """`host` is this one. `carrier`: None if there are no other hosts."""
+        self._host = host
         self._carrier = carrier
         self._offers: dict[Blob, _Offer] = {}
         self._coming: dict[Blob, tuple[str, Span]] = {}
@@ -134,26 +143,32 @@ class Attachments(ItemKind[Blob]):
 
     # --- what comes here ----------------------------------------------------------------------------
 
-    def require_new(self, attached: Attached) -> None:
-        """Raise MessageUnreadable for a name that something else has which comes along."""
-        if Blob(attached.name) in self._coming or Blob(attached.name) in self._offers:
+    def require_new(self, attached: Attached, host: str) -> None:
+        """Raise MessageUnreadable for a name of another host's that something else has which comes along."""
+        if host != self._host and (Blob(attached.name) in self._coming or Blob(attached.name) in self._offers):
             raise MessageUnreadable(f"{attached.name} comes along already")
 
-    def comes(self, attached: Attached, host: str) -> Blob:
+    def comes(self, attached: Attached, host: str) -> list[Item]:
         """Lay out a file for what comes along with a message of that host. Return what is to be fetched.
 
         Raises OSError if there is no room for it.
         """
         item = Blob(attached.name)
+        if host == self._host:
+            file = self._offers[item].span.file
+            assert isinstance(file, OpenFile)
+            self._files[item] = opened_again(file.descriptor)
+            return []
         self._files[item], span = empty_file(attached.size)
         self._coming[item] = host, span
-        return item
+        return [item]
 
     def comes_to(self, item: Blob, host: str, span: Span) -> list[Item]:
         """Have what that host has come to these bytes. Return what is to be fetched: nothing, if it is empty."""
-        if span.nbytes:
-            self._coming[item] = host, span
-        return [item] if span.nbytes else []
+        if not span.nbytes or host == self._host:
+            return []
+        self._coming[item] = host, span
+        return [item]
 
     def take_file(self, attached: Attached) -> int:
         """Return the descriptor of the file for what comes along. Whoever takes it closes it."""
@@ -176,12 +191,10 @@ class Attachments(ItemKind[Blob]):
         Those that come to files were laid out before. Files that nobody has taken are closed if one can't come.
         """
 
-        carrier = self._carrier
-        assert carrier is not None  # else nothing comes along
-
         def fetch(rest: Sequence[Item]) -> None:
             if rest:
-                carrier.fetch(rest[0], (owner, len(rest) - 1), lambda: fetch(rest[1:]), never)
+                assert self._carrier is not None  # else all is here
+                self._carrier.fetch(rest[0], (owner, len(rest) - 1), lambda: fetch(rest[1:]), never)
             else:
                 arrived()
 
@@ -215,9 +228,9 @@ class Attachments(ItemKind[Blob]):
             for _, call in self._waiting.pop(item):
                 call(why)
 
-        self.comes(attached, host)
+        items = self.comes(attached, host)
         self._waiting[item] = [(there, lost)]
-        self.bring([item], attached.name, arrived, never)
+        self.bring(items, attached.name, arrived, never)
 
     # --- items: see `ItemKind` ----------------------------------------------------------------------
 

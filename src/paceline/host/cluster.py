@@ -167,7 +167,7 @@ class Cluster:
         self.store = StoreProcess(self.shelf, loop, workers, self.store_reports, called(spec))
         self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self.not_finite)
         self.sums = SumTable(self.shelf, self.reducer)
-        self.attachments = Attachments(carrier)
+        self.attachments = Attachments(name, carrier)
         self.shard_server = ShardServer(
             Shard(name, 0, 0),
             self.shelf,

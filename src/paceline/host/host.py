@@ -115,7 +115,7 @@ class Host:
         """Workers that are to begin again, and whose turn has not come."""
         self._prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
-        self.attachments = Attachments(carrier)
+        self.attachments = Attachments(name, carrier)
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
@@ -291,9 +291,9 @@ class Host:
                 buffers = Blob(goes_on.buffers.name)
                 items += self.attachments.comes_to(buffers, self._head, self.memory.buffers(worker))
             if goes_on is not None and goes_on.kept is not None:
-                items.append(self.attachments.comes(goes_on.kept, self._head))
+                items += self.attachments.comes(goes_on.kept, self._head)
         if state is not None:
-            items.append(self.attachments.comes(state, self._head))
+            items += self.attachments.comes(state, self._head)
 
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
@@ -470,7 +470,7 @@ class Host:
         if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
             items = [*self.attachments.comes_to(ADOPTED, self._head, self.memory.adopted), Beginning(worker)]
         if state is not None:
-            items.append(self.attachments.comes(state, self._head))
+            items += self.attachments.comes(state, self._head)
         self.attachments.bring(items, "adopted", there, self._can_not_begin)
 
     def _can_not_begin(self, why: str) -> None:

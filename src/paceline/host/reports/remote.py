@@ -203,9 +203,9 @@ class RemoteReports:
         """Hear what the worker has said once these items are here, and what came along."""
         worker, attached = heard.worker, heard.attached
         if attached is not None:
-            self._others.attachments.require_new(attached)
+            self._others.attachments.require_new(attached, name)
             try:
-                items.append(self._others.attachments.comes(attached, name))
+                items += self._others.attachments.comes(attached, name)
             except OSError as error:
                 self._others.never_comes(
                     worker, f"what comes along with its message has no room here: {error.strerror}"

@@ -69,7 +69,7 @@ class ShardReports:
             there(file)
             others.tell_host(host, fetched)
 
-        others.attachments.require_new(attached)
+        others.attachments.require_new(attached, host)
         try:
             others.attachments.bring_file(
                 attached, host, here, lambda why: lacks(f"host {host}'s part of it can't come: {why}")

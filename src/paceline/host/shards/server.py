@@ -199,7 +199,7 @@ class ShardServer:
     def take(self, order: host_messages.TakeRange) -> None:
         """See `ShardHost`. No version is made meanwhile."""
         versions = [version for version in map(Version, order.versions) if self._away(version)]
-        lacking: list[Item] = [*versions, self._attachments.comes(order.state, order.host)]
+        lacking: list[Item] = [*versions, *self._attachments.comes(order.state, order.host)]
         state = self._attachments.take_file(order.state)
         known = [
             item
