@@ -59,7 +59,7 @@ def test_a_copy_of_one_that_left_in_an_orderly_way_comes_to_its_end(reason: str)
 
 def test_reasons_say_for_whom_one_waits_and_what_is_averaged() -> None:
     machine = begun(3)
-    assert reasons(machine, ready(1, 0, 0)) == ["round 0 waits for worker 0, 2"]
+    assert reasons(machine, ready(1, 0, 0)) == ["round 0 waits for workers 0, 2"]
     assert reasons(machine, ready(0, 0, 0)) == ["round 0 waits for worker 2"]
     assert reasons(machine, ready(2, 0, 0)) == ["round 0 has all its 3 gradients"]
     assert set(reasons(machine, averaged(0))) == {"group 0 has averaged the gradients of round 0"}

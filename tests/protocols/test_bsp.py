@@ -29,7 +29,7 @@ def begun(workers: int, version: int = 0) -> Machine:
 def test_a_hold_says_which_version_waits_for_whom() -> None:
     machine = begun(3)
     check(machine, [(ready(0, 0, 0), [push(0, 0)])])
-    assert reasons(machine, arrived(0, 0)) == ["version 1 waits for worker 1, 2"]
+    assert reasons(machine, arrived(0, 0)) == ["version 1 waits for workers 1, 2"]
 
 
 def test_a_hold_for_many_says_for_how_many() -> None:

@@ -14,6 +14,7 @@ import pytest
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import Hold, Release
+from paceline.core.reasons import sentence
 from paceline.errors import ConfigError
 from paceline.protocols import dssp, registry
 from paceline.protocols.dssp import Config, Machine, controller
@@ -509,8 +510,8 @@ def test_a_grant_says_how_much_and_why() -> None:
     version = machine.roster.seats[0].version
     machine.handle(ready(0, 3, version))
     *_, order = machine.handle(arrived(0, 3, at=17.0))
-    sentence = spec_of(machine).sentence(order.why)
-    assert sentence == "its lead is 2: granted 3 more steps, to stop 0 s from a push of worker 1"
+    said = sentence(order.why, spec_of(machine).reasons)
+    assert said == "its lead is 2: granted 3 more steps, to stop 0 s from a push of worker 1"
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_a_hold_names_who_transfers_whom_a_round_waits_for_and_what_has_not_come
     machine = begun(3, idle="none")
     check(machine, [(ready(1, 0, 0), [push(1, 0)])])
     assert reasons(machine, ready(0, 0, 0)) == ["worker 1 transfers the gradient of its step 0"]
-    assert reasons(machine, arrived(1, 0))[0] == "version 1 waits for worker 0, 2"
+    assert reasons(machine, arrived(1, 0))[0] == "version 1 waits for workers 0, 2"
     machine = ahead()
     check(machine, [(ready(0, 1, 0), [push(0, 1)])])
     assert reasons(machine, arrived(0, 1)) == ["version 1 has not reached it yet"]

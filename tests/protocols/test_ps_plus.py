@@ -274,7 +274,7 @@ def test_a_hold_says_what_the_gradient_waits_for() -> None:
     assert reasons(machine, ready(0, 1, 0)) == [
         "its step 0 is still on its way to the store, and its pull follows that"
     ]
-    assert reasons(withheld(3, 0), ready(0, 1, 0)) == ["its lead is 1, the gate 0: its pull waits for worker 1, 2"]
+    assert reasons(withheld(3, 0), ready(0, 1, 0)) == ["its lead is 1, the gate 0: its pull waits for workers 1, 2"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_hold_says_the_lead_the_bound_and_who_is_slowest() -> None:
     check(machine, [(ready(0, 0, 0), [push(0, 0)])])
     assert reasons(machine, arrived(0, 0)) == [
         "step 0 of worker 0 was applied on arrival",
-        "its lead is 1, the bound 0: it waits for worker 1, 2",
+        "its lead is 1, the bound 0: it waits for workers 1, 2",
     ]
 
 

@@ -218,8 +218,8 @@ def test_the_reason_of_a_switch_says_that_rounds_were_counted() -> None:
     world = virtual("elastic", count="rounds").run()
     (switched,) = [order for _, order in world.told if isinstance(order, SwitchProtocol)]
     assert sentence(world.machine, switched.why) == (
-        "the first part's rounds count as 2400 of the 2400 that were planned for it, each as if all workers of the "
-        "beginning had been in it"
+        "the first part's rounds count as 2,400 (planned: 2,400), each as if all workers of the beginning had been "
+        "in it"
     )
 
 
@@ -318,9 +318,9 @@ def test_an_optimizer_without_momentum_is_refused_and_one_group_that_has_it_is_e
 
 def test_whoever_waits_for_the_next_phase_is_told_so_and_why_it_comes() -> None:
     ending = halfway()
-    assert reasons(ending, arrived(2, 0))[1:] == ["asp comes to its end: bsp begins when all that was begun is applied"]
+    assert reasons(ending, arrived(2, 0))[1:] == ["asp ends, and bsp begins once every update under way is applied"]
     ending.handle(ready(1, 0, 0))
-    assert "the first part has done 16 of the 16 that were planned for it" in reasons(ending, arrived(1, 0))
+    assert "the first part has done 16 (planned: 16)" in reasons(ending, arrived(1, 0))
 
 
 def test_the_card_of_the_part_goes_with_the_switch() -> None:
@@ -552,7 +552,7 @@ def test_waiting_for_others_makes_nobody_slow() -> None:
     """Of four in lockstep every round takes three seconds, and only the one that computes so long is slow."""
     world = virtual("greedy", lambda worker, _: 3.0 if worker == 3 else 1.0, consecutive=1).run()
     told = [order.why for _, order in world.told if isinstance(order, SwitchProtocol)]
-    assert next(sentence(world.machine, why) for why in told) == "worker 3 is a straggler"
+    assert next(sentence(world.machine, why) for why in told) == "worker 3 straggled"
 
 
 def test_when_the_others_are_gone_the_next_phase_begins_with_those_who_were_left_out() -> None:
@@ -628,7 +628,7 @@ def test_a_phase_that_ends_for_a_straggler_ends_for_that_also_if_the_planned_wor
         ],
     )
     (switched,) = [order for order in ending.handle(arrived(1, 0, at=9.0)) if isinstance(order, SwitchProtocol)]
-    assert (switched.since, switched.why) == (3.0, ("straggler", "1"))
+    assert (switched.since, switched.why) == (3.0, ("straggler", (1,)))
     assert ending.done == ending.goal == 24
 
 

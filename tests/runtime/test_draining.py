@@ -103,7 +103,7 @@ def test_a_range_moves_once_the_last_worker_is_gone_and_then_the_host_goes() -> 
     run.gone(2)
     run.draining.go_on()
     moved = run.moved
-    assert run.members[1].waits == "host b leaves once its range of each version has moved"
+    assert run.members[1].waits == ("drain", "b")
     assert not run.departing.goes.called
     moved([Shard("head", 0, 90)], 7)
     assert run.members[1].waits is None

@@ -69,7 +69,7 @@ def test_scripts_begin_one_after_the_other_and_the_lowest_worker_forks_the_store
     stage = Stage(tmp_path, workers=3)
     stage.coordinator.open()
     assert stage.crew.take() == [(0, "Start")]
-    assert stage.run_state.members[2].waits == "the start waits until worker 0 calls prepare()"
+    assert stage.run_state.members[2].waits == ("begins-after", 0)
     stage.crew.hear(0, OFFER)
     assert stage.crew.take() == [(1, "Start"), (2, "Start")]
     stage.crew.hear(2, OFFER)
@@ -222,7 +222,7 @@ def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Pa
     member = stage.run_state.members[0]
     finish(stage, 4)
     stage.crew.hear(0, messages.worker.ScriptEnded())
-    assert (member.stage, member.waits) == ("training", "the last update is on its way")
+    assert (member.stage, member.waits) == ("training", ("last-update",))
     stage.run_state.departures.go_on()
     assert stage.run_state.departures.awaits(member)
     stage.coordinator.carry_out(DropUpdate(worker=0, step=4, samples="return"))

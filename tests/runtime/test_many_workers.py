@@ -75,13 +75,13 @@ def test_logs_that_can_t_be_written_are_told_in_a_few_lines(
 
 
 def waiting(workers: range, reason: Callable[[int], str], **known: Any) -> list[Member]:
-    return [member(worker, waits=reason(worker), since=0.0, **known) for worker in workers]
+    return [member(worker, waits=(reason(worker),), since=0.0, **known) for worker in workers]
 
 
 def test_many_workers_that_wait_for_the_same_share_a_line() -> None:
     members = [*waiting(range(299), lambda _: "version 3 waits for worker 299"), member(299, heard=-5.0)]
     members[5].since = -20.0
-    (line,) = WaitReports(10.0, {}).lines(members, None, 10.0)
+    (line,) = WaitReports(10.0, {}, {}).lines(members, None, 10.0)
     said = "workers 0-298 have waited for 10 s or more: version 3 waits for worker 299; worker 299 computes step 1, "
     assert line == f"{said}last heard of 15 s ago"
 
@@ -89,18 +89,18 @@ def test_many_workers_that_wait_for_the_same_share_a_line() -> None:
 def test_a_few_workers_that_wait_have_a_line_each_with_their_own_time() -> None:
     one, two = waiting(range(2), lambda _: "the disk")
     two.since = -3.0
-    lines = WaitReports(10.0, {}).lines([one, two], None, 10.0)
+    lines = WaitReports(10.0, {}, {}).lines([one, two], None, 10.0)
     assert lines == ["worker 0 has waited for 10 s: the disk", "worker 1 has waited for 13 s: the disk"]
 
 
 def test_workers_whose_scripts_have_not_begun_share_a_line_however_few() -> None:
     members = waiting(range(2), lambda _: "the start", stage="starting")
-    assert WaitReports(10.0, {}).lines(members, None, 10.0) == ["workers 0, 1 have waited for 10 s: the start"]
+    assert WaitReports(10.0, {}, {}).lines(members, None, 10.0) == ["workers 0, 1 have waited for 10 s: the start"]
 
 
 def test_of_many_reasons_to_wait_the_first_are_told_and_the_others_counted() -> None:
     members = waiting(range(300), lambda worker: f"reason {worker}")
-    lines = WaitReports(10.0, {}).lines(members, None, 10.0)
+    lines = WaitReports(10.0, {}, {}).lines(members, None, 10.0)
     assert lines[MOST - 1 :] == [
         "worker 7 has waited for 10 s: reason 7",
         "workers 8-299 have waited for 10 s, too, for other reasons",
@@ -111,7 +111,7 @@ def test_a_host_none_of_whose_workers_waits_is_named() -> None:
     hosts = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2", 5: "node-2"}
     waits = waiting(range(1), lambda _: "a turn") + waiting(range(4, 5), lambda _: "a turn")
     members = [*waits, *(member(worker, heard=0.0) for worker in (1, 2, 3, 5))]
-    lines = WaitReports(10.0, hosts).lines(members, "the store", 10.0)
+    lines = WaitReports(10.0, hosts, {}).lines(members, "the store", 10.0)
     assert [line.endswith("last heard of 10 s ago; no worker of host node-1 waits; the store") for line in lines] == [
         True,
         True,
@@ -120,7 +120,7 @@ def test_a_host_none_of_whose_workers_waits_is_named() -> None:
 
 def test_of_many_that_compute_those_are_told_that_were_heard_of_longest_ago() -> None:
     computing = [member(worker, heard=float(worker % 100)) for worker in range(1, 300)]
-    (line,) = WaitReports(10.0, {}).lines([*waiting(range(1), lambda _: "a turn"), *computing], "the store", 200.0)
+    (line,) = WaitReports(10.0, {}, {}).lines([*waiting(range(1), lambda _: "a turn"), *computing], "the store", 200.0)
     named = [f"worker {worker} computes step 1" for worker in (1, 2, 100, 101, 102, 200, 201, 202)]
     assert [part.partition(",")[0] for part in line.split("; ")[1:-2]] == named
     assert line.endswith("; 291 other workers were heard of since then; the store")

@@ -20,14 +20,15 @@ import pytest
 from rich.console import Console
 
 from paceline.coordinator.evaluation import Evaluation
-from paceline.coordinator.member import Member
+from paceline.coordinator.member import WAITS, Member
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
+from paceline.core.reasons import Why
 from paceline.display import progress
 from paceline.display.progress import ProgressLines, Screen, line
 from paceline.display.screen import screen
-from paceline.display.state import Curve, Row, Score, View, Watch, duration, ranges, settled, state
+from paceline.display.state import Curve, Row, Score, State, View, Watch, duration, ranges, settled, state
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
 from support.events import LONG
@@ -50,7 +51,7 @@ class Asked:
 def watch_of(asked: Any, members: Any, tally: Tally, evaluation: Any = None) -> Watch:
     """A watch over a run on one host, on which no update is on its way."""
     host: Any = Mock(updates=lambda worker: Mock(coming=()))
-    return Watch(asked, members, host, tally, evaluation or Mock(counts=None), {})
+    return Watch(asked, members, host, tally, evaluation or Mock(counts=None), {}, {})
 
 
 def member(worker: int = 0, **known: Any) -> Member:
@@ -89,8 +90,8 @@ def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(ta
     stepped(tally, 1, 0, 1.0)
     view = watch.look(2.0)
     assert view.rows == (
-        Row(0, 3, 1.5, "idle", 2, 0, ("loss", 2.0)),
-        Row(1, 1, 0.5, "idle", 0, 1, None),
+        Row(0, 3, 1.5, State("idle"), 2, 0, ("loss", 2.0)),
+        Row(1, 1, 0.5, State("idle"), 0, 1, None),
     )
     assert (view.steps, view.speed, view.done, view.left) == (4, 2.0, None, None)
 
@@ -170,8 +171,7 @@ def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
     [
         ({"stage": "starting"}, "starting"),
         ({"step": 4}, "computing"),
-        ({"waits": "its lead is 4, the bound 3: it waits for worker 2"}, "waiting for worker 2"),
-        ({"waits": "version 7 is being made"}, "waiting: version 7 is being made"),
+        ({"waits": ("version",)}, "waiting"),
         ({"stage": "gone", "left": "died"}, "died"),
         ({"stage": "ended", "left": "finished"}, "finished"),
         ({"stage": "closing", "left": "finished", "waits": None}, "finished"),
@@ -185,27 +185,40 @@ def test_a_worker_that_is_idle_while_its_update_is_on_the_way_is_pushing() -> No
     assert (state(member()), state(member(), pushing=True)) == ("idle", "pushing")
 
 
+def now(waits: dict[int, Why], leads: dict[int, int | None] | None = None, **given: Any) -> tuple[dict[int, str], Any]:
+    """What is shown of each worker that waits, and how many wait for each worker."""
+    reasons = choose("ripples", registry()).reasons | choose("ssp", registry()).reasons | WAITS
+    states, awaited_by = settled(waits, leads or dict.fromkeys(range(5), 0), given.get("hosts", {}), reasons)
+    return {worker: str(state) for worker, state in states.items()}, awaited_by
+
+
 def test_a_wait_is_for_those_who_have_not_come_by_now_and_counts_for_each_of_them() -> None:
-    first, second = "waiting for worker 1, 2, 3, 4", "waiting for worker 2, 3"
-    known = {0: first, 1: second, 2: "computing", 3: "pushing", 4: second}
-    states, awaited_by = settled(known, dict.fromkeys(known, 0), {})
-    assert states == {**known, **dict.fromkeys((0, 1, 4), "waiting for workers 2-3")}
+    first, second = ("awaits", (1, 2, 3, 4)), ("above-bound", 4, 3, (2, 3))
+    shown, awaited_by = now({0: first, 1: second, 4: second})
+    assert shown == dict.fromkeys((0, 1, 4), "waiting for workers 2-3")
     assert awaited_by == {2: 3, 3: 3}
-    in_circle = {0: "waiting for worker 1", 1: "waiting for worker 0"}
-    assert settled(in_circle, dict.fromkeys(in_circle, 0), {}) == (in_circle, {0: 1, 1: 1})
+    in_circle = now({0: ("awaits", (1,)), 1: ("awaits", (0,))})
+    assert in_circle == ({0: "waiting for worker 1", 1: "waiting for worker 0"}, {0: 1, 1: 1})
 
 
-@pytest.mark.parametrize("said", ["5 workers", "the slowest of 80 workers (1 of them)"])
-def test_a_wait_for_so_many_workers_is_for_the_slowest_of_those_who_do_not_wait(said: str) -> None:
-    known = {0: f"waiting for {said}", 1: "computing", 2: "computing", 3: "waiting: version 7 is being made", 4: "died"}
-    states, awaited_by = settled(known, {0: 1, 1: 1, 2: 0, 3: 0, 4: None}, {})
-    assert states == {**known, 0: "waiting for worker 2"}
+def test_a_wait_for_so_many_workers_is_for_the_slowest_of_those_who_do_not_wait() -> None:
+    waits: dict[int, Why] = {0: ("above-bound", 4, 3, 5), 3: ("version",)}
+    shown, awaited_by = now(waits, {0: 1, 1: 1, 2: 0, 3: 0, 4: None})
+    assert shown == {0: "waiting for worker 2", 3: "waiting: its version is being made"}
     assert awaited_by == {2: 1}
 
 
-def test_a_wait_for_something_else_stays_as_it_is() -> None:
-    known = {0: "waiting for worker 1 to come to prepare()", 1: "waiting for 2 of its 3 workers"}
-    assert settled(known, {0: 0, 1: 0}, {}) == (known, {})
+def test_a_wait_for_something_else_is_shown_as_its_sentence() -> None:
+    shown, awaited_by = now({0: ("begins-after", 1), 1: ("awaits-many", 2, 30)})
+    assert shown == {
+        0: "waiting: the start waits until worker 1 calls prepare()",
+        1: "waiting: its group waits for 2 of its 30 workers",
+    }
+    assert awaited_by == {}
+
+
+def test_no_protocol_has_a_code_of_the_waits_that_no_protocol_orders() -> None:
+    assert not [code for spec in registry().values() for code in spec.reasons if code in WAITS]
 
 
 HOSTS = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2"}
@@ -214,18 +227,18 @@ HOSTS = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2"}
 @pytest.mark.parametrize(
     ("awaited", "gone", "said"),
     [
-        ("2, 3", (), "host node-1, workers 2-3"),
-        ("2", (), "worker 2"),
-        ("3", (2,), "host node-1, worker 3"),
-        ("1, 4", (), "workers 1, 4"),
-        ("4", (), "host node-2, worker 4"),
+        ((2, 3), (), "host node-1, workers 2-3"),
+        ((2,), (), "worker 2"),
+        ((3,), (2,), "host node-1, worker 3"),
+        ((1, 4), (), "workers 1, 4"),
+        ((4,), (), "host node-2, worker 4"),
     ],
 )
-def test_a_wait_for_all_workers_of_a_host_names_the_host(awaited: str, gone: tuple[int, ...], said: str) -> None:
-    known = {0: f"waiting for worker {awaited}", **dict.fromkeys((1, 2, 3, 4), "computing")}
-    leads = {worker: None if worker in gone else 0 for worker in known}
-    states, _ = settled(known, leads, HOSTS)
-    assert states[0] == f"waiting for {said}"
+def test_a_wait_for_all_workers_of_a_host_names_the_host(
+    awaited: tuple[int, ...], gone: tuple[int, ...], said: str
+) -> None:
+    leads = {worker: None if worker in gone else 0 for worker in range(5)}
+    assert now({0: ("awaits", awaited)}, leads, hosts=HOSTS)[0] == {0: f"waiting for {said}"}
 
 
 def test_a_curve_keeps_its_course_and_its_mean_in_a_few_points_however_long_it_is() -> None:
@@ -300,10 +313,10 @@ VIEW = View(
     speed=8.0,
     done=0.25,
     rows=(
-        Row(0, 150, 3.0, "waiting for worker 3", 3, 1, ("loss", 0.5)),
-        Row(1, 150, 3.0, "waiting for worker 3", 3, 2, ("loss", 0.7)),
-        Row(2, 0, 0.0, "died", None, None, None),
-        Row(3, 100, 2.0, "computing", 0, 0, ("loss", 0.9)),
+        Row(0, 150, 3.0, State("waiting", "worker 3"), 3, 1, ("loss", 0.5)),
+        Row(1, 150, 3.0, State("waiting", "worker 3"), 3, 2, ("loss", 0.7)),
+        Row(2, 0, 0.0, State("died"), None, None, None),
+        Row(3, 100, 2.0, State("computing"), 0, 0, ("loss", 0.9)),
     ),
 )
 
@@ -349,8 +362,6 @@ def test_workers_are_listed_in_ranges_and_of_many_the_first(workers: list[int], 
 def test_hundreds_of_workers_in_like_state_are_a_few_words() -> None:
     crowd = [replace(VIEW.rows[0], worker=number) for number in range(500)]
     assert line(replace(VIEW, rows=tuple(crowd))).endswith("; workers 0-499 waiting for worker 3")
-    made = [replace(row, state=f"waiting: version {row.worker} is being made") for row in crowd]
-    assert line(replace(VIEW, rows=tuple(made))).endswith("; workers 0-499 waiting for the store")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.display.screen import BLOCKS, screen, sparkline
-from paceline.display.state import Row, Score, View
+from paceline.display.state import Row, Score, State, View
 
+FOR_3 = State("waiting", "worker 3")
+STORE = State("waiting", why="the store")
 FOUR = View(
     seconds=65.4,
     steps=400,
@@ -17,21 +19,21 @@ FOUR = View(
     done=0.25,
     until="20 epochs",
     rows=(
-        Row(0, 150, 3.0, "waiting for worker 3", 3, 1, ("loss", 0.5)),
-        Row(1, 150, 3.0, "waiting for worker 3", 3, 2, ("loss", 0.7)),
-        Row(2, 0, 0.0, "died", None, None, None),
-        Row(3, 100, 2.0, "computing", 0, 0, ("loss", 0.9), awaited_by=2),
+        Row(0, 150, 3.0, FOR_3, 3, 1, ("loss", 0.5)),
+        Row(1, 150, 3.0, FOR_3, 3, 2, ("loss", 0.7)),
+        Row(2, 0, 0.0, State("died"), None, None, None),
+        Row(3, 100, 2.0, State("computing"), 0, 0, ("loss", 0.9), awaited_by=2),
     ),
     curve=tuple(2.0 * 0.97**at for at in range(60)),
     scores=(Score("accuracy", None, "accuracy>=0.9"),),
 )
-SLOW = Row(63, 100, 0.5, "computing", 0, 0, ("loss", 0.9), awaited_by=40)
+SLOW = Row(63, 100, 0.5, State("computing"), 0, 0, ("loss", 0.9), awaited_by=40)
 CROWD = replace(
     FOUR,
     rows=(
-        *(Row(at, 150 + at % 4, 2.0, "waiting for worker 63", 3, at % 3, ("loss", 0.5)) for at in range(40)),
-        *(Row(at, 149, 2.5, "computing", 2, 1, ("loss", 0.6)) for at in range(40, 60)),
-        *(Row(at, 149, 2.0, f"waiting: version {at} is being made", 2, 1, None) for at in range(60, 63)),
+        *(Row(at, 150 + at % 4, 2.0, State("waiting", "worker 63"), 3, at % 3, ("loss", 0.5)) for at in range(40)),
+        *(Row(at, 149, 2.5, State("computing"), 2, 1, ("loss", 0.6)) for at in range(40, 60)),
+        *(Row(at, 149, 2.0, STORE, 2, 1, None) for at in range(60, 63)),
         SLOW,
     ),
 )
@@ -62,7 +64,7 @@ def test_of_64_workers_those_in_like_state_share_a_line_and_the_one_that_others_
         "63        1      100      0.5     0      0   0.9  computing; 40 wait for it",
         "40-59    20      149      2.5     2      1   0.6  computing",
         "0-39     40  150-153      2.0     3    0-2   0.5  waiting for worker 63",
-        "60-62     3      149      2.0     2      1     -  waiting for the store",
+        "60-62     3      149      2.0     2      1     -  waiting: the store",
     ]
 
 
@@ -76,7 +78,7 @@ def test_no_line_is_wider_than_the_terminal_though_the_protocol_has_a_long_name(
 
 @pytest.mark.parametrize(("height", "groups"), [(24, 16), (12, 4), (1, 4)])
 def test_where_64_workers_wait_for_as_many_others_the_smallest_groups_are_one(height: int, groups: int) -> None:
-    pairs = [Row(at, 9, 1.0, f"waiting for worker {max(9, at // 2)}", 0, 0, None) for at in range(64)]
+    pairs = [Row(at, 9, 1.0, State("waiting", f"worker {max(9, at // 2)}"), 0, 0, None) for at in range(64)]
     lines = [line.split() for line in shown(replace(CROWD, rows=tuple(pairs)), height=height) if "waiting" in line]
     assert len(lines) == groups
     assert [line[-1] for line in lines[:3]] == ["9", "others", f"{34 - groups}"]
@@ -84,12 +86,12 @@ def test_where_64_workers_wait_for_as_many_others_the_smallest_groups_are_one(he
 
 
 def test_groups_of_those_who_do_not_wait_that_have_no_line_are_counted() -> None:
-    left = [Row(at, 9, 1.0, f"state {at}", 0, 0, None) for at in range(64)]
+    left = [Row(at, 9, 1.0, State(f"state {at}"), 0, 0, None) for at in range(64)]
     assert shown(replace(CROWD, rows=tuple(left)))[-3] == "and 48 more workers"
 
 
 def test_the_names_of_many_workers_are_cut_and_what_they_do_is_not() -> None:
-    apart = tuple(Row(at, 9, 1.0, "pushing" if at % 2 else "computing", 0, 0, None) for at in range(64))
+    apart = tuple(Row(at, 9, 1.0, State("pushing" if at % 2 else "computing"), 0, 0, None) for at in range(64))
     assert shown(replace(CROWD, rows=apart))[3:5] == [
         "0, 2, 4, 6,…  32      9      1.0     0      0     -  computing",
         "1, 3, 5, 7,…  32      9      1.0     0      0     -  pushing",
@@ -111,7 +113,7 @@ def test_of_several_that_others_wait_for_it_is_said_and_of_one_how_many() -> Non
 
 
 def test_before_training_there_is_no_bar_and_no_loss_and_after_it_one_of_evaluations() -> None:
-    start = View(2.0, 0, 0.0, None, tuple(Row(at, 0, 0.0, "starting", None, None, None) for at in range(2)))
+    start = View(2.0, 0, 0.0, None, tuple(Row(at, 0, 0.0, State("starting"), None, None, None) for at in range(2)))
     assert shown(start) == [
         "ssp:bound=3 · 2 workers · 2 s · 0 steps",
         "workers  steps  steps/s  lead  stale  loss",
@@ -133,7 +135,7 @@ def test_a_target_that_is_met_says_when_and_any_other_the_best_so_far() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_said_and_a_terminal_too_narrow_for_a_curve_has_none() -> None:
-    rows = (Row(0, 9, 1.0, "computing", 0, 0, ("loss", math.nan)),)
+    rows = (Row(0, 9, 1.0, State("computing"), 0, 0, ("loss", math.nan)),)
     assert shown(replace(FOUR, rows=rows, curve=()))[2] == "loss nan"
     assert shown(FOUR, width=20)[2] == "loss 0.7  0.332 to 2"
 

@@ -50,9 +50,10 @@ def _read(kind: Any, plain: Any, fresh: Any = None) -> Any:
         return kind(**{name: _read(hints[name], item, getattr(fresh, name, None)) for name, item in plain.items()})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if plain is None or all(argument in SCALARS for argument in arguments):
+        others = [argument for argument in arguments if argument is not type(None) and argument not in SCALARS]
+        if plain is None or not others or (type(plain) in SCALARS and type(plain) in arguments):
             return plain
-        (only,) = (argument for argument in arguments if argument is not type(None))
+        (only,) = others
         return _read(only, plain)
     if origin is dict:
         return {_read(arguments[0], key): _read(arguments[1], item) for key, item in plain}

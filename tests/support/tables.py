@@ -40,8 +40,9 @@ from paceline.core.orders import (
     StartPull,
     StartPush,
     StepReplica,
-    Why,
 )
+from paceline.core.reasons import Why
+from paceline.core.reasons import sentence as written
 from paceline.errors import ProtocolViolation
 from paceline.protocols import registry
 from support.plain_state import to_plain
@@ -94,8 +95,8 @@ def reasons(machine: Machine, fact: Fact) -> list[str]:
 
 def sentence(machine: Machine, why: Why) -> str:
     """`why` written out, its own or a part's: no two protocols of a family give one code two sentences."""
-    cards = (spec_of(machine), *registry().values())
-    return next((card for card in cards if why[0] in card.reasons), cards[0]).sentence(why)
+    cards = (*registry().values(), spec_of(machine))
+    return written(why, {code: text for card in cards for code, text in card.reasons.items()})
 
 
 def spec_of(machine: Machine) -> Spec:

@@ -11,7 +11,6 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.agreements import Agreements, Call, Value
 from paceline.core.facts import Fact, StepDeclined, WorkerLeft, WorkerResumed
 from paceline.core.orders import DropUpdate
-from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
 from paceline.host.cluster import Cluster
 from paceline.host.events import Report
@@ -151,7 +150,7 @@ class Agreeing:
         awaited = self._book.awaited(call, self._training())
         for worker, wanted in self._waiting.items():
             if call == (wanted.epoch, wanted.nth):
-                self._members[worker].wait(f"agree() waits for {workers_named(awaited)}")
+                self._members[worker].wait(("agree", tuple(awaited)))
 
     def _training(self) -> list[int]:
         return [member.worker for member in self._members.values() if member.trains]

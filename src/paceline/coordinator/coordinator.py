@@ -129,7 +129,7 @@ class Coordinator:
                 run_state.snapshots.ordered(order.version)
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
-                run_state.members[worker].wait(run_state.settings.choice.sentence(why))
+                run_state.members[worker].wait(why)
             case DropUpdate(worker=worker, step=step, samples=samples):
                 run_state.cluster.carry_out(order, at)
                 run_state.data.dropped(worker, step)
@@ -197,14 +197,15 @@ class Coordinator:
         return self._disk.busy_with or self.run_state.cluster.progress.busy_with
 
     def _switch(self, order: SwitchProtocol) -> None:
-        """Deal data as the protocol does that decides from here on."""
+        """Deal data as the new part of the protocol does."""
         run_state, choice = self.run_state, self.run_state.settings.choice
         for worker, _, _ in order.members:
             run_state.data.leases.join(worker)
         part = next(part for part in choice.parts if part.spec.name == order.to)
         run_state.data.leases.deal("rounds" if part.spec.rounds else "queue")
         if not run_state.settings.quiet:
-            run_state.output.say(f"{order.to} decides from here on: {choice.sentence(order.why)}")
+            before = next(one.spec.name for one in choice.parts if one is not part)
+            run_state.output.say(f"switched from {before} to {order.to}: {choice.sentence(order.why)}")
 
     # --- what hosts report, and workers say ---------------------------------------------------------
 

@@ -49,7 +49,7 @@ class Departures:
             return
         self._finishing[member.worker] = member
         self.leave(member, "finished")
-        member.wait("finish() waits until the other workers end")
+        member.wait(("finish",))
 
     def end(self, member: Member, at_once: bool = False) -> None:
         """The worker's script has ended. `at_once`: if its last update is on its way, that never arrives."""
@@ -57,7 +57,7 @@ class Departures:
             return
         self.leave(member, "finished")
         self._members.ends(member.worker)
-        member.wait("the script has ended, and the run goes on")
+        member.wait(("script-ended",))
 
     def let_finish(self) -> list[Member]:
         """Return the workers that waited in `finish()` until now."""
@@ -89,7 +89,7 @@ class Departures:
         waits = self._cluster.updates(member.worker).coming or self._policy.stays(member.worker)
         if not (member.trains and member.here and waits):
             return False
-        member.wait("the last update is on its way")
+        member.wait(("last-update",))
         member.step = None  # it was released for this step, and has no data for it
         self._postponed.append((member, end))
         return True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.evaluation import Evaluation
-from paceline.coordinator.member import Members
+from paceline.coordinator.member import WAITS, Members
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import TensorBoard
@@ -39,8 +39,9 @@ class Display:
         self._loop = loop
         self._clock = clock
         hosts = members.hosts if settings.hosts > 1 else {}
-        self._watch = Watch(settings, members, cluster, tally, evaluation, hosts)
-        self._waits = WaitReports(settings.report_waits, hosts)
+        reasons = settings.choice.reasons | WAITS
+        self._watch = Watch(settings, members, cluster, tally, evaluation, hosts, reasons)
+        self._waits = WaitReports(settings.report_waits, hosts, reasons)
         self._board = TensorBoard(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None
         self._epochs: int | None = None

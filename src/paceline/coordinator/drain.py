@@ -100,7 +100,7 @@ class Drain:
         if not any(member.here for member in self._of(host)):
             drain.moves = True
             for member in self._of(host)[:1]:
-                member.wait(f"host {host} leaves once its range of each version has moved")
+                member.wait(("drain", host))
             self._others.move(host, partial(self._goes, host))
 
     def _end_late(self, host: str) -> None:

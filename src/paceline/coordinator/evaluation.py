@@ -112,7 +112,7 @@ class Evaluation:
             return False
         version, file = self._left.popleft()
         self._present = ended[0], version, file
-        ended[0].wait(f"version {version} is being evaluated")
+        ended[0].wait(("evaluated", version))
         self._cluster.show_recorded(ended[0].worker, messages.worker.Evaluate(version), file)
         return True
 

@@ -36,11 +36,11 @@ def note(run_state: RunState, event: HostEvent) -> None:
     """Tell those of the run's parts that keep it."""
     members, ledger = run_state.members, run_state.journal.ledger
     match event:
-        case AwaitsVersion(worker=worker, version=version):
+        case AwaitsVersion(worker=worker):
             if members[worker].waits is None:  # otherwise it was held, which says more
-                members[worker].wait(f"version {version} is being made")
+                members[worker].wait(("version",))
         case AwaitsPlace(worker=worker):
-            members[worker].wait("its last updates are still needed")
+            members[worker].wait(("push-area",))
         case Computes(worker=worker) | ComputesTaken(worker=worker):
             members[worker].wait(None)
             members[worker].released_at = run_state.clock.at()

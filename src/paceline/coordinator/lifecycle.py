@@ -49,7 +49,7 @@ class Gathering:
         """The worker's script has called `prepare`."""
         self.offers[member.worker], member.scalars = offer, offer.scalars
         self.run_state.members.comes(member.worker)
-        member.wait("the start waits for the other workers")
+        member.wait(("others-start",))
 
     def gone(self, member: Member) -> None:
         """The worker's process has ended. If it was to fork the store, another worker does."""
@@ -65,7 +65,7 @@ class Gathering:
         elsewhere = run_state.cluster.gathers()
         if (offered := run_state.members.gathered()) and elsewhere is None:
             for member in offered:
-                member.wait("the start waits for hosts without workers, on which the script comes to prepare(), too")
+                member.wait(("hosts-prepare",))
         elif offered and self.forker is None and elsewhere is not None:
             self.elsewhere = elsewhere
             if self._fit(offered):
@@ -95,7 +95,7 @@ class Gathering:
                 run_state.members.send(member, messages.worker.Start())
             for member in run_state.members.values():
                 if not member.begun and member.stage == "starting":
-                    member.wait(f"the start waits until worker {begin[0].worker} calls prepare()")
+                    member.wait(("begins-after", begin[0].worker))
 
     def _fit(self, offered: list[Member]) -> bool:
         """Whether they fit together, into memory, and to the protocol. If not, the run ends and says why."""
@@ -128,7 +128,7 @@ class Gathering:
 
     def _fork_store(self, member: Member) -> None:
         self.forker = member
-        member.wait(f"{called(self.run_state.settings.choice.spec)} is being set up")
+        member.wait(("set-up", called(self.run_state.settings.choice.spec)))
         self.run_state.cluster.prepare(member.worker, _resumption(self.run_state, sorted(self.offers)))
 
 
@@ -159,7 +159,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     for member in offered:
         host = run_state.members.hosts[member.worker]
         here = run_state.others is None or host == run_state.others.head
-        member.wait(None if here else f"host {host} has yet to get what training begins with")
+        member.wait(None if here else ("host-begins", host))
     for seconds, kill in settings.scenario.kills_by_time():
         if (left := seconds - (0.0 if state is None else state.at)) >= 0:  # the others came before the snapshot
             run_state.loop.after(left, partial(run_state.returns.kill, kill))

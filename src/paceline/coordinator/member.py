@@ -7,8 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.membership import Membership, Standing
+from paceline.core.reasons import Why
 from paceline.host.cluster import Cluster
 from paceline.ipc import messages
+
+WAITS = {
+    "begins-after": "the start waits until worker {0} calls prepare()",
+    "others-start": "its start waits for the other workers",
+    "hosts-prepare": "the script has yet to call prepare() on the hosts without workers",
+    "set-up": "{0} is being set up",
+    "host-begins": "host {0} has yet to get what training begins with",
+    "version": "its version is being made",
+    "push-area": "the store still needs its last updates",
+    "agree": "agree() waits for {0:workers}",
+    "drain": "host {0} leaves once its range of each version has moved",
+    "last-update": "the last update is on its way",
+    "finish": "finish() waits until the other workers end",
+    "script-ended": "the script has ended, and the run goes on",
+    "evaluated": "version {0} is being evaluated",
+}
+"""The sentence of each code of a wait that no protocol orders. See `core.reasons`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,8 +39,8 @@ class Member(Standing):
     """Its optimizer's hyperparameters as of its last push."""
     heard: float = field(init=False)
     """When its last message came."""
-    waits: str | None = None
-    """What it waits for since `since`, as a sentence; None while it does not."""
+    waits: Why | None = None
+    """Why it waits since `since`: a reason of the protocol, or one of `WAITS`. None while it does not."""
     since: float = field(init=False)
     step: int | None = None
     """The step that it was last released for, until its gradient is ready."""
@@ -50,9 +68,9 @@ class Member(Standing):
         self.transfers.clear()
         self.heard = self.since = self.now()
 
-    def wait(self, sentence: str | None) -> None:
+    def wait(self, why: Why | None) -> None:
         """The worker waits for this from now on; None: it goes on."""
-        self.waits, self.since = sentence, self.now()
+        self.waits, self.since = why, self.now()
 
     def doing(self, now: float) -> str:
         """What the worker is doing, for a report, while it waits for nothing."""

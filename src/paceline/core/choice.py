@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.machine import Machine, Part, Spec
-from paceline.core.orders import Why
+from paceline.core.reasons import Why, sentence
 from paceline.errors import ConfigError
 
 MOST_WHOLE = 2**53  # beyond it some readers of a ledger round whole numbers
@@ -185,10 +185,7 @@ class Choice:
 
     def sentence(self, why: Why) -> str:
         """Write `why` out as a sentence of the protocol or one of its parts."""
-        for one in (self, *self.parts):
-            if why[0] in one.spec.reasons:
-                return one.spec.sentence(why)
-        return self.spec.sentence(why)
+        return sentence(why, self.reasons)
 
     def _as_part(self) -> Part:
         return Part(

@@ -47,11 +47,11 @@ class Counts:
         """Steps finished minus the slowest live worker's."""
         return self.finished[worker] - self.least
 
-    def slowest(self) -> str:
-        """The slowest workers: by name if all are few, else by number, as a scan of thousands would not be O(1)."""
+    def slowest(self) -> tuple[int, ...] | int:
+        """Return the slowest workers, or how many they are of many workers: a scan of thousands would not be O(1)."""
         if len(self.finished) > NAMED_UP_TO:
-            return f"the slowest of {len(self.finished)} workers ({self.at[self.least]} of them)"
-        return "worker " + ", ".join(str(one) for one, count in self.finished.items() if count == self.least)
+            return self.at[self.least]
+        return tuple(one for one, count in self.finished.items() if count == self.least)
 
     def _vacate(self, count: int) -> None:
         self.at[count] -= 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.orders import Order, Why
+from paceline.core.orders import Order
 
 HolderKind = Literal["window", "own-step", "replica"]
 """How a worker's script sees parameters: versions in a window, parameters that the worker steps itself between
@@ -95,7 +95,7 @@ class Spec:
     """Returns what a machine keeps for its successor in a resumed run, as plain data for JSON, which comes with
     `TrainingBegan`. All else begins anew. None: nothing is kept, as by all protocols that can be parts of others."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """The sentence of each code of a `why`, with {0}, {1}, … for the arguments."""
+    """The sentence of each code of a `why`. See `core.reasons`."""
 
     @property
     def holder(self) -> HolderKind:
@@ -125,11 +125,3 @@ class Spec:
     def versions(self) -> Versions:
         """What the run's versions are."""
         return "means" if self.family == "decentralized" else "stored"
-
-    def sentence(self, why: Why) -> str:
-        """Write `why` out as a sentence."""
-        code, *arguments = why
-        template = self.reasons.get(str(code))
-        if template is None:
-            return " ".join(str(part) for part in why)
-        return template.format(*arguments)

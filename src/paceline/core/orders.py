@@ -1,7 +1,7 @@
 """Orders: what to do, one frozen class for each. A machine acts on the world only by orders.
 
-Every order carries `why`: a code and its arguments. `Spec.sentence` writes them out when needed, as a tuple costs a
-tenth of a formatted string on the decision path. Orders that differ only in `why` are equal.
+Every order carries `why`, a reason whose sentence is in the protocol's `Spec.reasons`. Orders that differ only in `why`
+are equal.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Why = tuple[str | int | float, ...]
-"""(code, argument, …). The code is a key of the protocol's `Spec.reasons`."""
+from paceline.core.reasons import Why
 
 UNSAID: Why = ("unsaid",)
 

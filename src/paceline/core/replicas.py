@@ -20,7 +20,8 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import CopyReplica, DropUpdate, Hold, Reduce, Release, StepReplica, Why
+from paceline.core.orders import CopyReplica, DropUpdate, Hold, Reduce, Release, StepReplica
+from paceline.core.reasons import Why
 from paceline.core.roster import check_beginning
 from paceline.errors import ProtocolViolation
 

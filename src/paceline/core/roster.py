@@ -20,7 +20,8 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import DropUpdate, Release, StartPull, StartPush, Why
+from paceline.core.orders import DropUpdate, Release, StartPull, StartPush
+from paceline.core.reasons import Why
 from paceline.errors import ProtocolViolation
 
 REASONS = {
@@ -35,8 +36,6 @@ REASONS = {
 ANY_TIME: Why = ("any-time",)
 
 _OF_REPLICAS = (ReduceFinished, ReduceFailed, ReplicaCopied)
-
-NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for each fact
 
 
 def mean_of(weights: Mapping[tuple[int, int], float | None]) -> tuple[tuple[int, int, float], ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.choice import brief
-from paceline.display.state import NAMED, View, duration, named
+from paceline.display.state import NAMED, WAITING, View, duration, named
 from paceline.host.worker_output import WorkerOutput
 from paceline.job.settings import Settings
 from paceline.terminal import redraws
@@ -37,8 +37,8 @@ def line(view: View) -> str:
         told.append(f"staleness {sum(stale) / len(stale):.1f}")
     waiting: dict[str, list[int]] = {}
     for row in view.rows:
-        if row.state.startswith("waiting"):
-            waiting.setdefault(row.said, []).append(row.worker)
+        if row.state.doing == WAITING:
+            waiting.setdefault(str(row.state), []).append(row.worker)
     told += [f"{named(who)} {what}" for what, who in list(waiting.items())[:NAMED]]
     return "; ".join(told)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 
 from rich.text import Text
 
-from paceline.display.state import Row, Score, View, duration, ranges
+from paceline.display.state import WAITING, Row, Score, State, View, duration, ranges
 
 SHOWN = 16
 """The most lines of workers, or of groups of workers in a like state."""
@@ -23,10 +23,10 @@ STATE = 26
 LONGEST = 60
 """The most columns for the names of a group's workers."""
 BLOCKS = "▁▂▃▄▅▆▇█"
-ORDER = ("computing", "pushing", "idle", "waiting", "starting")
+ORDER = ("computing", "pushing", "idle", WAITING, "starting")
 """The order of states' lines. Other states follow."""
-STYLES = {"computing": "green", "pushing": "cyan", "waiting": "yellow", "died": "bold red"}
-"""By a state's first word. Others are dim."""
+STYLES = {"computing": "green", "pushing": "cyan", WAITING: "yellow", "died": "bold red"}
+"""By what a worker does. Other states are dim."""
 AWAITED = "bold magenta"
 """The style of a worker that others wait for, and of its name in their states."""
 
@@ -99,7 +99,7 @@ class _Group:
     """Workers that share a line."""
 
     rows: Sequence[Row]
-    state: str
+    state: State
 
     @property
     def awaited_by(self) -> int:
@@ -137,8 +137,10 @@ def _state(group: _Group) -> Text:
     if group.awaited_by:
         who = "others wait" if len(group.rows) > 1 else f"{_waiting(group.awaited_by)} for it"
         return Text(f"{group.state}; {who}", AWAITED)
-    text = Text(group.state, STYLES.get(group.state.partition(" ")[0].rstrip(":"), "dim"))
-    text.highlight_regex(r"(?<=^waiting for )(?:host|workers?) .+", AWAITED)
+    state = group.state
+    text = Text(str(state), STYLES.get(state.doing, "dim"))
+    if state.awaited:
+        text.stylize(AWAITED, len(text) - len(state.awaited))
     return text
 
 
@@ -148,22 +150,22 @@ def _waiting(workers: int) -> str:
 
 def grouped(rows: Iterable[Row], most: int) -> list[_Group]:
     """Group workers in like states. If there are too many groups, merge the smallest that wait."""
-    alike: dict[tuple[str, bool], list[Row]] = {}
+    alike: dict[tuple[State, bool], list[Row]] = {}
     for row in rows:
-        alike.setdefault((row.said, row.awaited_by > 0), []).append(row)
-    groups = [_Group(members, said) for (said, _), members in alike.items()]
+        alike.setdefault((row.state, row.awaited_by > 0), []).append(row)
+    groups = [_Group(members, state) for (state, _), members in alike.items()]
     if len(groups) > most:
-        waiting = sorted((one for one in groups if one.state.startswith("waiting")), key=lambda one: len(one.rows))
+        waiting = sorted((one for one in groups if one.state.doing == WAITING), key=lambda one: len(one.rows))
         few, many = waiting[: len(groups) - most + 1], waiting[len(groups) - most + 1 :]
-        groups = [one for one in groups if not one.state.startswith("waiting")] + many
+        groups = [one for one in groups if one.state.doing != WAITING] + many
         if others := sorted((row for one in few for row in one.rows), key=lambda row: row.worker):
-            groups.append(_Group(others, "waiting for others"))
+            groups.append(_Group(others, State(WAITING, awaited="others")))
     return sorted(groups, key=_place)
 
 
 def _place(group: _Group) -> tuple[bool, int, int]:
     """Sort awaited groups first, then by state."""
-    rank = next((at for at, state in zip(count(), ORDER, strict=False) if group.state.startswith(state)), len(ORDER))
+    rank = ORDER.index(group.state.doing) if group.state.doing in ORDER else len(ORDER)
     return not group.awaited_by, rank, group.rows[0].worker
 
 

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import Member
+from paceline.core.reasons import Why, awaited, sentence
 from paceline.host.cluster import Cluster
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally, Target, first_logged
 
 WINDOW = 5.0
 """Seconds over which a speed is averaged."""
-MADE = re.compile(r"waiting: version \d+ is being made$")
+WAITING = "waiting"
 NAMED = 16
 """The most numbers and ranges of workers in one list."""
+
+
+class State(NamedTuple):
+    """What a worker does."""
+
+    doing: str
+    """`starting`, `computing`, `pushing`, `waiting` or `idle`; of a worker that left, how it did."""
+    awaited: str = ""
+    """The workers that it waits for; empty if it waits for something else."""
+    why: str = ""
+    """Why it waits, if not for workers."""
+
+    def __str__(self) -> str:
+        if self.awaited:
+            return f"{self.doing} for {self.awaited}"
+        return f"{self.doing}: {self.why}" if self.why else self.doing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +49,7 @@ class Row:
     """Steps whose updates are applied."""
     speed: float
     """Recent steps a second."""
-    state: str
+    state: State
     lead: int | None
     """None if it takes no part."""
     stale: int | None
@@ -41,11 +58,6 @@ class Row:
     """The last logged value: the loss, if there is one."""
     awaited_by: int = 0
     """How many workers are known to wait for it."""
-
-    @property
-    def said(self) -> str:
-        """Its state, without the version that it waits for, so that like states compare equal."""
-        return "waiting for the store" if MADE.match(self.state) else self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +161,9 @@ class Watch:
         tally: Tally,
         evaluation: Evaluation,
         hosts: Mapping[int, str],
+        reasons: Mapping[str, str],
     ) -> None:
-        """`hosts`: by worker, if there are several."""
+        """`hosts`: by worker, if there are several. `reasons`: the sentences of why workers wait, by code."""
         self.work: int | None = None
         """Samples in the whole run, or steps if samples are not counted; None if unknown."""
         self.epochs: int | None = None
@@ -165,6 +178,7 @@ class Watch:
         self._tally = tally
         self._cluster = cluster
         self._evaluation = evaluation
+        self._reasons = reasons
         self._before: deque[tuple[float, dict[int, int]]] = deque()
         self._curve = Curve()
 
@@ -194,17 +208,15 @@ class Watch:
         speeds = {worker: max(0, steps[worker] - before[worker]) / max(at - then, 1e-9) for worker in steps}
         counts = self._tally.model.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
-        states, awaited_by = settled(
-            {one: state(member, bool(self._cluster.updates(one).coming)) for one, member in self._members.items()},
-            leads,
-            self._hosts,
-        )
+        doing = {one: state(member, bool(self._cluster.updates(one).coming)) for one, member in self._members.items()}
+        waits = {one: member.waits for one, member in self._members.items() if doing[one] == WAITING and member.waits}
+        waiting, awaited_by = settled(waits, leads, self._hosts, self._reasons)
         rows = tuple(
             Row(
                 worker=worker,
                 steps=steps[worker],
                 speed=speeds[worker],
-                state=states[worker],
+                state=waiting.get(worker) or State(doing[worker]),
                 lead=leads[worker],
                 stale=shares[worker].stale if worker in shares else None,
                 logged=_first(self._members[worker].logged),
@@ -271,12 +283,11 @@ class Watch:
 
 
 def state(member: Member, pushing: bool = False) -> str:
-    """Return a worker's state in a few words."""
+    """Return what a worker does, as in `State.doing`."""
     if member.stage in ("ended", "gone") or (member.stage == "closing" and member.waits is None):
         return member.left or "done"
     if member.waits is not None:
-        found = re.search(r"waits for (.+)$", member.waits)
-        return f"waiting for {found[1]}" if found else f"waiting: {member.waits}"
+        return WAITING
     if member.stage == "starting":
         return "starting"
     if member.step is not None:
@@ -285,29 +296,26 @@ def state(member: Member, pushing: bool = False) -> str:
 
 
 def settled(
-    states: Mapping[int, str], leads: Mapping[int, int | None], hosts: Mapping[int, str]
-) -> tuple[dict[int, str], Counter[int]]:
-    """Return the present states, and how many workers wait for each worker. `hosts`: by worker, if there are several.
+    waits: Mapping[int, Why], leads: Mapping[int, int | None], hosts: Mapping[int, str], reasons: Mapping[str, str]
+) -> tuple[dict[int, State], Counter[int]]:
+    """Return the states of the workers that wait, and how many of them wait for each worker.
 
-    A state names the workers that were awaited at first. Those of them that wait now have arrived since, and are left
-    out. With many workers a state has only their number: they are the slowest.
+    `waits`: by worker, why it waits. `hosts`: by worker, if there are several. A reason names the workers that were
+    awaited at first. Those of them that wait now have arrived since, and are left out. With many workers a reason has
+    only their number: they are the slowest.
     """
-    alike = Counter(said for said in states.values() if said.startswith("waiting for "))
     slowest = [worker for worker, lead in leads.items() if lead == 0]
+    there = {worker: host for worker, host in hosts.items() if leads.get(worker) is not None}
     now, awaited_by = {}, Counter[int]()
-    for said, times in alike.items():
-        if names := re.match(r"waiting for worker (\d+(?:, \d+)*)$", said):
-            first = [int(name) for name in names[1].split(", ")]
-        elif re.match(r"waiting for (?:\d+ workers|the slowest of .+)$", said):
-            first = slowest
-        else:
-            continue
-        still = [one for one in first if not states.get(one, "").startswith("waiting")] or first
-        if still:
-            there = {worker: host for worker, host in hosts.items() if leads.get(worker) is not None}
-            now[said] = f"waiting for {whole_host(still, there)}{named(still)}"
+    for why, times in Counter(waits.values()).items():
+        found = awaited(why, reasons)
+        first = slowest if isinstance(found, int) else found or ()
+        if still := [one for one in first if one not in waits] or first:
+            now[why] = State(WAITING, awaited=f"{whole_host(still, there)}{named(still)}")
             awaited_by.update(dict.fromkeys(still, times))
-    return {worker: now.get(said, said) for worker, said in states.items()}, awaited_by
+        else:
+            now[why] = State(WAITING, why=sentence(why, reasons))
+    return {worker: now[why] for worker, why in waits.items()}, awaited_by
 
 
 def named(workers: Sequence[int]) -> str:

@@ -6,15 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.coordinator.member import Member
 from paceline.core.phrases import MOST, workers_named
+from paceline.core.reasons import sentence
 
 
 class WaitReports:
     """Makes the reports. A wait is reported again when it has lasted twice as long."""
 
-    def __init__(self, limit: float, hosts: Mapping[int, str]) -> None:
-        """`limit`: seconds that a wait may last unreported. `hosts`: by worker, if there are several."""
+    def __init__(self, limit: float, hosts: Mapping[int, str], reasons: Mapping[str, str]) -> None:
+        """`limit`: seconds that a wait may last unreported. `hosts`: by worker, if there are several.
+
+        `reasons`: the sentences of why workers wait, by code.
+        """
         self._limit = limit
         self._hosts = hosts
+        self._reasons = reasons
         self._next: dict[tuple[int, float], float] = {}
         """By worker and beginning of a wait: when it is reported next."""
 
@@ -27,10 +32,14 @@ class WaitReports:
         busy = [member for member in members if member.waits is None and member.here]
         here = {member.worker: self._hosts[member.worker] for member in members if self._hosts and member.here}
         doing = [*_doing(busy, now), *_whole_hosts(busy, here), *([besides] if besides else [])]
-        lines = [f"{_waited(group, now)}: " + "; ".join([group[0].waits or "", *doing]) for group in due[:MOST]]
+        lines = [f"{_waited(group, now)}: " + "; ".join([self._why(group[0]), *doing]) for group in due[:MOST]]
         if rest := [member for group in due[MOST:] for member in group]:
             lines.append(f"{_waited(rest, now)}, too, for other reasons")
         return lines
+
+    def _why(self, member: Member) -> str:
+        assert member.waits is not None
+        return sentence(member.waits, self._reasons)
 
     def _due(self, member: Member, now: float) -> bool:
         key, waited = (member.worker, member.since), now - member.since

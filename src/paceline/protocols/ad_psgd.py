@@ -49,7 +49,8 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import Hold, Order, Reduce, Why
+from paceline.core.orders import Hold, Order, Reduce
+from paceline.core.reasons import Why
 from paceline.core.replicas import REASONS, ReplicaProgress, Replicas
 from paceline.core.rng import Rng
 

@@ -37,9 +37,10 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import DropUpdate, Hold, Order, Release, StepReplica, Why
+from paceline.core.orders import DropUpdate, Hold, Order, Release, StepReplica
+from paceline.core.reasons import Why, awaited_of
 from paceline.core.replicas import REASONS, ReplicaProgress, Replicas
-from paceline.core.roster import NAMED_AT_MOST, mean_of
+from paceline.core.roster import mean_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +153,7 @@ class Machine:
         return worker in self.replicas.seats and self.replicas.seats[worker].phase == "ready"
 
     def _missing(self) -> Why:
-        if len(self.awaited) > NAMED_AT_MOST:
-            return ("awaits-gradients", self.round, len(self.awaited))
-        return ("awaits-gradients-of", self.round, ", ".join(map(str, self.awaited)))
+        return ("awaits-gradients", self.round, awaited_of(self.awaited))
 
 
 def _in_phase(machine: Machine, *phases: str) -> list[int]:
@@ -203,8 +202,7 @@ SPEC = Spec(
     reasons={
         **REASONS,
         "all-ready": "round {0} has all its {1} gradients",
-        "awaits-gradients-of": "round {0} waits for worker {1}",
-        "awaits-gradients": "round {0} waits for {1} workers",
+        "awaits-gradients": "round {0} waits for {1:workers}",
         "mean-made": "group {1} has averaged the gradients of round {0}",
         "nobody-else": "no other worker has a gradient in round {0}: there is nothing to average",
         "not-averaged": "worker {0} left before its gradient was averaged",

@@ -25,7 +25,8 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Order, Why
+from paceline.core.orders import ApplyUpdate, Order
+from paceline.core.reasons import Why
 from paceline.core.roster import REASONS, Roster
 
 

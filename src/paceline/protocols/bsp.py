@@ -27,8 +27,9 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Hold, Order, Release, Why
-from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, mean_of
+from paceline.core.orders import ApplyUpdate, Hold, Order, Release
+from paceline.core.reasons import Why, awaited_of
+from paceline.core.roster import REASONS, Roster, mean_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +95,7 @@ class Machine:
         return (apply, *(self._release(worker, why) for worker in waiting))
 
     def _missing(self) -> Why:
-        if len(self.awaited) > NAMED_AT_MOST:
-            return ("round-open-many", self.version + 1, len(self.awaited))
-        return ("round-open", self.version + 1, ", ".join(map(str, self.awaited)))
+        return ("round-open", self.version + 1, awaited_of(self.awaited))
 
 
 SPEC = Spec(
@@ -127,7 +126,6 @@ SPEC = Spec(
     reasons={
         **REASONS,
         "round-complete": "version {0} has all its {1} gradients",
-        "round-open": "version {0} waits for worker {1}",
-        "round-open-many": "version {0} waits for {1} workers",
+        "round-open": "version {0} waits for {1:workers}",
     },
 )

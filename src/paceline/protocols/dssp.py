@@ -52,7 +52,8 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Hold, Order, Why
+from paceline.core.orders import ApplyUpdate, Hold, Order
+from paceline.core.reasons import Why
 from paceline.core.roster import REASONS, Roster
 from paceline.errors import ConfigError
 
@@ -269,9 +270,10 @@ SPEC = Spec(
         "lead": "its lead is {0}, the lower bound {1}",
         "granted": "its lead is {0}: granted {1} more steps, to stop {2:.3g} s from a push of worker {3}",
         "using-grant": "its lead is {0}: it uses its grant, of which {1} steps are left after this one",
-        "too-far": "its lead is {0}, the lower bound {1}, and it is not the fastest: it waits for {2}",
+        "too-far": "its lead is {0}, the lower bound {1}, and it is not the fastest: it waits for {2:workers}",
         "stop-now": "its lead is {0}, the lower bound {1}: no later stop is nearer to a push of worker {2} ({3:.3g} s)",
-        "unpredicted": "its lead is {0}, the lower bound {1}, with too few pushes to predict by: it waits for {2}",
-        "cap": "its lead is {0}, the upper bound {1}: it waits for {2}",
+        "unpredicted": "its lead is {0}, the lower bound {1}, with too few pushes to predict by: it waits for "
+        "{2:workers}",
+        "cap": "its lead is {0}, the upper bound {1}: it waits for {2:workers}",
     },
 )

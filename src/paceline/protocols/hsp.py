@@ -51,8 +51,9 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, Why
-from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, WorkerProgress, mean_of
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.reasons import Why, awaited_of
+from paceline.core.roster import REASONS, Roster, WorkerProgress, mean_of
 
 NEWEST_WEIGHS = 0.25  # the share of the newest duration in a moving average; ours
 IDLE = ("arrived", "parked")  # phases of a worker that may be released; it is parked when it has resumed
@@ -474,9 +475,7 @@ class Machine:
     def _missing(self, worker: int) -> Why:
         if self.desks[worker].holds < self.version:
             return ("on-its-way", self.version)
-        if len(self.awaited) > NAMED_AT_MOST:
-            return ("round-open-many", self.version + 1, len(self.awaited))
-        return ("round-open", self.version + 1, ", ".join(map(str, self.awaited)))
+        return ("round-open", self.version + 1, awaited_of(self.awaited))
 
 
 def _averaged(average: float | None, newest: float) -> float:
@@ -537,8 +536,7 @@ SPEC = Spec(
         "transferring": "worker {0} transfers the gradient of its step {1}",
         "early": "its gradient is of the round after version {0}, which is not made yet",
         "round-complete": "version {0} has all its {1} gradients",
-        "round-open": "version {0} waits for worker {1}",
-        "round-open-many": "version {0} waits for {1} workers",
+        "round-open": "version {0} waits for {1:workers}",
         "broadcast": "version {0} goes to all workers",
         "in-line": "version {0} goes to worker {1} first",
         "on-its-way": "version {0} has not reached it yet",

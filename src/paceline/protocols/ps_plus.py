@@ -60,7 +60,8 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Hold, Order, StartPull, Why
+from paceline.core.orders import ApplyUpdate, Hold, Order, StartPull
+from paceline.core.reasons import Why
 from paceline.core.roster import ANY_TIME, REASONS, Roster, WorkerProgress
 
 FLOOR = 0.1
@@ -415,7 +416,7 @@ SPEC = Spec(
         "newest": "version {0} is still the newest",
         "on-arrival": "step {1} of worker {0} was applied on arrival",
         "within-gate": "its lead is {0}, the gate {1}",
-        "above-gate": "its lead is {0}, the gate {1}: its pull waits for {2}",
+        "above-gate": "its lead is {0}, the gate {1}: its pull waits for {2:workers}",
         "pushing": "its step {0} is still on its way to the store, and its pull follows that",
         "in-turn": "its step {0} is still on its way to the store, and this one's push follows that",
         "pulling": "version {0} is still on its way to it",

@@ -65,10 +65,10 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import Hold, Order, Why
+from paceline.core.orders import Hold, Order
+from paceline.core.reasons import NAMED_AT_MOST, Why
 from paceline.core.replicas import REASONS, ReplicaProgress, Replicas
 from paceline.core.rng import Rng
-from paceline.core.roster import NAMED_AT_MOST
 
 DEFAULT_SIZE = 3
 
@@ -471,12 +471,12 @@ class Machine:
         if len(group.members) > NAMED_AT_MOST:
             return (f"{code}-many", len(group.members) - group.here, len(group.members))
         seats = self.replicas.seats
-        missing = [
+        missing = (
             worker
             for worker in group.members
             if seats[worker].phase != "applied" or self.members[worker].buffer[0] != number
-        ]
-        return (code, ", ".join(map(str, missing)))
+        )
+        return (code, tuple(missing))
 
 
 def _no_worker_twice(machine: Machine) -> bool:
@@ -551,9 +551,9 @@ SPEC = Spec(
         "heads": "the head workers of the nodes that worker {0}'s request divided have come",
         "local": "a group on node {1} that worker {0}'s request made has come",
         "whole-node": "all workers of node {1} that worker {0}'s request divided have come",
-        "awaits": "its group waits for {0}",
+        "awaits": "its group waits for {0:workers}",
         "awaits-many": "its group waits for {0} of its {1} workers",
-        "conflict": "its group has members in an earlier group, and waits for {0}",
+        "conflict": "its group has members in an earlier group, and waits for {0:workers}",
         "conflict-many": "its group has members in an earlier group, and waits for {0} of its {1} workers",
     },
 )

@@ -31,7 +31,8 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Hold, Order, Why
+from paceline.core.orders import ApplyUpdate, Hold, Order
+from paceline.core.reasons import Why
 from paceline.core.roster import REASONS, Roster
 
 
@@ -144,6 +145,6 @@ SPEC = Spec(
         **REASONS,
         "on-arrival": "step {1} of worker {0} was applied on arrival",
         "within-bound": "its lead is {0}, the bound {1}",
-        "above-bound": "its lead is {0}, the bound {1}: it waits for {2}",
+        "above-bound": "its lead is {0}, the bound {1}: it waits for {2:workers}",
     },
 )

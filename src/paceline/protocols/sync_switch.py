@@ -79,9 +79,9 @@ from paceline.core.orders import (
     StartPull,
     StartPush,
     SwitchProtocol,
-    Why,
 )
-from paceline.core.roster import NAMED_AT_MOST, Roster, WorkerProgress
+from paceline.core.reasons import NAMED_AT_MOST, Why
+from paceline.core.roster import Roster, WorkerProgress
 from paceline.errors import ProtocolViolation
 
 Which = Literal["first", "then"]
@@ -210,7 +210,7 @@ class Machine:
     """While a phase ends: the time of the fact that began its end."""
     to: Which = "then"
     """What comes next, while a phase ends."""
-    cause: tuple[str, ...] = ()
+    cause: Why = ()
     """The `why` of that switch."""
     leaving: dict[int, None] = field(default_factory=dict)
     """Stragglers among the members, which are out as soon as what they have under way is done."""
@@ -421,7 +421,7 @@ class Machine:
             self.done += self._as_of_all(work, order) if rounds else work
             if not self.planned and self.draining is None:
                 code = "planned-rounds" if rounds else "planned"
-                self._drain("then", (code, str(self.done), str(self.goal)), turn)
+                self._drain("then", (code, self.done, self.goal), turn)
         if self.ramped is not None:
             self.ramped += work
         if self.watching and self.draining is None:
@@ -477,8 +477,7 @@ class Machine:
                     self.leaving[worker] = None
                     turn.touched.append(worker)
         elif self.active == "first" and stragglers:
-            some = ", ".join(map(str, stragglers[:NAMED_AT_MOST]))
-            self._drain("then", ("straggler", some), turn)
+            self._drain("then", ("straggler", tuple(stragglers[:NAMED_AT_MOST])), turn)
         elif self.active == "then" and not stragglers:
             self._drain("first", ("recovered",), turn)
 
@@ -493,7 +492,7 @@ class Machine:
 
     # --- phases -------------------------------------------------------------------------------------
 
-    def _drain(self, to: Which, cause: tuple[str, ...], turn: _Turn) -> None:
+    def _drain(self, to: Which, cause: Why, turn: _Turn) -> None:
         """From here on no worker begins a step in this phase."""
         self.draining, self.to, self.cause = turn.at, to, cause
         turn.touched.extend(self.members)
@@ -675,15 +674,15 @@ SPEC = Spec(
     },
     unfit=unfit,
     reasons={
-        "planned": "the first part has done {0} of the {1} that were planned for it",
-        "straggler": "worker {0} is a straggler",
-        "recovered": "there is no straggler any more, and the first part has work left",
-        "resumed": "the run had come so far before it was resumed",
+        "planned": "the first part has done {0:,} (planned: {1:,})",
+        "straggler": "{0:workers} straggled",
+        "recovered": "no worker straggles any more, and the first part has work left",
+        "resumed": "the run had switched before it was resumed",
         "deserted": "every worker that could still compute was left out",
-        "ending": "{0} comes to its end: {1} begins when all that was begun is applied",
-        "left-out": "it is a straggler: the others go on without it until the next phase",
-        "planned-rounds": "the first part's rounds count as {0} of the {1} that were planned for it, each as if all "
-        "workers of the beginning had been in it",
+        "ending": "{0} ends, and {1} begins once every update under way is applied",
+        "left-out": "it straggled: the other workers go on without it until the next phase",
+        "planned-rounds": "the first part's rounds count as {0:,} (planned: {1:,}), each as if all workers of the "
+        "beginning had been in it",
         "mean-of": "a version is the mean of gradients from {0} workers",
         "one-by-one": "each update is applied by itself",
         "momentum": "momentum is {0}/{1} of the script's",

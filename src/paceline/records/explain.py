@@ -26,8 +26,9 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import Release, Why
+from paceline.core.orders import Release
 from paceline.core.phrases import count, listed, workers_named
+from paceline.core.reasons import Why
 from paceline.errors import ConfigError
 from paceline.records import violations
 from paceline.records.averages import Average, AverageTracker, MovedBytes

@@ -19,8 +19,9 @@ from paceline.core.agreements import Call, Value
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
-from paceline.core.orders import Order, Why
+from paceline.core.orders import Order
 from paceline.core.phrases import error_line
+from paceline.core.reasons import Why
 from paceline.errors import ConfigError, ProtocolViolation
 from paceline.files import opened_record
 from paceline.records.comparison import COMPARISON

@@ -24,7 +24,8 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol
+from paceline.core.reasons import Why
 from paceline.records.update_outcomes import Fate, UpdateOutcomes
 from paceline.records.waits import Waits, WorkerWait
 

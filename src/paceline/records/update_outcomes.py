@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, Why
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
+from paceline.core.reasons import Why
 
 
 @dataclass(slots=True)  # a frozen one takes four times as long to make

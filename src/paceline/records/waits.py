@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import inf
 
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
-from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepReplica, Why
+from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepReplica
+from paceline.core.reasons import Why
 
 LEAST = 1000
 """Waits or steps that are kept before those that no longer matter are looked for and forgotten."""

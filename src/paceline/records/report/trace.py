@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from paceline.core.orders import Why
+from paceline.core.reasons import Why
 from paceline.records.timeline import Timeline, WorkerLane
 from paceline.records.waits import WorkerWait
 
