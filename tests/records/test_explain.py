@@ -13,7 +13,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.core.facts import Fact, StepDeclined, WorkerResumed
-from paceline.records.explain import _fact, _seconds
+from paceline.records.explain.sentences import _fact, _seconds
 from paceline.scenario.scenario import HostTable, Network, Scenario
 from support.recorded import edited, simulated
 

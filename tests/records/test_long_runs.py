@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from paceline.protocols import registry
-from paceline.records import explain
 from paceline.records.check import check
+from paceline.records.explain.findings import findings
+from paceline.records.explain.sentences import sentences
 from paceline.records.reading import RecordedRun, open_run
 from paceline.records.report.contents import contents
 from paceline.scenario.scenario import Kill, Network, Scenario
@@ -33,7 +34,7 @@ def reported(run: RecordedRun) -> None:
 
 
 def explained(run: RecordedRun) -> None:
-    explain.sentences(explain.past(run))
+    sentences(findings(run))
 
 
 def checked(run: RecordedRun) -> None:

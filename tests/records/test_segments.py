@@ -22,7 +22,9 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import truncate as cutting
 from paceline.records import violations
-from paceline.records.explain import numbers, past, sentences
+from paceline.records.explain.findings import findings
+from paceline.records.explain.numbers import numbers
+from paceline.records.explain.sentences import sentences
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
 from paceline.records.reading import open_run, read_before, tally_of
 from paceline.records.report.contents import contents, page
@@ -169,11 +171,11 @@ def test_waits_end_where_the_run_was_interrupted() -> None:
 
 def test_explain_says_where_segments_begin_and_what_was_undone(run: Path) -> None:
     with closing((opened := open_run(run, registry())).ledger):
-        said = sentences(past(opened))
+        said = sentences(findings(opened))
         assert said[0].startswith("The run was resumed from version ")
         assert "undone-1.sqlite" in said[0]
         assert "undone-2.sqlite" in said[1]
-        assert [one["version"] for one in numbers(past(opened))["segments"]] == [
+        assert [one["version"] for one in numbers(findings(opened))["segments"]] == [
             version for (version,) in opened.ledger.execute("SELECT version FROM segments")
         ]
 
@@ -187,7 +189,7 @@ def test_explain_tells_that_an_update_was_undone(run: Path) -> None:
             for order in orders:
                 fates.order(order)
         one = undone[0]
-        assert "Its update was undone: " in " ".join(sentences(past(opened, one.worker, one.step)))
+        assert "Its update was undone: " in " ".join(sentences(findings(opened, one.worker, one.step)))
 
 
 def test_timelines_show_where_segments_begin(run: Path) -> None:

@@ -27,8 +27,9 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as records
 from paceline.records.ledger import Ledger, connect
+from paceline.records.spans import Busy
 from paceline.records.summary import Tally, Target
-from paceline.records.times import Busy, FetchTimes, StepTimes
+from paceline.records.times import FetchTimes, StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)

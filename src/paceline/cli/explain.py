@@ -9,7 +9,9 @@ from pathlib import Path
 
 from paceline.cli.values import whole
 from paceline.protocols import registry
-from paceline.records.explain import numbers, past, sentences
+from paceline.records.explain.findings import findings
+from paceline.records.explain.numbers import numbers
+from paceline.records.explain.sentences import sentences
 from paceline.records.reading import open_run, reading
 
 HELP = "explain why a run, or one of its steps, took so long"
@@ -30,9 +32,9 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     run = open_run(options.run, registry())
     with closing(run.ledger), reading(options.run):
-        read = past(run, options.worker, options.step)
-        lines = sentences(read)
-        told = numbers(read) if options.json else {}
+        found = findings(run, options.worker, options.step)
+        lines = sentences(found)
+        told = numbers(found) if options.json else {}
     if options.json:
         plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
         print(json.dumps({**plain, **told}, indent=2))

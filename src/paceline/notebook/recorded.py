@@ -181,11 +181,12 @@ class Run:
             >>> print(paceline.Run(folder).explain(worker=0).splitlines()[0])
             Worker 0 was in the run for 2.0 s: 100 % computing, 0 % waiting, 0 % transferring, 0 % other things.
         """
-        from paceline.records.explain import past, sentences
+        from paceline.records.explain.findings import findings
+        from paceline.records.explain.sentences import sentences
 
         run = open_run(self._folder, registry())
         with closing(run.ledger), reading(self._folder):
-            return "\n".join(sentences(past(run, worker, step)))
+            return "\n".join(sentences(findings(run, worker, step)))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the final parameters and buffers by the script's own names, on the CPU.

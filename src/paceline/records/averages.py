@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
-from paceline.core.orders import Order, Reduce
-from paceline.records.times import Busy
-
-
-@dataclass(slots=True)
-class MovedBytes:
-    """Bytes that moved one way between two hosts."""
-
-    bytes: int = 0
-    busy: Busy = field(default_factory=Busy)
-    """The time in which any of them moved."""
-
-    def add(self, size: int, began: float, ended: float) -> None:
-        """Count a fetch. Fetches are added in the order of their ends."""
-        self.bytes += size
-        self.busy.add(began, ended)
+from paceline.core.facts import ReduceFailed, ReduceFinished, TrainingBegan
+from paceline.core.orders import Reduce
+from paceline.records.run_model import Moment, RunModel
+from paceline.records.spans import MovedBytes
 
 
 @dataclass(slots=True)
@@ -53,37 +39,33 @@ class Average:
 class AverageTracker:
     """Finds all averages between hosts of a run, in the order of their ends. Keeps only those that go on."""
 
-    def __init__(self, ledger: sqlite3.Connection, hosts: Mapping[int, str]) -> None:
-        """`hosts`: by worker. It is read when a group begins."""
-        self._hosts = hosts
+    def __init__(self, ledger: sqlite3.Connection, model: RunModel) -> None:
+        """`model`: the run as it is at each moment."""
+        self._model = model
         self._rows = ledger.execute(
             "SELECT fact, kind, source, host, number, bytes, began, ended FROM fetches "
             "WHERE kind IN ('partial', 'mean') ORDER BY rowid"
         )
         self._next = next(self._rows, None)
-        self._number = 0
-        self._finished: dict[int, int] = {}
         self._at_work: dict[int, Average] = {}
 
-    def record(self, fact: Fact, orders: Iterable[Order]) -> Average | None:
-        """Take the next fact with its orders. Return the average that it ends, if any."""
-        self._number += 1
+    def record(self, moment: Moment) -> Average | None:
+        """Take the next moment. Return the average that it ends, if any."""
         ended = None
-        match fact:
+        match moment.fact:
             case TrainingBegan():
                 self._at_work.clear()
-            case GradientReady(worker=worker, step=step):
-                self._finished[worker] = step
             case ReduceFinished(group=group) | ReduceFailed(group=group) if group in self._at_work:
                 self._read()
                 ended = self._at_work.pop(group)
-                ended.ended, ended.outcome = fact.at, "finished" if isinstance(fact, ReduceFinished) else "failed"
-        for order in orders:
+                ended.ended = moment.fact.at
+                ended.outcome = "finished" if isinstance(moment.fact, ReduceFinished) else "failed"
+        for order in moment.orders:
             if isinstance(order, Reduce):
-                hosts = tuple(dict.fromkeys(self._hosts[worker] for worker in order.members))
-                after = {worker: self._finished.get(worker, -1) for worker in order.members}
+                hosts = tuple(dict.fromkeys(self._model.hosts[worker] for worker in order.members))
                 if len(hosts) > 1:
-                    began = Average(order.group, order.what, order.members, hosts, after, fact.at)
+                    after = {worker: self._model.finished.get(worker, -1) for worker in order.members}
+                    began = Average(order.group, order.what, order.members, hosts, after, moment.fact.at)
                     self._at_work[order.group] = began
         return ended
 
@@ -93,7 +75,7 @@ class AverageTracker:
 
     def _read(self) -> None:
         """Read the fetches before the last fact."""
-        while self._next is not None and self._next[0] < self._number:
+        while self._next is not None and self._next[0] < self._model.facts:
             _, kind, source, host, group, size, began, ended = self._next
             if (average := self._at_work.get(group)) is not None:
                 average.moved.setdefault((source, host), {}).setdefault(kind, MovedBytes()).add(size, began, ended)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
-from paceline.records.averages import MovedBytes
 from paceline.records.reading import read_fetches
-from paceline.records.times import Busy
-
-LEAST = 1000
-"""Spans that are kept before those that no longer matter are forgotten."""
+from paceline.records.spans import Busy, MovedBytes, RecentSpans
 
 _CAME_LAST = """
     SELECT kind, source, host, count(*) FROM (
@@ -110,46 +106,24 @@ class InTransit:
             "ORDER BY began"
         )
         self._next = next(self._rows, None)
-        self._spans: dict[int | tuple[str, str], list[tuple[float, float]]] = {}
-        """By worker: its updates. By kind and host: versions for the host, and its sums. In order; no two touch."""
-        self._kept = 0
-        self._most = LEAST
+        self.spans = RecentSpans()
+        """By worker: its updates. By kind and host: versions for the host, and its sums."""
 
     def read(self, until: float) -> None:
         """Read the fetches that began before `until`."""
         while self._next is not None and self._next[3] < until:
             kind, worker, host, began, ended = self._next
-            spans = self._spans.setdefault(worker if kind == "update" else (kind, host), [])
-            if spans and spans[-1][1] >= began:
-                spans[-1] = spans[-1][0], max(spans[-1][1], ended)
-            else:
-                spans.append((began, ended))
-                self._kept += 1
+            self.spans.join(worker if kind == "update" else (kind, host), began, ended)
             self._next = next(self._rows, None)
 
     def seconds(self, worker: int, began: float, ended: float) -> float:
         """Return how long the worker's update, its host's sum, or a version for its host moved in this time."""
         busy, host = Busy(), self._hosts.get(worker, "")
-        spans = [one for key in (worker, ("version", host), ("sum", host)) for one in self._within(key, began, ended)]
-        for since, until in sorted(spans, key=lambda span: span[1]):
-            busy.add(since, until)
-        return busy.seconds
-
-    def forget(self, before: float) -> None:
-        """Forget the spans that ended before `before`, if there are many."""
-        if self._kept <= self._most:
-            return
-        for spans in self._spans.values():
-            del spans[: max(0, bisect_right(spans, (before, before)) - 1)]
-        self._kept = sum(map(len, self._spans.values()))
-        self._most = max(LEAST, 2 * self._kept)
-
-    def _within(self, key: int | tuple[str, str], began: float, ended: float) -> list[tuple[float, float]]:
-        spans = self._spans.get(key, [])
-        at, found = max(0, bisect_right(spans, (began, began)) - 1), []
-        while at < len(spans) and spans[at][0] < ended:
-            since, until = max(began, spans[at][0]), min(ended, spans[at][1])
+        moved = []
+        for key in (worker, ("version", host), ("sum", host)):
+            for since, until in self.spans.within(key, began, ended):
+                moved.append((max(began, since), min(ended, until)))
+        for since, until in sorted(moved, key=itemgetter(1)):
             if until > since:
-                found.append((since, until))
-            at += 1
-        return found
+                busy.add(since, until)
+        return busy.seconds

@@ -101,6 +101,8 @@ class RunModel:
     """Versions made in the store."""
     hosts: dict[int, str] = field(default_factory=dict)
     """By worker that was ever present: its last host."""
+    head: str = ""
+    """The head's host in this segment."""
     present: dict[int, float] = field(default_factory=dict)
     """By present worker: when its stay began."""
     finished: dict[int, int] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class RunModel:
             self._leave(worker, before, "interrupted")
         for switch in self.switches:
             switch.waiting.clear()
+        self.head = next((host for _, host, _ in fact.members), "")
         for worker, host, _ in fact.members:
             self._enter(worker, host, fact.at)
 

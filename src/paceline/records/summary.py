@@ -23,7 +23,8 @@ from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
 from paceline.records.run_model import Moment, RunModel
 from paceline.records.segments import Stretch
-from paceline.records.times import Busy, FetchTimes, StepTimes, StepTotals
+from paceline.records.spans import Busy
+from paceline.records.times import FetchTimes, StepTimes, StepTotals
 from paceline.records.update_outcomes import Applied, Undone
 from paceline.version import __version__
 

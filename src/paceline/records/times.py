@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 
 from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
 
-KEPT = 100
-"""How many spans of time are kept, as a later one may touch them."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -45,6 +42,9 @@ class StepTotals:
         self.compute += times.compute
         self.wait += times.wait
         self.transfer += times.push + times.pull
+        self.add_copies(times)
+
+    def add_copies(self, times: StepTimes | StepTotals) -> None:
         if times.to_device is not None:
             self.to_device = (self.to_device or 0.0) + times.to_device
         if times.from_device is not None:
@@ -114,32 +114,6 @@ class FetchTimes:
     def ending(self, at: float) -> FetchTimes:
         """Return the fetch in the times of another clock, which showed `at` at its end."""
         return replace(self, began=at - (self.ended - self.began), ended=at)
-
-
-class Busy:
-    """Adds up the time in which any of several spans goes on. Spans are added in the order of their ends."""
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
-        """The last spans, (began, ended), which don't touch."""
-        self._earlier = 0.0
-
-    def add(self, began: float, ended: float) -> None:
-        while self._spans and self._spans[-1][1] >= began:
-            before = self._spans.pop()
-            began, ended = min(began, before[0]), max(ended, before[1])
-        self._spans.append((began, ended))
-        if len(self._spans) > KEPT:
-            first = self._spans.pop(0)
-            self._earlier += first[1] - first[0]
-
-    @property
-    def seconds(self) -> float:
-        """The time in all, each second once."""
-        total = self._earlier
-        for began, ended in self._spans:
-            total += ended - began
-        return total
 
 
 def _named(item: Item) -> tuple[str, int | None, int | None]:

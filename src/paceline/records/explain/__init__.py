@@ -1,0 +1,1 @@
+"""Explanations of runs: what is found in a ledger, as sentences and as numbers."""
