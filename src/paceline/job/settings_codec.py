@@ -29,18 +29,12 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "choice": (Choice.to_plain, lambda plain: choice_of({"protocol": plain}, registry())),
     "scenario": (to_plain, from_plain),
     "folder": (str, Path),
-    "notes": (lambda notes: notes, lambda notes: None if notes is None else tuple(notes)),
-    "directory": (
-        lambda directory: None if directory is None else str(directory),
-        lambda path: None if path is None else Path(path),
-    ),
+    "notes": (list, tuple),
+    "directory": (str, Path),
     "targets": (lambda targets: [target.text for target in targets], lambda texts: tuple(map(Target.parse, texts))),
-    "simulated": (
-        lambda scenario: None if scenario is None else to_plain(scenario),
-        lambda plain: None if plain is None else from_plain(plain),
-    ),
+    "simulated": (to_plain, from_plain),
 }
-"""By field that is not a plain value: how it is written, and read."""
+"""By field that is not a plain value: how it is written, and read, unless it is None."""
 
 
 def check_source(settings: Settings) -> None:
@@ -56,7 +50,7 @@ def packed(settings: Settings) -> bytes:
     """Return the settings as msgpack."""
     plain = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in OF_THE_HEAD}
     for name, (write, _) in _FORMS.items():
-        plain[name] = write(plain[name])
+        plain[name] = None if plain[name] is None else write(plain[name])
     return msgspec.msgpack.encode(plain)
 
 
@@ -64,5 +58,5 @@ def unpacked(data: bytes) -> Settings:
     """Return the settings that `packed` has encoded."""
     plain = msgspec.msgpack.decode(data)
     for name, (_, read) in _FORMS.items():
-        plain[name] = read(plain[name])
+        plain[name] = None if plain[name] is None else read(plain[name])
     return Settings(**plain)
