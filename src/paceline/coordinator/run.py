@@ -47,9 +47,9 @@ from paceline.records.folders import CONFIG
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
-from paceline.records.snapshots import Snapshot, newest, remove_drafts, remove_undone, whole
+from paceline.records.snapshots import remove_drafts, remove_undone, whole
 from paceline.records.summary import Summary
-from paceline.records.truncate import cut, why_not
+from paceline.records.truncate import cut, newest_to_go_on_from
 from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
 from paceline.worker_process.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
@@ -82,7 +82,8 @@ def run(
         summary, goes_on = _run(settings, interrupts, direct, listening)
         if not goes_on:
             return summary
-        if (snapshot := _last_snapshot(settings.folder)) is None:
+        snapshot, _ = newest_to_go_on_from(settings.folder)
+        if snapshot is None:
             return summary
         done = f"after {count(snapshot.state.steps, 'step')}, from {snapshot.folder}"
         sys.stderr.write(f"paceline: {summary['error']}; going on {done}\n")
@@ -158,12 +159,6 @@ def _show_parsers_words(settings: Settings, worker: int) -> None:
         there = f" of host {host}" if (host := settings.hosts_of_workers.get(worker)) else ""
         sys.stderr.write(f"paceline: the script's own argument parser has ended worker {worker}{there}:\n")
     sys.stderr.write(settings.log(worker).read_text(errors="replace"))
-
-
-def _last_snapshot(folder: Path) -> Snapshot | None:
-    """The newest snapshot that the run in that folder can go on from."""
-    snapshot, _ = newest(folder, lambda state: why_not(folder, state.fact, state.version))
-    return snapshot
 
 
 def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:

@@ -21,6 +21,7 @@ from paceline.files import to_disk
 from paceline.records.ledger import MARKED, SCHEMA, TABLES, connect
 from paceline.records.reading import LEDGER, SUMMARY, is_written
 from paceline.records.segments import ASKED, OF_ONE, Stretch, undone_before
+from paceline.records.snapshots import Snapshot, newest
 
 _LAST_STEPS = """
     CREATE TEMP TABLE last_steps AS SELECT worker, max(step) AS step FROM (
@@ -86,7 +87,15 @@ def _refuse_if_written(folder: Path) -> None:
         raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
 
 
-def why_not(folder: Path, fact: int, version: int) -> str:
+def newest_to_go_on_from(folder: Path) -> tuple[Snapshot | None, list[str]]:
+    """Return the newest snapshot at which the ledger of the run in this folder can be cut.
+
+    Return a line on each newer one that is passed over, too.
+    """
+    return newest(folder, lambda state: _why_not(folder, state.fact, state.version))
+
+
+def _why_not(folder: Path, fact: int, version: int) -> str:
     """Return why the ledger of the run in this folder can't be cut at this snapshot; empty if it can."""
     with closing(connect(folder / LEDGER)) as ledger:
         try:

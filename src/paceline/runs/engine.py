@@ -20,8 +20,7 @@ from paceline.launch.ssh import leading_to
 from paceline.net.tcp import Address, shown
 from paceline.records.folders import is_run
 from paceline.records.reading import LEDGER, is_written
-from paceline.records.snapshots import newest
-from paceline.records.truncate import why_not
+from paceline.records.truncate import newest_to_go_on_from
 from paceline.runs.join import PAUSE, TRIES_FOR, answers
 from paceline.runs.resume import asks_for_more, outcome
 
@@ -60,7 +59,7 @@ def state_of(
         return "has no snapshot" if any((folder / name).exists() for name in (MARK, LEDGER)) else "none"
     if outcome(folder) == "completed" and not asks_for_more(config(folder), limits, arguments):
         return "complete"
-    found, _ = newest(folder, lambda state: why_not(folder, state.fact, state.version))
+    found, _ = newest_to_go_on_from(folder)
     return "has no snapshot" if found is None else "goes on"
 
 

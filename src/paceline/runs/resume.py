@@ -13,8 +13,8 @@ from paceline.errors import ConfigError
 from paceline.files import read_file, read_json
 from paceline.records.folders import is_run
 from paceline.records.reading import SUMMARY, is_written
-from paceline.records.snapshots import SNAPSHOTS, Snapshot, newest
-from paceline.records.truncate import why_not
+from paceline.records.snapshots import SNAPSHOTS, Snapshot
+from paceline.records.truncate import newest_to_go_on_from
 from paceline.runs.script import recorded_script
 
 LIMITS = ("epochs", "max_steps", "max_seconds")
@@ -95,7 +95,7 @@ KEPT_BY = {
 
 def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
     """Return the snapshot that the run goes on from, and a line on each newer one that is passed over."""
-    found, passed = newest(run, lambda state: why_not(run, state.fact, state.version))
+    found, passed = newest_to_go_on_from(run)
     if found is not None:
         return found, passed
     why = f" ({passed[0]})" if passed else f": {run / SNAPSHOTS} has none; one is written in each epoch (--checkpoint)"
