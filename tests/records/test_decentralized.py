@@ -306,3 +306,12 @@ def test_a_step_that_was_left_undone_is_applied_nowhere(tmp_path: Path) -> None:
     assert summed_up(live) == summed_up(again)
     assert rows(path, "SELECT worker, step FROM applied_updates") == [(0, 0)]
     assert rows(path, "SELECT sample FROM applied_samples") == [(10,)]
+
+
+def test_a_step_that_was_left_undone_is_in_no_version_of_a_timeline(tmp_path: Path) -> None:
+    """As in the summary. A reader that takes orders for made says that the update went into the replica."""
+    path = written(tmp_path / "ledger.sqlite", STOPPED, computed=True)
+    with closing(Ledger(path, resume=True)) as ledger:
+        ledger.undone(1, 0)
+    zero, one = timeline_of(path).lanes
+    assert [step.made for step in (*zero.computing, *one.computing)] == [1, None]

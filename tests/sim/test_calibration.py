@@ -103,6 +103,15 @@ def test_a_run_in_which_everything_takes_its_time_predicts_itself(protocol: str,
             assert row[f"{part}_seconds"] == pytest.approx(before[f"{part}_seconds"], rel=1e-7, abs=1e-7)
 
 
+@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples", "all-reduce"])
+def test_steps_that_were_lost_with_a_replica_are_in_no_limit_of_the_prediction(protocol: str, tmp_path: Path) -> None:
+    """What a run had applied is what its summary says, and what a simulation's limit counts."""
+    dies = replace(STRAGGLER, events=(Kill(worker=1, at=1.03),))
+    summary, run = made(tmp_path / "run", protocol, dies)
+    assert run.limit.steps == summary["steps"]
+    assert simulate(run.simulation(run.choice))["steps"] == summary["steps"]
+
+
 @pytest.mark.parametrize(
     ("limit", "data"), [(Limit(seconds=2.5), None), (Limit(versions=20), None), (Limit(), 90)], ids=str
 )

@@ -36,10 +36,11 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
 from paceline.core.phrases import workers_named
 from paceline.errors import ConfigError
-from paceline.records.reading import RecordedRun, open_run, reading
+from paceline.records.reading import RecordedRun, model_of, open_run, reading
+from paceline.records.summary import Tally
 from paceline.records.times import exposed
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
@@ -289,13 +290,15 @@ def _read(run: RecordedRun) -> CalibratedRun:
         )
     reading = _Reading(SharedLink.of(scenario.network) is not None)
     reading.take_times(database)
-    reading.take_facts(run.history())
+    tally = Tally(model_of(database))
+    reading.take_facts(tally, run.history())
     cores = None if run.simulated else config.get("environment", {}).get("cores") or None
     recorded = _alone(reading.steps(database, scenario, seed), reading.commits(), reading.averages, cores)
     if not recorded.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
-    steps, seconds = reading.applied, reading.ended - (reading.began or 0.0) - reading.paused
+    model = tally.model
+    steps, seconds = tally.steps, model.at - (model.began or 0.0) - model.paused
     limit, data = Limit(steps=steps), None
     message = reading.message or _of_the_last_version(folder)
     killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
@@ -355,13 +358,9 @@ class _Reading:
 
     paced: bool
     """Whether a network's model sets the times of transfers. Otherwise they take no time."""
-    began: float | None = None
-    paused: float = 0.0
-    """Seconds between a segment's end and the beginning of the next one."""
-    ended: float = 0.0
-    applied: int = 0
-    """Steps that were applied."""
     message: int = 0
+    ended: float = 0.0
+    """When the run ended."""
     left: dict[int, str] = field(default_factory=dict)
     """By worker that left: why it left."""
     since: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -392,19 +391,17 @@ class _Reading:
             self.message = size
             self.flows.setdefault(worker, []).append((direction, began, ended))
 
-    def take_facts(self, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
-        """Read all facts with their orders, in order."""
+    def take_facts(self, tally: Tally, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
+        """Read all facts with their orders, in order. `tally` counts them."""
         awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
         averaging: dict[int, tuple[tuple[int, ...], float]] = {}
         told = 0.0  # when the last worker was told to begin
         pushed_at_once: set[tuple[int, int]] = set()
         for fact, orders in history:
-            before, self.ended = self.ended, fact.at
+            tally.record(fact, orders)
+            self.ended = fact.at
             match fact:
-                case TrainingBegan() if self.began is None:
-                    self.began = fact.at
-                case TrainingBegan():  # the run was resumed: what was outstanding is undone
-                    self.paused += fact.at - before
+                case TrainingBegan():  # what was outstanding is undone
                     awaited, averaging = {}, {}
                     self.left.clear()
                 case WorkerLeft():
@@ -431,10 +428,7 @@ class _Reading:
             for order in orders:
                 match order:
                     case ApplyUpdate():
-                        self.applied += len(order.contributions)
                         self.ordered[order.version] = fact.at, len(order.contributions)
-                    case StepReplica():
-                        self.applied += 1
                     case Release(parameters="pull"):
                         awaited[order.worker] = order.step, order.version, fact.at
                     case Release():
