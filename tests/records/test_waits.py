@@ -19,7 +19,7 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import Hold, Order, Reduce, Release, StartPush
 from paceline.protocols import registry
-from paceline.records import waits as module
+from paceline.records import spans
 from paceline.records.reading import open_run
 from paceline.records.waits import Blame, Waits, WorkerWait
 from records.histories import waits
@@ -187,7 +187,7 @@ def test_blame_is_told_when_the_awaited_worker_waits_no_longer() -> None:
 def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEAST", 0)  # forget whatever may be forgotten, at once
+    monkeypatch.setattr(spans, "LEAST", 0)  # forget whatever may be forgotten, at once
     run = open_run(simulated(tmp_path / "run", protocol, steps=400), registry())
     with closing(run.ledger):
         found, streamed = Waits(), []
@@ -195,7 +195,7 @@ def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
         most = 0
         for fact, orders in run.history():
             streamed += judge.judge(found.record(fact, orders))
-            most = max(most, judge._kept)
+            most = max(most, judge.own.kept)
         streamed += judge.judge(found.rest())
         every = list(waits(run.history()))
     assert streamed == list(zip(every, blame(every), strict=True))

@@ -57,13 +57,13 @@ class RecentSpans:
 
     def __init__(self) -> None:
         self._spans: dict[Hashable, list[tuple[float, ...]]] = {}
-        self._kept = 0
+        self.kept = 0
         self._most = LEAST
 
-    def add(self, key: Hashable, *span: float) -> None:
-        """Add a span, which began after all others of its key: when it began, further moments, when it ended."""
-        self._spans.setdefault(key, []).append(span)
-        self._kept += 1
+    def add(self, key: Hashable, began: float, *rest: float) -> None:
+        """Add a span, which began after all others of its key. Of the rest, the first is a moment in it, or its end."""
+        self._spans.setdefault(key, []).append((began, *rest))
+        self.kept += 1
 
     def join(self, key: Hashable, began: float, ended: float) -> None:
         """Add a span, or lengthen the last one of its key if they touch."""
@@ -83,12 +83,12 @@ class RecentSpans:
 
     def forget(self, before: float) -> None:
         """Forget the spans that ended before `before`, if there are many."""
-        if self._kept <= self._most:
+        if self.kept <= self._most:
             return
         for spans in self._spans.values():
             del spans[: max(0, bisect_right(spans, (before, before)) - 1)]
-        self._kept = sum(map(len, self._spans.values()))
-        self._most = max(LEAST, 2 * self._kept)
+        self.kept = sum(map(len, self._spans.values()))
+        self._most = max(LEAST, 2 * self.kept)
 
 
 def overlap(began: float, ended: float, since: float, until: float) -> float:

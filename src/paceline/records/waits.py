@@ -5,7 +5,6 @@ Both classes take a run as it comes, and keep only what may still matter.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from math import inf
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepReplica
 from paceline.core.reasons import Why
-
-LEAST = 1000
-"""Waits or steps that are kept before those that no longer matter are looked for and forgotten."""
+from paceline.records.spans import RecentSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,25 +125,22 @@ class Blame:
 
     def __init__(self, found: Waits) -> None:
         self._found = found
-        self._own: dict[int, list[WorkerWait]] = {}
-        """By worker: waits that may overlap one that is not judged yet."""
+        self.own = RecentSpans()
+        """By worker: its waits for others, with the worker that ended each, which may overlap one not judged yet."""
         self._unjudged: deque[WorkerWait] = deque()
-        self._kept = 0
-        self._most = LEAST
 
     def judge(self, ended: Iterable[WorkerWait]) -> Iterator[tuple[WorkerWait, dict[int, float]]]:
         """Take waits that have ended. Yield those that can be judged, in order, with the seconds by worker to blame."""
         for wait in ended:
-            self._own.setdefault(wait.worker, []).append(wait)
+            if wait.awaited is not None:
+                self.own.add(wait.worker, wait.began, wait.ended, wait.awaited)
             self._unjudged.append(wait)
-            self._kept += 1
         while self._unjudged:
             due = self._due(self._unjudged[0])
             if due is None:
                 break
             yield self._unjudged.popleft(), due
-        if self._kept > self._most:
-            self._forget()
+        self.own.forget(self.horizon())
 
     def horizon(self) -> float:
         """Return when the oldest wait that is not judged began. Earlier steps need not be kept."""
@@ -171,20 +165,10 @@ class Blame:
             yield None, 0.0
             return
         rest = ended - began
-        its = self._own.get(awaited, ())
-        at = bisect_right(its, began, key=lambda wait: wait.ended)  # they don't overlap
-        while at < len(its) and its[at].began < ended:
-            wait, at = its[at], at + 1
-            if wait.awaited is None or wait.awaited in (*before, awaited):
+        for since, until, behind in self.own.within(awaited, began, ended):
+            since, until = max(began, since), min(ended, until)
+            if until <= since or behind in (*before, awaited):
                 continue
-            since, until = max(began, wait.began), min(ended, wait.ended)
             rest -= until - since
-            yield from self._parts(wait.awaited, since, until, (*before, awaited))
+            yield from self._parts(int(behind), since, until, (*before, awaited))
         yield awaited, rest
-
-    def _forget(self) -> None:
-        horizon = self.horizon()
-        for its in self._own.values():
-            del its[: bisect_right(its, horizon, key=lambda wait: wait.ended)]
-        self._kept = sum(map(len, self._own.values()))
-        self._most = max(LEAST, 2 * self._kept)

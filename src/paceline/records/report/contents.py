@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sqlite3
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -23,6 +23,7 @@ from paceline.core.choice import brief
 from paceline.core.facts import TrainingBegan, WorkerJoined, WorkerResumed
 from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
 from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
+from paceline.records.spans import RecentSpans, overlap
 from paceline.records.summary import Summary, Tally, metrics_of
 from paceline.records.timeline import (
     MeasuredStep,
@@ -416,7 +417,8 @@ def _blocks(
 ) -> Contents:
     """Join `each` steps into one block, which begins where the last one ended. A stay's end ends a block, too."""
     blocks: list[list[int]] = []  # began, ended, first step, steps, computing, transfers
-    moving = _Moving(transfers)
+    near = RecentSpans()
+    transfer = next(transfers, None)
     step = next(steps, None)
     for stay in stays:
         free = stay.began
@@ -426,7 +428,11 @@ def _blocks(
                 part.append(step)
                 step = next(steps, None)
             end = part[-1].ended
-            moved = moving.seconds(free, end)
+            while transfer is not None and transfer.began < end:
+                near.add(None, transfer.began, transfer.ended)
+                transfer = next(transfers, None)
+            moved = sum(overlap(since, until, free, end) for since, until in near.within(None, free, end))
+            near.forget(free)
             computed = sum(one.ended - one.began for one in part)
             ticks = (clock(free), clock(end), part[0].step, len(part))
             blocks.append([*ticks, round(computed / clock.tick), round(min(moved, end - free) / clock.tick)])
@@ -434,27 +440,6 @@ def _blocks(
     names = ("began", "ended", "step", "count", "computing", "transfer")
     columns = zip(*blocks, strict=True) if blocks else ((),) * len(names)
     return {"blocks": dict(zip(names, map(list, columns), strict=True))}
-
-
-class _Moving:
-    """A worker's transfers around the present block."""
-
-    def __init__(self, transfers: Iterator[TransferSpan]) -> None:
-        self._rest = transfers
-        self._next = next(transfers, None)
-        self._near: deque[TransferSpan] = deque()
-
-    def seconds(self, began: float, ended: float) -> float:
-        """Return the seconds of transfers in this time: of those that begin in it, and of the last one before.
-
-        Each call's time is after the one before.
-        """
-        while self._next is not None and self._next.began < ended:
-            self._near.append(self._next)
-            self._next = next(self._rest, None)
-        while len(self._near) > 1 and self._near[1].began < began:
-            self._near.popleft()
-        return sum(max(0.0, min(one.ended, ended) - max(one.began, began)) for one in self._near)
 
 
 def _differences(values: Sequence[int]) -> list[int]:
