@@ -20,7 +20,7 @@ from paceline.training import prepare
 from paceline.training.batches import Batches, Stands
 from paceline.training.gradients import Gradients
 from paceline.training.loader import PacedLoader, PacedStream
-from paceline.training.loop import Loops
+from paceline.training.loop import EpochLoop, Loops
 from paceline.training.misuse import unjoined
 from paceline.training.session import Session, never_iterated
 from paceline.training.training_context import TrainingContext
@@ -192,6 +192,7 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         here=here,
         go=None,
         joins=False,
+        loop=EpochLoop(-1, over=True),
         loops=Loops(2, 1, None, list, calls.append),
         steps=0,
         batches=Batches(leased=True),

@@ -103,7 +103,7 @@ class Shared(SharedOut):
         )
         assert loader.batch_size is not None
         self.batch_sampler = BatchSampler(self.sampler, loader.batch_size, loader.drop_last)
-        self.loop = EpochLoop(-1, over=True)
+        self._loop = EpochLoop(-1, over=True)
         self._view = view_of(loader, self)
         self._asked: deque[int] = deque()
         """Samples of each batch that torch's iterator fetches, and has not handed out."""
@@ -125,17 +125,22 @@ class Shared(SharedOut):
         return is_last(self._items)
 
     @property
+    def loop(self) -> EpochLoop:
+        """See `SharedOut`."""
+        return self._loop
+
+    @property
     def looping(self) -> bool:
-        """See `Iterated`."""
+        """Whether the script is in a loop over the loader."""
         items = None if self._items is None else self._items()
         return items is not None and not items.ended
 
     def begin_pass(self) -> EpochLoop:
         """See `SharedOut`."""
-        self.loop = EpochLoop(self.loop.epoch + 1)
-        self.sampler.set_epoch(self.loop.epoch)
+        self._loop = EpochLoop(self._loop.epoch + 1)
+        self.sampler.set_epoch(self._loop.epoch)
         self._asked.clear()
-        return self.loop
+        return self._loop
 
     def leases(self) -> Iterator[list[Any]]:
         """See `SharedOut`."""

@@ -48,8 +48,9 @@ class AgreeCalls:
 
     def _call(self) -> Call:
         """Return this call. After a mere look at the data its epoch begins anew."""
-        loader = self._session.loader()
-        epoch = self._session.epoch - (loader is not None and loader.looked)
+        session, loop = self._session, self._session.loop
+        left = loop.over and not loop.ended and bool(loop.handed_out)
+        epoch = session.epoch - (left and session.batches.ends_with(loop.handed_out))
         call = self._next if self._next.epoch == epoch else Call(epoch, 0)
         self._next = Call(call.epoch, call.nth + 1)
         return call

@@ -99,7 +99,6 @@ class PacedLoader(_Paced, SharedOut):
         super().__init__(loader, session)
         self._endless = endless
         self._orders = Orders(loader.batch_sampler, session.link.seed)
-        self.loop = EpochLoop(-1, over=True)
         self._iteration = _Iteration(self.loop)
         self._leased = view_of(loader, self)
         self._asks_ahead = False
@@ -158,16 +157,9 @@ class PacedLoader(_Paced, SharedOut):
         iteration.postponed.clear()
 
     @property
-    def looping(self) -> bool:
-        """See `Iterated`."""
-        return not self.loop.over
-
-    @property
-    def looked(self) -> bool:
-        """See `Iterated`."""
-        loop = self.loop
-        left = loop.over and not loop.ended
-        return left and bool(loop.handed_out) and self._session.batches.ends_with(loop.handed_out)
+    def loop(self) -> EpochLoop:
+        """See `SharedOut`."""
+        return self._session.loop
 
     def was_set(self, name: str) -> None:
         """See `Iterated`."""
@@ -284,8 +276,8 @@ class PacedLoader(_Paced, SharedOut):
                 self._give_back_fetched(last)
             self._epoch += 1
             within = None if last.handed_out else last.within
-        self.loop = EpochLoop(self._epoch, session.steps, within)
-        return self.loop
+        session.loop = EpochLoop(self._epoch, session.steps, within)
+        return session.loop
 
     @undisturbed
     def _was_a_look(self, last: EpochLoop) -> bool:
@@ -330,7 +322,7 @@ class PacedLoader(_Paced, SharedOut):
                 "DataLoader of its own, which prepare() does not get"
             )
         inner.leased.clear()
-        self._epoch, self.loop = loop.epoch, loop
+        self._epoch, session.loop = loop.epoch, loop
 
     def _give_back_fetched(self, loop: EpochLoop) -> None:
         """Give back what was fetched for this loop and not handed out: any worker may lease it."""

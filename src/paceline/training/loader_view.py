@@ -34,16 +34,6 @@ class Iterated(ABC):
     def last(self) -> bool:
         """See `one_ahead.Last`."""
 
-    @property
-    def looping(self) -> bool:
-        """Whether the script is in a loop over the loader, if its batches are counted."""
-        return False
-
-    @property
-    def looked(self) -> bool:
-        """Whether the script's last loop was only a look at the data: its epoch begins anew."""
-        return False
-
     def was_set(self, name: str) -> None:  # noqa: B027  # most have nothing to do then
         """The script has set this attribute of the loader."""
 
@@ -51,10 +41,13 @@ class Iterated(ABC):
 class SharedOut(Iterated):
     """Gives some of the batches to the user's class, which iterates over a view of its loader. See `view_of`."""
 
-    loop: EpochLoop
-    """The present one."""
     makes_iterator = False
     """Whether torch's iterator that asks for batches now is one that counts them."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> EpochLoop:
+        """The present loop."""
 
     @property
     def is_past(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -260,7 +259,6 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         paced = PacedLoader(loader, session, endless=passes == ENDLESS)
     else:
         paced = (PacedStream if offer.offered.streams else SharedStream)(loader, session)
-    session.loader = weakref.ref(paced)
     session.loop_is_due = not offer.offered.streams
     return given.returned(model, as_prepared(paced))
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from paceline.training.clipping import OwnClipping
 from paceline.training.gradients import Gradients
 from paceline.training.holders.choice import holder_of
 from paceline.training.link import Started, TakenUp
-from paceline.training.loop import Loops
+from paceline.training.loop import EpochLoop, Loops
 from paceline.training.non_optimized import NonOptimized
 from paceline.training.other_training import OtherTraining
 from paceline.training.pre_training_edits import PreTrainingEdits
@@ -44,9 +44,6 @@ from paceline.training.structure_edits import StructureEdits
 from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
 from paceline.training.user_state import SnapshotOrders, UserState
-
-if TYPE_CHECKING:
-    from paceline.training.loader_view import Iterated
 
 REPEATS = (
     "trains again on batches that its script keeps since an earlier loop, as itertools.cycle(loader) does: each worker "
@@ -130,12 +127,10 @@ class Session:
         """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
         self.epoch = 0
         """The epoch that the script is in; after a loop's end, the next one."""
-        self.loader: Callable[[], Iterated | None] = lambda: None
-        """Returns the prepared loader, as long as the script has it: its processes end with it."""
+        self.loop = EpochLoop(-1, over=True)
+        """The script's present loop over its prepared loader, if batches are leased, or its last one."""
         self.loop_is_due = False
         """Whether the script has a prepared loader with its part of the data, and has not begun to iterate over it."""
-        self._before_loop = 0
-        """Steps that this worker had made before the present loop."""
         self.batches_in_step = 0
         self.used = 0
         """Batches that this worker's script has used, or left out."""
@@ -255,16 +250,15 @@ class Session:
         if changed:
             if why := unfit_rate(scalars):
                 self.refuse(why)
-            if self.looping and self.steps - self._before_loop > 1:
+            if self.looping and self.steps - self.loop.steps > 1:
                 self.schedules.rate_changed()
         self._sent = scalars
         return scalars if changed or (self.resuming.at and self.steps == 1) else None
 
     @property
     def looping(self) -> bool:
-        """Whether the script is in a loop over the prepared loader, if its batches are counted."""
-        loader = self.loader()
-        return loader is not None and loader.looping
+        """Whether the script is in a loop over its prepared loader, if batches are leased."""
+        return not self.loop.over
 
     def script_clips(self, own: OwnClipping) -> None:
         """The script is about to clip this worker's gradients by itself."""
@@ -348,7 +342,6 @@ class Session:
     @undisturbed
     def loop_begins(self) -> None:
         """The script begins another loop over its loader."""
-        self._before_loop = self.steps
         self.look_at_structure(whole=True)
         if self.structure_edits.told_after != self.steps:  # the store keeps the last three only, of steps in versions
             self.tell_values()
