@@ -1,4 +1,4 @@
-"""Write into pages what the code knows best: the command line, the Python names, the list of decisions.
+"""Write into pages what the code knows best: the command line and the Python names.
 
     python docs/tools/references.py            # write the pages of PAGES again
     python docs/tools/references.py --check    # only name those that differ, and exit with 1 if any does
@@ -22,7 +22,7 @@ import paceline
 from paceline.cli.main import parser
 
 DOCS = Path(__file__).parents[1]
-PAGES = ("reference/command-line.md", "reference/python.md", "decisions/README.md")
+PAGES = ("reference/command-line.md", "reference/python.md")
 PART = re.compile(r"(<!-- written: (\w+)(.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -143,23 +143,12 @@ def _examples(text: str) -> str:
     return re.sub(r"^>>> (?:.*\n?)+?(?=\n|\Z)", fenced, text, flags=re.MULTILINE).rstrip()
 
 
-def decisions() -> str:
-    """Return a list of the decision records, each with its title."""
-    records = sorted((DOCS / "decisions").glob("0*.md"))
-    titles = {path.name: path.read_text().partition("\n")[0].lstrip("# ") for path in records}
-    return "".join(f"- [{title}]({name})\n" for name, title in titles.items())
-
-
 def written(page: str) -> str:
     """Return the page's text with all of its parts written again."""
 
     def part(found: re.Match[str]) -> str:
-        made = {
-            "commands": lambda: commands(parser()),
-            "names": lambda: names(found[3].split()),
-            "decisions": decisions,
-        }
-        return f"{found[1]}\n{made[found[2]]().strip()}\n\n{found[4]}"
+        made = commands(parser()) if found[2] == "commands" else names(found[3].split())
+        return f"{found[1]}\n{made.strip()}\n\n{found[4]}"
 
     return PART.sub(part, page)
 

@@ -6,7 +6,7 @@ import argparse
 import re
 
 import pytest
-from references import DOCS, PAGES, commands, decisions, docstring, signature, written
+from references import DOCS, PAGES, commands, docstring, signature, written
 
 import paceline
 from paceline.cli.main import parser
@@ -72,8 +72,3 @@ def test_a_long_signature_has_a_line_for_each_argument() -> None:
 
     assert signature("f", lambda self, one=1: None) == "f(one=1)"
     assert signature("f", thing) == f'f(\n    one,\n    *,\n    two="{"x" * 80}",\n)'
-
-
-def test_the_list_of_decisions_has_each_record() -> None:
-    records = sorted((DOCS / "decisions").glob("0*.md"))
-    assert re.findall(r"\]\((.+?)\)", decisions()) == [path.name for path in records]

@@ -41,7 +41,7 @@ from support.plain_state import to_plain
 FOLDER = Path(__file__).parent / "transcripts"
 PAGES = Path(__file__).parents[2] / "docs/protocols"
 BEGIN, END = "<!-- first steps: made by `make transcripts` -->", "<!-- end of the first steps -->"
-SHOWN = 6
+SHOWN = 5
 """Facts of a rule that a page shows, at most."""
 TITLE, COMMENT, GIVEN = "== ", "# ", "    "
 FACTS = {
