@@ -24,9 +24,10 @@ from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.releases import Releases, step_of
-from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
+from paceline.host.replicas.host_replicas import HostReplicas, _kept
+from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.remote import RemoteReports
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
@@ -212,8 +213,8 @@ def a_worker_that_has_left_takes_a_version(patch: Patch) -> None:
 
 
 def _left_untold(left: Callable[..., None]) -> Callable[..., None]:
-    def untold(self: OtherHosts, worker: int, died: bool) -> None:
-        left(self, worker, died)
+    def untold(self: OtherHosts, worker: int, died: bool, unapplied: tuple[int, ...]) -> None:
+        left(self, worker, died, unapplied)
         if worker in self.workers:
             self.worker(worker).left = False
 
@@ -562,8 +563,19 @@ def a_group_that_is_given_up_is_not_waited_for(patch: Patch) -> None:
     patch.setattr(Averaging, "drop", dropped)
 
 
-def a_place_that_is_empty_is_not_told(patch: Patch) -> None:
-    patch.setattr(ReplicaTransfers, "emptied", lambda self, place: self._bound.pop(place, None))
+def a_copy_is_kept_though_nobody_needs_it(patch: Patch) -> None:
+    patch.setattr(ReplicaTransfers, "_drop", lambda self, number: None)
+
+
+def a_replica_is_not_kept_for_another_host(patch: Patch) -> None:
+    keep = HostReplicas._keep
+
+    def named(self: HostReplicas, item: Any, of: Any) -> None:
+        keep(self, item, of)
+        if of is None:
+            self._shelf.release(_kept(item))
+
+    patch.setattr(HostReplicas, "_keep", named)
 
 
 def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
@@ -578,18 +590,15 @@ def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
 
 
 def a_host_that_comes_again_is_told_of_groups_that_it_was_in(patch: Patch) -> None:
-    lost = ReplicaTransfers.lost
+    lost = GroupAverages.host_lost
 
-    class Kept(dict[int, tuple[str, ...]]):
-        def __setitem__(self, number: int, hosts: tuple[str, ...]) -> None:
-            """It stays as it is."""
+    def kept(self: GroupAverages, host: str) -> None:
+        hosts = {number: average.hosts for number, average in self._averages.items()}
+        lost(self, host)
+        for number, average in self._averages.items():
+            average.hosts = hosts[number]
 
-    def kept(self: ReplicaTransfers, host: str, why: str) -> None:
-        self._groups = Kept(self._groups)
-        lost(self, host, why)
-        self._groups = dict(self._groups)
-
-    patch.setattr(ReplicaTransfers, "lost", kept)
+    patch.setattr(GroupAverages, "host_lost", kept)
 
 
 def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> None:
@@ -604,11 +613,11 @@ def a_replica_is_stepped_in_place_though_others_are_the_same(patch: Patch) -> No
 
 
 def a_cut_is_recorded_before_replicas_are_here(patch: Patch) -> None:
-    patch.setattr(ReplicaTransfers, "bring", lambda self, replicas, then, lost: then())
+    patch.setattr(ReplicaTransfers, "bring", lambda self, owner, replicas, then, lost: then())
 
 
 def a_copy_begins_before_the_source_has_made_its_steps(patch: Patch) -> None:
-    patch.setattr(ReplicaSteps, "after", lambda self, workers, do, never=None: do())
+    patch.setattr(ReplicaTable, "after", lambda self, workers, do, never=None: do())
 
 
 def replicas_begin_without_buffers(patch: Patch) -> None:
@@ -629,7 +638,7 @@ def a_host_leaves_while_its_replica_is_on_its_way(patch: Patch) -> None:
         for _, then in ready:
             then()
 
-    patch.setattr(ReplicaTransfers, "_let_go", at_once)
+    patch.setattr(ReplicaTransfers, "_let_hosts_go", at_once)
 
 
 def a_member_that_has_begun_anew_counts_as_there(patch: Patch) -> None:
@@ -773,7 +782,8 @@ IN_GROUPS = (
     flags_do_not_come_with_a_later_slice,
     a_slice_is_made_before_all_partials_are_here,
     a_mean_takes_effect_before_all_hosts_have_it,
-    a_place_that_is_empty_is_not_told,
+    a_copy_is_kept_though_nobody_needs_it,
+    a_replica_is_not_kept_for_another_host,
     a_replica_is_stepped_in_place_though_it_is_needed,
     a_cut_is_recorded_before_replicas_are_here,
     a_copy_begins_before_the_source_has_made_its_steps,

@@ -11,8 +11,8 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
 from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.errors import PeerLost
+from paceline.host import messages as host_messages
 from paceline.host.events import GroupAveraged, VersionWritten
-from paceline.host.orders.averaging import Group
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network
@@ -22,8 +22,8 @@ from support.seeds import each_seed
 
 def replicas(company: Company) -> dict[int, int]:
     """By worker: the place of its replica."""
-    steps = company.host.steps
-    return {worker: company.host.shelf.place(steps.replica(worker)) for worker in steps.workers}
+    table = company.host.replicas
+    return {worker: company.host.shelf.place(table.replica(worker)) for worker in table.workers}
 
 
 def free(company: Company) -> int | None:
@@ -123,14 +123,12 @@ class OnTwoHosts:
     def __init__(self) -> None:
         self.dropped: list[int] = []
 
-    def begin(self, group: Group) -> set[str]:
-        return {"node-0", "node-1"}
+    def averages_at(self, host: str) -> str:
+        return host
 
-    def drop(self, number: int) -> None:
-        self.dropped.append(number)
-
-    def end(self, number: int) -> None:
-        pass
+    def tell_replicas(self, host: str, order: host_messages.OfReplicas) -> None:
+        if isinstance(order, host_messages.DropAverage):
+            self.dropped.append(order.group)
 
 
 @pytest.mark.parametrize("made_at_the_head", [True, False])
@@ -140,7 +138,8 @@ def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
     """Its members are heard to be gone only after that."""
     company, _ = stepped
     makers, before = OnTwoHosts(), replicas(company)
-    company.host.averages._replicas = makers
+    averages: Any = company.host.averages
+    averages._cluster, averages._host_of = makers, lambda worker: f"node-{worker // 2}"
     company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
     if made_at_the_head:
         company.host.averages.has_made(0, "node-0")

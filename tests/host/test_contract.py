@@ -932,7 +932,7 @@ class TestJoins:
             two.carry_out(StepReplica(worker=worker, step=0, version=1))
             two.stepped(worker, 0)
         host: Any = two.host
-        own, other = (host.shelf.place(host.steps.replica(worker)) for worker in (1, 0))
+        own, other = (host.shelf.place(host.replicas.replica(worker)) for worker in (1, 0))
         before = descriptors()
         make(two, [ordered(CopyReplica(source=0, worker=1))])
         make(two, [hands(0)] * ("packed" not in source))
@@ -942,9 +942,9 @@ class TestJoins:
             two.leave(0)
         two.carry_out(Release(worker=1, step=1, version=1, parameters="own"))
         assert own != other
-        assert host.shelf.place(host.steps.replica(1)) == (other if source == "lives" else own)
+        assert host.shelf.place(host.replicas.replica(1)) == (other if source == "lives" else own)
         assert descriptors() == before
-        assert ("kept replica", 1) not in two.claims()
+        assert ("copied for", 1) not in two.claims()
 
     @pytest.mark.parametrize("packs", [True, False])
     def test_a_source_that_has_finished_gives_its_replica_and_what_its_script_keeps_if_that_comes_before_its_end(

@@ -209,6 +209,7 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
     several.hosts.carry_out(StartPull(worker=2, version=1))
     several.hosts.left(2, died=True)
     several.hosts.returns(2)
+    several.hosts.begins_late(2)
     several.hosts.admit(2, 0, 0.0)
     assert [type(one) for one in several.told] == [
         host_messages.BeginScripts,
@@ -565,17 +566,30 @@ def test_the_store_is_lost_that_lacks_a_range_of_a_version_which_can_not_come() 
     assert not then.called
 
 
+def told_replicas(head: Mock) -> list[tuple[str, messages.Message]]:
+    """What each host was ordered of replicas."""
+    return [call.args for call in head.tell_replicas.call_args_list]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(lost: bool) -> None:
-    head, carrier, there, failed = Mock(), Mock(), {"node-0", "node-1"}, Mock()
+    head, there, failed = Mock(), {"node-0", "node-1"}, Mock()
     head.name = "node-0"
     head.others.is_there = there.__contains__
-    replicas, amiss = ReplicaTransfers(head, carrier), head.others.amiss
-    replicas.carry(Replica(2, 5), "node-1", "node-0", Mock(), failed)
+    transfers, amiss = ReplicaTransfers(head, Mock(lies_at=lambda replica: "node-1")), head.others.amiss
+    transfers.carry(("test",), Replica(2, 5), "node-0", Mock(), failed)
     if lost:
         there.discard("node-1")
-    carrier.fetch.call_args.args[3]("why")
+    (number,) = [told.number for _, told in told_replicas(head) if isinstance(told, host_messages.CopyItem)]
+    transfers.never_comes(number, "why")
     failed.assert_called_once_with("why")
+    item = (2, 5, "replica")
+    assert told_replicas(head) == [
+        ("node-1", host_messages.KeepItem(item)),
+        ("node-0", host_messages.CopyItem(number, item, "node-1")),
+        ("node-1", host_messages.ReleaseItem(item)),
+        ("node-0", host_messages.DropCopy(number)),
+    ]
     assert amiss.call_args_list == ([] if lost else [call("node-1", "it does not give a replica: why")])
 
 
@@ -619,9 +633,11 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
     hosts = OtherHosts(head, others, Mock(), Mock(), Mock(), lambda: 0.0)
     hosts.begin([0, 1, 2, 4])
     hosts.adds(RemoteHost("node-3", range(5, 7), teller("node-3")))
+    hosts.begins_late(6)
     hosts.admit(6, 0, 0.0)
     hosts.lost("node-1", "why")
     hosts.back("node-1")
+    hosts.begins_late(2)
     hosts.admit(2, 0, 0.0)
     assert {name: [one.sums for one in of] for name, of in told.items()} == {
         "node-1": [True, True],

@@ -177,7 +177,7 @@ def test_what_was_ordered_is_done_though_no_process_makes_ranges(said: messages.
     host.loop.hear(STORE, said)
     assert len(host.reports.of(host_messages.ShardLost)) == 1
     host.comes(1, 2)
-    host.workers.send.assert_called_with(1, messages.worker.Pause())
+    host.workers.send.assert_called_with(1, messages.worker.Pause(), ())
 
 
 def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> None:

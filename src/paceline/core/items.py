@@ -62,13 +62,6 @@ class Partial(NamedTuple):
     kind: str = "partial"
 
 
-class There(NamedTuple):
-    """Another host's copy of that place in the head's region."""
-
-    place: int
-    kind: str = "there"
-
-
 class Beginning(NamedTuple):
     """The first version, as a worker's script has changed it before its first step."""
 
@@ -90,4 +83,4 @@ class Blob(NamedTuple):
     kind: str = "blob"
 
 
-Item = Version | Update | Buffers | Sum | Replica | Mean | Partial | There | Beginning | Former | Blob
+Item = Version | Update | Buffers | Sum | Replica | Mean | Partial | Beginning | Former | Blob

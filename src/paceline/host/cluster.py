@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Buffers, Item, Sum, Update, Version
+from paceline.core.items import Beginning, Buffers, Item, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -28,6 +28,7 @@ from paceline.core.orders import (
 )
 from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut
+from paceline.host import messages as host_messages
 from paceline.host.attachments import Attachments, recorded_file
 from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
@@ -40,18 +41,18 @@ from paceline.host.events import (
 from paceline.host.host_memory import HostMemory
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages
-from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.join_handover import JoinHandover
 from paceline.host.orders.pulls import Pulls
 from paceline.host.orders.pushes import Pushes
-from paceline.host.orders.releases import Releases
+from paceline.host.orders.releases import Releases, step_of
 from paceline.host.orders.snapshots import HostSnapshots
-from paceline.host.orders.steps import ReplicaSteps
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
 from paceline.host.remote_host import HostDirectory, RemoteHost
+from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.replicas.mean_recorder import MeanRecorder
+from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
 from paceline.host.reports.store import StoreReports
@@ -110,11 +111,11 @@ class Cluster:
         knows where they are. `shards_on`: the hosts that make versions, where this one, called `name`, does not make
         them alone. `threads` are those of each worker. `network` paces pushes and pulls, and `groups` averages.
         `evaluator` is forked besides the store process, if it is given. `now()` is seconds since the run's start.
-        `host_of(worker)`: its host, if averages go by that. See `CommitQueue`, `ReplicaSteps` and `GroupAverages` for
-        the rest.
+        `host_of(worker)`: its host, if averages go by that. `leaves_undone(worker, step)`: the replica must not make
+        that step, as if its worker had left. See `CommitQueue` and `GroupAverages` for the rest.
         """
         self.plan = plan
-        self.shelf = Shelf(on_freed=self._freed, on_emptied=lambda place: self.replicas.emptied(place))
+        self.shelf = Shelf(on_freed=self._freed, on_emptied=lambda place: self.replicas_here.emptied(place))
         self.memory = HostMemory(plan)
         self.name = name
         self.shards_on = shards_on
@@ -186,31 +187,32 @@ class Cluster:
         self.versions.maker = self.shard_server.maker
         self.arrivals = Arrivals(name, self.shard_server, self._tell_host)
         self.aggregation = AggregationScheduler(self.arrivals, self.sums, self.reducer, name, self._tell_host, report)
-        self.averaging = Averaging(
+        self._leaves_undone = leaves_undone
+        self.replicas_here = HostReplicas(
             self.shelf,
             plan,
+            self.memory,
+            workers,
+            seats,
             loop,
             carrier,
-            lambda event: self.averages.has_made(event.group, self.name),
-            workers.give_up,
-            self.memory,
+            self._said_of_replicas,
             name=name,
             deaths_are_told=deaths_are_told,
+            never_comes=lambda number, why: self.transfers.never_comes(number, why),
         )
-        self.replicas = ReplicaTransfers(self, carrier)
+        self.replicas = ReplicaTable(seats, name, lambda worker: self.others.host_of(worker))
+        self.transfers = ReplicaTransfers(self, self.replicas)
         self.averages = GroupAverages(
-            self.shelf,
-            plan,
+            self,
+            self.replicas,
             self._shaped.gather,
             seats,
-            self.replicas,
             report,
             now,
             host_of,
             deaths_are_told=deaths_are_told,
         )
-        self.steps = ReplicaSteps(self.shelf, plan, seats, self._tell, self.averages.needs_no_mean, leaves_undone)
-        self.averages.steps = self.steps
         self.pushes = Pushes(self.shelf, plan, seats, self.sums.dropped)
         self.computing = Computing()
         self.early: Early | None = None
@@ -234,10 +236,19 @@ class Cluster:
             rests=lambda: self.others.moves.rests(),
         )
         self.shares = Shares(self.store, self.arrivals)
-        copies = MeanRecorder(self.shelf, plan, self.store, self.steps, report, self.replicas.bring)
+        copies = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(
-            self.shelf, plan, self.store, self.commits, self.steps, self.shares, report, self.replicas.bring
+            self.shelf,
+            plan,
+            self.store,
+            self.commits,
+            self.replicas,
+            self.transfers,
+            self.replicas_here,
+            self.shares,
+            report,
+            seats,
         )
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=carrier is not None)
         self.streaming = VersionStreaming(self.shelf, seats, self._tell)
@@ -246,24 +257,24 @@ class Cluster:
             self.pulls,
             self.pushes,
             self.versions,
-            self.steps,
+            self.replicas_here.steps,
             seats,
             report,
             self._tell,
             self.streaming,
         )
         self.joins = JoinHandover(
+            self,
             self.shelf,
-            plan,
             self.store,
             self.commits,
-            self.steps,
+            self.replicas,
+            self.transfers,
             self.releases,
             fetcher,
             seats,
             report,
             self._tell,
-            self.replicas,
         )
         self.others: OtherHosts = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""
@@ -281,7 +292,7 @@ class Cluster:
         busy_with = self.others.moves.busy_with or busy_with
         return Progress(
             idle=self.commits.idle and not writing,
-            settled=self.steps.settled and self.averages.settled,
+            settled=self.replicas.settled and self.averages.settled,
             averaging=self.averages.averaging,
             averages=self.averages.made,
             busy_with=busy_with,
@@ -290,7 +301,7 @@ class Cluster:
 
     def updates(self, worker: int) -> Updates:
         """The worker's updates that others wait for."""
-        return replace(self.pushes.waited_for(worker), unapplied=self.steps.unapplied(worker))
+        return replace(self.pushes.waited_for(worker), unapplied=self.replicas.unapplied(worker))
 
     # --- the start --------------------------------------------------------------------------------
 
@@ -346,7 +357,7 @@ class Cluster:
             self.seats[worker].trains = self.seats[worker].trained = True
             if self.seats[worker].elsewhere:
                 continue
-            ends: list[Any] = [self.averaging.connect(worker)] if owns_replica else []
+            ends: list[Any] = [self.replicas_here.averaging.connect(worker)] if owns_replica else []
             if resumes:
                 message.resumed, area, kept = self.snapshots.begins(worker)
                 message.place = area if owns_replica else 0
@@ -360,10 +371,12 @@ class Cluster:
         given = None if self._network is None else self._network.message
         self._shaped.size = model_bytes if given is None else given
         if owns_replica and not resumes:
-            self.steps.begin(workers, Version(0))
-            self.steps.keep_beginning(Version(0))
+            self.replicas.begin(workers)
+            self.replicas_here.begin([one for one in workers if not self.seats[one].elsewhere], Version(0))
+            self.joins.keep_beginning(Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
         self.others.begin(workers)
+        self.replicas_here.begun(self.replicas.workers)
 
     def returns(self, worker: int) -> None:
         """A new process begins as this worker, whose process has ended."""
@@ -379,11 +392,30 @@ class Cluster:
 
         Its script goes on to its first step, in that epoch. `at`: the moment, in seconds since the run's start.
         """
-        place = self.joins.shows(worker)
-        if self.seats[worker].elsewhere:
-            self.others.admit(worker, epoch, at)
+        elsewhere = self.seats[worker].elsewhere
+        if elsewhere:
+            self.others.begins_late(worker)
+        if self.owns_replicas:
+            self.joins.shows(worker, partial(self._admit_with, self.seats[worker], epoch, at))
             return
-        ends = [self.averaging.connect(worker)] if self.spec.holder == "replica" else []
+        newest = Version(self.newest)
+        self.shelf.claim(step_of(worker), newest)
+        if elsewhere:
+            self.others.admit(worker, epoch, at)
+        else:
+            place = self.shelf.place(newest)
+            self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self._tells), [])
+
+    def _admit_with(self, seat: WorkerState, epoch: int, at: float, replica: Replica | None) -> None:
+        """Let the worker in, which shows that replica. None: it has nothing to show."""
+        worker = seat.worker
+        if self.seats[worker] is not seat or not seat.here:
+            return
+        if seat.elsewhere:
+            self.others.admit(worker, epoch, at, replica)
+            return
+        place = self.replicas_here.shows(worker, replica)
+        ends = [self.replicas_here.averaging.connect(worker)]
         self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self._tells), ends)
 
     def join(self, worker: int, others: Sequence[int]) -> None:
@@ -423,6 +455,8 @@ class Cluster:
             match order:
                 case Release(worker=worker, step=step):
                     if self.seats[worker].trains:
+                        if order.parameters == "own":
+                            self.replicas.replica(worker)  # NotHere is told as the order comes
                         self.aggregation.released(worker)
                     self.joins.released(worker)
                     self.releases.carry_out(order)
@@ -435,10 +469,8 @@ class Cluster:
                         self._push(order)
                 case ApplyUpdate() | AdjustTraining():
                     self.commits.carry_out(order)
-                case StepReplica(worker=worker, step=step):
-                    self.steps.carry_out(order)
-                    if not self.seats[worker].trains:  # else its place is free at its next release
-                        self.pushes.dropped(worker, step)
+                case StepReplica():
+                    self._step(order)
                 case Reduce():
                     self.averages.carry_out(order)
                 case CopyReplica():
@@ -540,20 +572,22 @@ class Cluster:
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
         self.pulls.left(worker)
-        self.pushes.left(worker, self.steps.unapplied(worker))
-        self.averages.left(worker)
+        unapplied = self.replicas.unapplied(worker)
+        self.pushes.left(worker, unapplied)
+        self.replicas_here.steps.left(worker)
         self.releases.left(worker)
         self.commits.go_on()
-        self.others.left(worker, died)
+        self.others.left(worker, died, unapplied)
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
         self.seats[worker].here = False
         self.store.gone(worker)
         self.pushes.gone(worker)
-        self.averaging.gone(worker)
+        self.replicas_here.averaging.gone(worker)
         self.averages.gone(worker)
-        self.steps.gone(worker)
+        self.replicas_here.steps.gone(worker)
+        self.replicas.gone(worker)
         self.releases.gone(worker)
         self.joins.gone(worker)
         self.shelf.release(beginning_of(worker))  # nothing is written there any more
@@ -646,20 +680,18 @@ class Cluster:
         In a resumed run each of these workers begins with a replica of its own, if any has one.
         """
         owns = self.snapshots.resumption is not None and self.spec.holder == "replica"
-        items = [self.steps.replica(worker) for worker in workers] if owns else [Version(self.newest)]
+        items = [self.replicas.replica(worker) for worker in workers] if owns else [Version(self.newest)]
         self.versions.lend(host, *items)
 
-    def goes_on(self, worker: int) -> tuple[int, int | Span, BinaryIO | None] | None:
+    def goes_on(self, worker: int) -> tuple[int, Span | None, BinaryIO | None] | None:
         """What that worker goes on with: its epoch, its buffers, and the open file of what its script kept, if any.
 
-        A worker that owns a replica has its buffers there: then it is the place of that. None: the run begins.
+        A worker that owns a replica has its buffers there. None: the run begins.
         """
         if self.snapshots.resumption is None:
             return None
         resumed, _, kept = self.snapshots.begins(worker)
-        if self.steps.owned_by(worker):
-            return resumed.epoch, self.shelf.place(self.steps.replica(worker)), kept
-        return resumed.epoch, self.memory.buffers(worker), kept
+        return resumed.epoch, None if self.owns_replicas else self.memory.buffers(worker), kept
 
     @property
     def _tells(self) -> bool:
@@ -738,7 +770,7 @@ class Cluster:
         self.arrivals.dropped(Update(worker, step))  # while it has its place, to which some of it may be on its way
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
-        self.steps.dropped(worker, step)
+        self.replicas.dropped(worker, step)
 
     def not_finite(self, parameter: str, worker: int | None) -> None:
         """A gradient that was added up has a NaN or an infinity."""
@@ -766,6 +798,46 @@ class Cluster:
         """More of the item is made here. Other hosts may have asked for it."""
         if self.carrier is not None:
             self.carrier.made(item)
+
+    # --- replicas -----------------------------------------------------------------------------------
+
+    def tell_replicas(self, host: str, order: host_messages.OfReplicas) -> None:
+        """Order that of the host, which may be this one."""
+        if host == self.name:
+            self.replicas_here.carry_out(order)
+        elif isinstance(order, host_messages.OfWorkersReplica):
+            self.others.tell_worker(order.worker, order)
+        else:
+            self.others.tell_host(host, order)
+
+    def take_replica(self, worker: int, change: int, *, recorded: bool = False) -> None:
+        """The worker's replica is the one with that number. `recorded`: see `TakeReplica`."""
+        if self.seats[worker].elsewhere and self.replicas_here.steps.owned_by(worker):
+            self.replicas_here.steps.forget(worker)  # its last one was brought here
+        self.tell_replicas(self.others.host_of(worker), host_messages.TakeReplica(worker, change, recorded))
+
+    def averages_at(self, host: str) -> str:
+        """The host that makes that host's part of averages. Where there is no other one, it makes all of each."""
+        return self.name if self.carrier is None else host
+
+    def _step(self, order: StepReplica) -> None:
+        """Have the worker's replica stepped, wherever it is."""
+        worker, step = order.worker, order.step
+        change, scalars = None, None
+        self.replicas.dropped(worker, step)
+        if not self.seats[worker].trains:  # the machine is about to hear that the worker has left
+            self.pushes.dropped(worker, step)  # else its place is free at its next release
+        elif not self._leaves_undone(worker, step):
+            change, scalars = self.replicas.step(order)
+        told = host_messages.TakeStep(worker, step, change, order.group, scalars)
+        self.tell_replicas(self.others.host_of(worker), told)
+
+    def _said_of_replicas(self, said: host_messages.SaidOfReplicas) -> None:
+        """This host says what others say, too."""
+        if isinstance(said, host_messages.ItemCopied):
+            self.transfers.brought(said.number, self.name)
+        else:
+            self.averages.has_made(said.group, self.name)
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         """Tell another host that."""

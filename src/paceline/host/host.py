@@ -45,7 +45,7 @@ from paceline.ipc.memory import Span
 from paceline.ipc.processes import NoProcess
 from paceline.records.times import FetchTimes
 from paceline.transfer.fetcher import RemoteFetcher
-from paceline.transfer.item_names import ADOPTED, FIXED, summand_of
+from paceline.transfer.item_names import ADOPTED, FIXED, item_of, summand_of
 from paceline.transfer.manager import TransferManager
 
 BEGINNING = ("version that training begins with",)
@@ -82,7 +82,7 @@ class Host:
 
         `stand_in`: what this host has in the place of workers, if it has none.
         """
-        self.shelf = Shelf(on_freed=self._freed)
+        self.shelf = Shelf(on_freed=self._freed, on_emptied=self._emptied)
         self.memory = HostMemory(plan)
         self.versions = Versions(
             self.shelf,
@@ -120,21 +120,14 @@ class Host:
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
+        self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         self._replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one."""
         if spec.holder == "replica":
             self._replicas = HostReplicas(
-                self.shelf,
-                plan,
-                workers,
-                carrier,
-                report,
-                loop,
-                self.memory,
-                name=name,
+                self.shelf, plan, self.memory, workers, seats, loop, carrier, report, name=name
             )
         self._computing = Computing()
-        self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         self._summands = Summands(self.shelf, self.memory, self._reducer, self._computing, seats, hosts.__getitem__)
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
@@ -151,7 +144,8 @@ class Host:
         fetcher = RemoteFetcher(carrier, now, report, away=self.versions.away, lost=self._lacks)
         self.pushes = Pushes(self.shelf, plan, seats, self._reducer.dropped)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
-        self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, None, seats, report, workers.send)
+        steps = None if self._replicas is None else self._replicas.steps
+        self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, steps, seats, report, workers.send)
 
     @property
     def offer(self) -> messages.worker.Offered:
@@ -219,14 +213,16 @@ class Host:
                 self._admit(message)
             case host_messages.JoinWorker(worker=worker):
                 self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
-            case host_messages.WorkerGone(worker=worker, died=died):
-                self._left(worker, died)
+            case host_messages.WorkerGone(worker=worker, died=died, unapplied=unapplied):
+                self._left(worker, died, unapplied)
             case host_messages.ForgetWorker(worker=worker):
                 self._forget(worker)
             case _ if isinstance(message, host_messages.OfRange):
                 self._about_range(message)
             case _ if isinstance(message, host_messages.OfReplicas):
                 assert self._replicas is not None
+                if isinstance(message, host_messages.TakeStep) and message.change is None:
+                    self.pushes.dropped(message.worker, message.step)
                 self._replicas.carry_out(message)
 
     def _train_all(self, order: host_messages.Train) -> None:
@@ -284,9 +280,8 @@ class Host:
             self.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
         for worker, goes_on in workers.items():
-            if goes_on is not None and goes_on.place is not None:
-                assert self._replicas is not None
-                items.append(self._replicas.goes_on(worker, goes_on.place, self._head))
+            if goes_on is not None and self._replicas is not None:
+                items.append(self._replicas.comes_from(self._head, worker))
             if goes_on is not None and goes_on.buffers is not None:
                 buffers = Blob(goes_on.buffers.name)
                 items += self.attachments.comes_to(buffers, self._head, self.memory.buffers(worker))
@@ -302,7 +297,7 @@ class Host:
                 with self._came(state) as file:
                     self._ranges.begins(version, file)
             if self._replicas is not None and begins_here:
-                self._replicas.begins_with(Version(version))
+                self._replicas.begin(workers, Version(version))
                 self.shelf.release(BEGINNING)
             for worker, goes_on in workers.items():
                 self._train(worker, goes_on)
@@ -378,13 +373,11 @@ class Host:
 
     def _say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
-        if self._replicas is not None:
-            message = self._replicas.told(message)
         if isinstance(message, messages.worker.HandOver):  # see `JoinHandover`
             self.releases.after(worker, partial(self._workers.send, worker, message))
             return
         if attached is None:
-            self._workers.send(worker, message)
+            self._send(worker, message)
             return
         seat = self._seats[worker]
 
@@ -395,7 +388,7 @@ class Host:
 
         def there(file: int) -> None:
             if waited():
-                self._workers.send(worker, message, (file,))
+                self._send(worker, message, (file,))
 
         def lost(why: str) -> None:
             if waited():  # also one that trains no more waits for that
@@ -429,15 +422,14 @@ class Host:
 
     def _admit(self, order: host_messages.AdmitWorker) -> None:
         """Let a worker in that has come to `prepare` while others train. It shows parameters, and takes no part yet."""
-        worker, epoch, at, place = order.worker, order.epoch, order.at, order.place
+        worker, epoch, at = order.worker, order.epoch, order.at
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
             self._send_begin(worker, self._plan.admit(self._spec, shown, epoch, at, tells=self._tells), ())
 
-        if place is not None:
-            assert self._replicas is not None
-            there(self._plan.area(self._replicas.local(place)))
+        if self._replicas is not None:
+            there(self._replicas.shows(worker, None if order.item is None else item_of(order.item)))
             return
         self.shelf.claim(step_of(worker), newest)
         self._bring(worker, newest, lambda: there(self.shelf.place(newest)))
@@ -450,13 +442,13 @@ class Host:
 
     def _adopted(self, order: host_messages.Adopted) -> None:
         """The first version is what that worker has written. Fetch it. What else comes until then waits."""
-        worker, state, place = order.worker, order.state, order.place
+        worker, state = order.worker, order.state
         if not self.memory.laid_out:  # no worker trains here
             return
 
         def there() -> None:
-            if self._replicas is not None and place is not None:
-                self._replicas.begins_with(Beginning(worker), place)
+            if self._replicas is not None:
+                self._replicas.adopted(worker, order.changes)
             else:
                 self.shelf.replace(Version(0), Beginning(worker))
             if self._ranges is not None:
@@ -476,13 +468,15 @@ class Host:
     def _can_not_begin(self, why: str) -> None:
         self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
-    def _left(self, worker: int, died: bool) -> None:
-        """The worker takes no part any more."""
+    def _left(self, worker: int, died: bool, unapplied: Sequence[int]) -> None:
+        """The worker takes no part any more. `unapplied`: see `contract.Updates`."""
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self._prepared.discard(worker)
         self.pulls.left(worker)
-        self.pushes.left(worker)
+        self.pushes.left(worker, unapplied)
+        if self._replicas is not None:
+            self._replicas.steps.left(worker)
         self.releases.left(worker)
 
     def _forget(self, worker: int) -> None:
@@ -490,6 +484,8 @@ class Host:
         self._seats[worker].here = False
         self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
+        if self._replicas is not None:
+            self._replicas.steps.gone(worker)
         self.releases.gone(worker)
         self.shelf.release(written_by(worker))
 
@@ -508,6 +504,11 @@ class Host:
         if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
             fetch = fetch.moved()
         self._report(host_messages.Fetched.of(fetch))
+
+    def _emptied(self, place: int) -> None:
+        """Nothing lies in that place any more."""
+        if self._replicas is not None:
+            self._replicas.emptied(place)
 
     def _place_is_free(self) -> None:
         """What has waited for a place goes on."""
@@ -605,9 +606,8 @@ class Host:
             begin = self._plan.begin(self._spec, tells=self._tells)
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
-                if goes_on.place is not None:
-                    assert self._replicas is not None
-                    begin.place = area = self._plan.area(self._replicas.local(goes_on.place))
+                if self._replicas is not None:
+                    begin.place = area = self._replicas.area(worker)
                 begin.resumed = messages.worker.ResumePoint(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
             self._send_begin(worker, begin, () if kept is None else (kept,))
 
@@ -622,6 +622,8 @@ class Host:
                 seat.step = None  # and its update, if the head asks for that before the worker leaves
                 self._computing.finished(worker, step)
                 self._carrier.made(Update(worker, step))
+            case messages.worker.Stepped(step=step) if self._replicas is not None:
+                self._replicas.steps.stepped(worker, step)
             case messages.worker.Declined():
                 if seat.step is not None:
                     self.pushes.dropped(worker, seat.step)
@@ -648,6 +650,15 @@ class Host:
         self._workers.send(worker, begin, descriptors)
         for end in ends:
             end.close()
+
+    def _send(self, worker: int, message: messages.Message, files: tuple[int, ...] = ()) -> None:
+        """Tell the worker. If it takes part with a replica of its own, it does once that is here."""
+        if self._replicas is None or not isinstance(message, messages.worker.TakeUp):
+            self._workers.send(worker, message, files)
+            return
+        message.area = self._replicas.area(worker)
+        # what comes along is packed by a worker whose replica is here by then, or is put into its place by this one
+        self._replicas.when_there(worker, partial(self._workers.send, worker, message, files))
 
     def attach(self, worker: int, span: Span) -> Attached:
         """Have these bytes come along with what that worker says."""

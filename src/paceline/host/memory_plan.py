@@ -48,13 +48,13 @@ class MemoryPlan:
         """The places that every item but an update may lie in."""
         return range(self.slots + self.capacity * (self.areas - self.own))
 
-    def for_replicas(self, *, elsewhere: bool) -> Sequence[int]:
-        """The same, in the order in which they are taken for a replica, or for what a group averages to.
+    @property
+    def others(self) -> Sequence[int]:
+        """The same, in the order in which they are taken for what comes from other hosts.
 
-        `elsewhere`: whether only other hosts have it. Then it takes places from the other end, so the places that are
-        used on this host are always the same ones, and others never take memory here.
+        These are taken from the other end, so the places that are always used here are the same ones.
         """
-        return self.shared[::-1] if elsewhere else self.shared
+        return self.shared[::-1]
 
     def of(self, worker: int) -> Sequence[int]:
         """The worker's own places."""

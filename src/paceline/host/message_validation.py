@@ -61,7 +61,7 @@ class MessageValidation:
             case messages.worker.Compute(step=step, version=version):
                 self.released(step, version)
             case messages.worker.MakeStep(step=step):
-                self._steps.add(step)
+                self.steps(step)
             case messages.worker.Keep(snapshot=snapshot):
                 self._keeps.add(snapshot)
             case messages.worker.HandOver(joining=joining):
@@ -90,6 +90,10 @@ class MessageValidation:
     def released(self, step: int, version: int) -> None:
         """The worker is to compute that step on that version."""
         self._computes = None if self._declined else (step, version)
+
+    def steps(self, step: int) -> None:
+        """The worker's replica is to make that step."""
+        self._steps.add(step)
 
     def begins(self) -> None:
         """The worker is told what training begins with."""

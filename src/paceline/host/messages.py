@@ -47,8 +47,6 @@ class GoesOn(msgspec.Struct, frozen=True, array_like=True):
     """The part of its first update's place that has its buffers. None: they are a part of its replica."""
     kept: Attached | None
     """What its script kept, or another worker's, if any did."""
-    place: int | None = None
-    """Of its replica, if it owns one. See `Lend`."""
 
 
 class Folder(msgspec.Struct, frozen=True, array_like=True):
@@ -281,49 +279,68 @@ class Adopted(Message):
     worker: int
     state: Attached | None = None
     """The optimizer's state that goes with it, for a host with a shard."""
-    place: int | None = None
-    """Where it lies at the head, if each worker owns a replica. See `Lend`."""
+    changes: dict[int, int] = msgspec.field(default_factory=dict)
+    """By worker of this host that owns a replica: the number of what that is from now on."""
 
 
-class Lend(Message):
-    """What lies in this place, as the head numbers places, has that name. Other hosts fetch it, until `TakeBack`.
-
-    Where each worker owns a replica, the head says what lies where on all hosts, as if they had one region. A host has
-    places of its own for those that it was told of, until `Emptied`.
-    """
+class KeepItem(Message):
+    """That replica is needed as it is, until `ReleaseItem`. Other hosts may fetch it."""
 
     item: Fields
-    place: int
+    of: Fields | None = None
+    """What it is another name of, if it has none here: a worker that joins gets a copy of another's replica."""
 
 
-class TakeBack(Message):
-    """No host fetches that any more."""
+class ReleaseItem(Message):
+    """That replica need not be kept any more."""
 
     item: Fields
 
 
 class CopyItem(Message):
-    """Bring that from this host, into that place. It is answered by `ItemCopied`."""
+    """Bring that replica from that host, and keep it until `DropCopy`. It is answered by `ItemCopied`."""
 
     number: int
     """What the request is known by."""
     item: Fields
-    place: int
     host: str
 
 
-class Emptied(Message):
-    """Nothing lies in that place any more."""
+class DropCopy(Message):
+    """What was brought by that number need not be kept for that, or need not come."""
 
-    place: int
+    number: int
+
+
+class TakeStep(Message):
+    """Have the worker's replica make that step. It has that number then."""
+
+    worker: int
+    step: int
+    change: int | None
+    """None: it goes without that step."""
+    group: int | None
+    """The group whose mean gradient it is made with. None: the worker's own."""
+    scalars: list[dict[str, Any]] | None
+    """See `messages.worker.MakeStep`."""
+
+
+class TakeReplica(Message):
+    """The worker's replica is the one with that number, which was copied or named here."""
+
+    worker: int
+    change: int
+    recorded: bool
+    """Whether the worker puts it into a place that it gets now: see `messages.worker.TakeUp`."""
 
 
 class GroupPart(msgspec.Struct, frozen=True, array_like=True):
-    """See `averaging.GroupShare`."""
+    """What the members of one host give to an average."""
 
     host: str
     members: tuple[int, ...]
-    sources: tuple[int, ...]
+    numbers: tuple[int, ...]
+    """Those of their replicas; or with weights, of the steps whose gradients are averaged."""
     weights: tuple[float, ...] | None
 
 
@@ -331,7 +348,6 @@ class AverageGroup(Message):
     """Make this host's part of that group's average. It is answered by `Averaged`. See `averaging.Group`."""
 
     group: int
-    target: int
     parts: tuple[GroupPart, ...]
 
 
@@ -342,9 +358,12 @@ class DropAverage(Message):
 
 
 class EndAverage(Message):
-    """All know how the group has ended."""
+    """All know how the group has ended. If it has not failed, its mean takes effect."""
 
     group: int
+    made: bool
+    changes: dict[int, int] = msgspec.field(default_factory=dict)
+    """By member here whose replica is that mean from now on: its number."""
 
 
 class ExpectHost(Message):
@@ -373,8 +392,8 @@ class AdmitWorker(Message):
     epoch: int
     at: float
     """See `Cluster`."""
-    place: int | None = None
-    """Of what the worker shows, if each owns a replica. See `Lend`."""
+    item: Fields | None = None
+    """The replica that the worker shows, if each owns one. None: it has nothing to show."""
 
 
 class JoinWorker(Message):
@@ -396,6 +415,8 @@ class WorkerGone(Message):
 
     worker: int
     died: bool
+    unapplied: tuple[int, ...] = ()
+    """See `contract.Updates`."""
 
 
 class ForgetWorker(Message):
@@ -424,8 +445,12 @@ OfRange = ExpectUpdate | Bring | Drop | MakeRange | AllNorms | FreeVersion | Pac
 """What a host with a shard is ordered, in the order in which it has to do it."""
 OfSums = SumUp | DropSum
 """What a host is ordered that adds up its workers' updates."""
-OfReplicas = Lend | TakeBack | CopyItem | Emptied | AverageGroup | DropAverage | EndAverage
+OfReplicas = (
+    TakeStep | TakeReplica | KeepItem | ReleaseItem | CopyItem | DropCopy | AverageGroup | DropAverage | EndAverage
+)
 """What a host is ordered whose workers own replicas."""
+OfWorkersReplica = TakeStep | TakeReplica
+"""The part of it that is about a worker's own replica."""
 
 FromHead = (
     Introduce

@@ -23,14 +23,13 @@ from paceline.host.events import (
     WorkerEnded,
 )
 from paceline.host.item_table import ItemKind, ItemTable
-from paceline.host.orders.steps import shown
 from paceline.host.remote_host import HostDirectory, RemoteHost, RemoteWorker
 from paceline.host.reports.remote import KEPT, RemoteReports
 from paceline.host.shards.migration import Moves
 from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
-from paceline.transfer.item_names import ADOPTED, FIXED
+from paceline.transfer.item_names import ADOPTED, FIXED, fields_of
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
@@ -67,7 +66,6 @@ class OtherHosts:
         self.reports = RemoteReports(cluster, self, report, now)
         self.moves = Moves(cluster, cluster.arrivals, carrier, directory, on_moved=self._recut)
         """Moves ranges of versions between hosts, if several make some."""
-        self.replicas = cluster.replicas
 
         summands = Summands(
             cluster.shelf, cluster.memory, cluster.reducer, cluster.computing, cluster.workers, self.host_of
@@ -82,7 +80,8 @@ class OtherHosts:
             Blob: self.attachments,
         }
         if cluster.owns_replicas:
-            kinds |= {Replica: self.replicas, Mean: cluster.averaging, Partial: cluster.averaging}
+            here = cluster.replicas_here
+            kinds |= {Replica: here, Mean: here.averaging, Partial: here.averaging}
         self.items = ItemTable(cluster.shelf, kinds, self._fetched_here, self._place_is_free)
 
     # --- what they are told: see `Cluster` ----------------------------------------------------------
@@ -121,8 +120,6 @@ class OtherHosts:
         """Let these workers train, and the hosts make their ranges."""
         self.attachments.offer(FIXED.name, self._cluster.memory.fixed, None)
         self.attachments.offer(ADOPTED.name, self._cluster.memory.adopted, None)
-        if self._cluster.owns_replicas:
-            self.replicas.begins(workers)
         if self._cluster.shards:
             makers = [one.host for one in self.elsewhere]
             self._cluster.arrivals.begin(makers)
@@ -141,9 +138,12 @@ class OtherHosts:
 
     def carry_out(self, order: Order) -> None:
         """Have the host of the order's worker do its part."""
-        if self._cluster.owns_replicas:
-            return  # the head's shelf has what lies where on all hosts, and workers are told by `_hands`
         match order:
+            case Release(parameters="own"):
+                one = self._workers.get(order.worker)
+                if one is not None and not one.left:  # else the machine is to hear of it
+                    one.host.turns_of(order.worker).released(order.step, order.version)
+                    one.host.tell_of(order.worker, host_messages.CarryOut.of(order))
             case Release() | StartPull():
                 one = self._workers.get(order.worker)
                 if one is not None and order.worker not in one.host.away:
@@ -175,11 +175,11 @@ class OtherHosts:
         if one is not None and isinstance(one.pull, Release):
             one.pull = None  # it had that version as it declined its step
 
-    def left(self, worker: int, died: bool) -> None:
-        """The worker takes no part any more."""
+    def left(self, worker: int, died: bool, unapplied: tuple[int, ...] = ()) -> None:
+        """The worker takes no part any more. `unapplied`: see `contract.Updates`."""
         if (one := self._workers.get(worker)) is not None:
             one.left, one.pull, one.computes_on, one.step = True, None, None, None
-        self.tell_worker(worker, host_messages.WorkerGone(worker, died))
+        self.tell_worker(worker, host_messages.WorkerGone(worker, died, unapplied))
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended, and the coordinator knows it."""
@@ -191,24 +191,29 @@ class OtherHosts:
     def returns(self, worker: int) -> None:
         """A new process begins as this worker."""
         if self._cluster.owns_replicas:
-            self.replicas.back(worker)
+            self._cluster.replicas.back(worker)
         if (one := self._workers.get(worker)) is not None:
             one.gone = False
             one.host.away.discard(worker)
             one.host.turns.pop(worker, None)
 
-    def admit(self, worker: int, epoch: int, at: float) -> None:
-        """Let the worker in while others train, if it is of another host."""
+    def begins_late(self, worker: int) -> None:
+        """The worker of another host is about to be let in while others train."""
         other = self._workers[worker].host
         other.turns_of(worker).begins()
         if not other.begun:
             other.begun = True
             self._train(other, {}, late=True)
-        if self._cluster.owns_replicas:
-            self._admit(other, worker, epoch, at)
-            return
-        other.made(self._cluster.newest)
-        other.tell(host_messages.AdmitWorker(worker, epoch, at))
+
+    def admit(self, worker: int, epoch: int, at: float, replica: Replica | None = None) -> None:
+        """Let the worker in. It shows that replica, if each worker owns one, or the newest version."""
+        one = self._workers[worker]
+        if not self._cluster.owns_replicas:
+            one.host.made(self._cluster.newest)
+            one.host.tell(host_messages.AdmitWorker(worker, epoch, at))
+        elif not one.gone:
+            item = None if replica is None else fields_of(replica)
+            one.host.tell_of(worker, host_messages.AdmitWorker(worker, epoch, at, item))
 
     def join(self, worker: int) -> None:
         """The worker takes part from now on."""
@@ -292,7 +297,8 @@ class OtherHosts:
         if not self._cluster.owns_replicas or other is None:  # None: it is lost meanwhile
             then()
         else:
-            self.replicas.keep(host, [worker for worker in other.workers if self._cluster.has_finished(worker)], then)
+            finished = [worker for worker in other.workers if self._cluster.has_finished(worker)]
+            self._cluster.transfers.bring_all(host, finished, then)
 
     def adds(self, other: RemoteHost) -> None:
         """That host takes part from now on. Its workers are about to begin."""
@@ -301,7 +307,7 @@ class OtherHosts:
         self._cluster.expects(other.workers)
         if self._cluster.owns_replicas:
             for worker in other.workers:
-                self.replicas.back(worker)
+                self._cluster.replicas.back(worker)
         self.back(other.name)
 
     def back(self, name: str) -> None:
@@ -382,8 +388,6 @@ class OtherHosts:
             return
         host = self._workers[worker].host.name
         attached = None if file is None else self.attachments.attach(file_bytes(file), host)
-        if self._cluster.owns_replicas:
-            self.replicas.binds(host, worker, message)
         self.tell_worker(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message), attached))
 
     def _goes_on(self, worker: int) -> host_messages.GoesOn | None:
@@ -395,10 +399,8 @@ class OtherHosts:
         if file is not None:
             with file:
                 kept = self.attachments.attach(file_bytes(file.fileno()), host)
-        if isinstance(buffers, int):
-            self.replicas.binds_place(host, buffers)
-            return host_messages.GoesOn(epoch, None, kept, buffers)
-        return host_messages.GoesOn(epoch, self.attachments.attach(buffers, host), kept)
+        there = None if buffers is None else self.attachments.attach(buffers, host)
+        return host_messages.GoesOn(epoch, there, kept)
 
     def never_comes(self, worker: int, why: str) -> None:
         """The worker can't go on, unless it takes no part any more.
@@ -421,17 +423,17 @@ class OtherHosts:
             if other.name in awaited or other.name in self.makers:
                 other.made(version)
 
-    def adopted(self, worker: int, state: int | None) -> None:
-        """The first version is what that worker has written. `state`: the optimizer's, in a file, if it has changed."""
+    def adopted(self, worker: int, state: int | None, changes: Mapping[int, int]) -> None:
+        """The first version is what that worker has written. `state`: the optimizer's, in a file, if it has changed.
+
+        `changes`: by worker that owns a replica, the number of what that is now.
+        """
         for other in self._others.values():
             with_it = None
             if state is not None and other.name in self.makers:
                 with_it = self.attachments.attach(file_bytes(state), other.name)
-            place = None
-            if self._cluster.owns_replicas:
-                place = self._cluster.shelf.place(self._cluster.steps.replica(worker))
-                self.replicas.binds_place(other.name, place)
-            other.tell(host_messages.Adopted(worker, with_it, place))
+            there = {own: change for own, change in changes.items() if own in other.workers}
+            other.tell(host_messages.Adopted(worker, with_it, there))
 
     def _train(self, other: RemoteHost, workers: dict[int, host_messages.GoesOn | None], *, late: bool = False) -> None:
         """Have these workers of that host train, and the host make its range of each version, if it is to.
@@ -450,7 +452,6 @@ class OtherHosts:
         near = self.directory.neighbours(other.name, begun) if shards or self._cluster.owns_replicas else ()
         if self._cluster.owns_replicas:
             self.directory.exchanges(other.name)
-            self.replicas.binds_place(other.name, 0)  # what training begins with
             near = self._met(near, other.name) if late else near
         sums = self._cluster.aggregation.begins(other.name, other.workers)
         other.tell(host_messages.Train(workers, self._cluster.newest, self._now(), shards, state, near, sums))
@@ -485,30 +486,17 @@ class OtherHosts:
         """Whether that host takes part, which may be the head's."""
         return host == self._cluster.name or host in self._others
 
-    def _admit(self, other: RemoteHost, worker: int, epoch: int, at: float) -> None:
-        """Let a worker of that host in. Before, bring what it shows until it takes part."""
-        replicas = self.replicas
-        (replica,) = self._cluster.shelf.claimed(shown(worker))
-        assert isinstance(replica, Replica)
-        place = self._cluster.shelf.place(replica)
-
-        def admit(_: str = "") -> None:
-            if not self._workers[worker].gone:
-                replicas.binds_place(other.name, place)
-                other.tell_of(worker, host_messages.AdmitWorker(worker, epoch, at, place))
-
-        replicas.show(replica, other.name, admit)
-
     def _lose_replicas(self, other: RemoteHost, why: str) -> None:
         """That host is lost, with its replicas. Those of workers that have finished were to count."""
         for one in self._others.values():
             if one.begun:
                 one.tell(host_messages.HostLost(other.name, why))
         finished = [worker for worker in other.workers if self._cluster.has_finished(worker)]
-        if gone := self.replicas.lacks(finished):
+        if gone := self._cluster.replicas.lacks(finished):
             those = workers_named(gone)
             self._cluster.loses(f"host {other.name} is lost ({why}), with what {those} had come to as they ended")
-        self.replicas.lost(other.name, why)
+        self._cluster.replicas.host_lost(other.name)
+        self._cluster.transfers.host_lost(other.name, why)
 
     def tell_host(self, host: str, message: messages.Message) -> None:
         """See `OtherHosts`."""

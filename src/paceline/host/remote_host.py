@@ -47,6 +47,8 @@ class RemoteHost:
         if worker not in self.away:
             if isinstance(message, host_messages.TellWorker):
                 self.turns_of(worker).told(message.message)
+            elif isinstance(message, host_messages.TakeStep) and message.change is not None:
+                self.turns_of(worker).steps(message.step)
             self.tell(message)
 
     def turns_of(self, worker: int) -> MessageValidation:

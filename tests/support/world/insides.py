@@ -5,7 +5,7 @@ Whatever is renamed or moved in `src/paceline`, a world needs a change here only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,9 @@ from paceline.host import hash_seed, store_process
 from paceline.host.host import BEGINNING
 from paceline.host.machine import Machine
 from paceline.host.orders.commit_queue import NEWEST
-from paceline.host.orders.steps import BEGUN_AS
+from paceline.host.orders.join_handover import BEGUN_AS
+from paceline.host.replicas.host_replicas import _brought
+from paceline.host.replicas.host_replicas import _kept as _kept_as
 from paceline.host.replicas.transfers import _carries
 from paceline.host.shards.migration import MOVING
 from paceline.host.shards.range_maker import kept as _kept
@@ -52,7 +54,8 @@ MACHINE = Machine(
 
 def claims_at_head(host: Any) -> list[Claim]:
     """Who claims what at the head."""
-    return list(host.shelf.claims())
+    kept = [(owner, replica, None) for owner, replica in host.transfers.claims.owned()]
+    return [*host.shelf.claims(), *kept]
 
 
 def newest_at_head(host: Any) -> int:
@@ -65,14 +68,9 @@ def trains(host: Any, worker: int) -> bool:
     return bool(host.seats[worker].trains)
 
 
-def lies_at_head(host: Any, place: int) -> bool:
-    """Whether anything lies in that place of a replica."""
-    return bool(host.shelf.at(place))
-
-
 def averages_at_head(host: Any) -> Any:
     """The averages that the head is at work on."""
-    return host.averaging._works
+    return host.replicas_here.averaging._works
 
 
 def moves_a_range(host: Any) -> bool:
@@ -81,8 +79,8 @@ def moves_a_range(host: Any) -> bool:
 
 
 def replicas_of_hosts(host: Any) -> Any:
-    """What the head knows of the other hosts' replicas. None: there are none, or there is one host."""
-    return host.replicas if host.owns_replicas and host.carrier is not None else None
+    """What of the other hosts' replicas is needed or moves. None: there are none, or there is one host."""
+    return host.transfers if host.owns_replicas and host.carrier is not None else None
 
 
 def carried(host: Any) -> dict[int, Any]:
@@ -90,14 +88,9 @@ def carried(host: Any) -> dict[int, Any]:
     return dict(replicas_of_hosts(host)._carried)
 
 
-def carries(number: int) -> Any:
+def carries(number: int, one: Any) -> list[Any]:
     """Who claims what is on its way with that number."""
-    return _carries(number)
-
-
-def bound(host: Any) -> Mapping[int, Any]:
-    """By place of a replica at the head: the hosts that have a place for it."""
-    return replicas_of_hosts(host)._bound  # type: ignore[no-any-return]
+    return [_carries(number), _brought(number), _kept_as(one.item)]
 
 
 # --- the head and the other hosts -------------------------------------------------------------------
@@ -166,11 +159,6 @@ def has_replicas(agent: Any) -> bool:
 def averages_at(agent: Any) -> Any:
     """The averages that it is at work on."""
     return agent._host._replicas.averaging._works
-
-
-def lent_at(agent: Any) -> Any:
-    """What it has lent to others."""
-    return agent._host._replicas._lent
 
 
 # --- what stands in the place of something ----------------------------------------------------------

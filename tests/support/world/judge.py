@@ -22,6 +22,9 @@ UNMADE = "update", "sum", "for the range made here", "made here"
 UNFINISHED = "being summed"
 """What a claim is for that stays where a sum became void, and something is still added up."""
 
+BROKEN = "averaging", "mean of group", "kept", "brought"
+"""What a host claims besides at the end of a run that breaks, or as it leaves in good order."""
+
 OWNED = "replica", insides.BEGUN_AS[0]
 """What the head claims to its end: replicas, also of those that have left, and what they began as."""
 
@@ -55,8 +58,6 @@ class Judge:
         """By worker: the last step that it was in, and is not any more."""
         self._moving = False
         """Whether a range was moving as the run ended, so that its versions are kept."""
-        self._bound: dict[str, set[int]] = {}
-        """By host: the places of replicas at the head for which it has one of its own, as the run ended."""
         self._left: list[str] = []
         """Hosts from which replicas were on their way as the run ended, and that nobody needed any more."""
         self._broken_off = self._store_lost = False
@@ -151,19 +152,13 @@ class Judge:
         stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
         self._left = [*leaving, *(one.source for one in stay.values())]
         if self._world.run_state.shutdown.outcome != "completed":  # groups that its end has broken are over, or not
-            return [claim[0] for claim in insides.claims_at_head(host) if claim[0][0] in ("mean of group", "carries")]
-        return [insides.carries(number) for number in stay]
+            return [claim[0] for claim in insides.claims_at_head(host) if claim[0][0] in ("carries", *BROKEN)]
+        return [owner for number, one in stay.items() for owner in insides.carries(number, one)]
 
     def _replicas_ended(self, host: Any) -> None:
         """Look at what is bound for replicas, and at averages, if workers own some."""
         if insides.replicas_of_hosts(host) is None:
             return
-        for place, hosts in insides.bound(host).items():
-            assert not hosts or insides.lies_at_head(host, place), (
-                f"{list(hosts)} have a place for {place}, which is empty"
-            )
-            for name in hosts:
-                self._bound.setdefault(name, set()).add(place)
         if not self._broken_off and not self._store_lost:
             works = insides.averages_at_head(host)
             assert not works, f"at work at the head's end: {works}"
@@ -180,15 +175,10 @@ class Judge:
                     claims = [claim for claim in insides.claims_at(one) if claim[0] not in stay]
                     claims = [claim for claim in claims if claim[0][0] != UNFINISHED]
                     if insides.has_replicas(one):
-                        places = {item[0] for owner, item, _ in claims if owner[0] == "there"}
-                        if (empty := places - self._bound.get(name, set())) and not agent.drained:
-                            raise AssertionError(f"places {empty} are empty at the head, and not at {name}")
                         # a host that leaves awaits no group: those of its workers fail, and so they do in such a run
                         breaks = agent.drained or name in self._left or one.over.outcome != "completed"
                         assert not insides.averages_at(one) or breaks, f"at work at the end of {name}"
-                        lent = insides.lent_at(one)
-                        assert not lent or breaks, f"lent at the end of {name}: {lent}"
-                        stays = ("there", "averaging") if breaks else ("there",)
+                        stays = ("replica", *BROKEN) if breaks else ("replica",)
                         claims = [claim for claim in claims if claim[0][0] not in stays]
                     if self._store_lost or self._moving or agent.drained:  # what others still need has moved
                         claims = [claim for claim in claims if claim[0][0] not in UNMADE]

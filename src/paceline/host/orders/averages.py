@@ -8,24 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
-from paceline.core.items import Mean, Update
+from paceline.core.items import Update
 from paceline.core.orders import Reduce
-from paceline.host.claims import Owner
+from paceline.host import messages as host_messages
 from paceline.host.events import GroupAveraged, Report
-from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.averaging import Group, GroupShare
-from paceline.host.orders.steps import ReplicaSteps
-from paceline.host.version_shelf import Shelf
+from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.fetcher import Then
 
 if TYPE_CHECKING:
-    from paceline.host.replicas.transfers import ReplicaTransfers
-
-
-def mean_of(group: int) -> Owner:
-    """Who claims the mean of that group until its members have it."""
-    return "mean of group", group
+    from paceline.host.cluster import Cluster
 
 
 @dataclass(slots=True)
@@ -33,6 +25,9 @@ class _Average:
     """A group at work."""
 
     order: Reduce
+    parts: tuple[host_messages.GroupPart, ...]
+    hosts: tuple[str, ...] = ()
+    """Those that average, once they were told."""
     awaited: set[str] = field(default_factory=set)
     """Hosts that have neither its mean nor given it up."""
     began: float = 0.0
@@ -59,11 +54,10 @@ class GroupAverages:
 
     def __init__(
         self,
-        shelf: Shelf,
-        plan: MemoryPlan,
+        cluster: Cluster,
+        table: ReplicaTable,
         gather: Callable[[int, tuple[int, ...], Then], float],
         seats: Mapping[int, WorkerState],
-        replicas: ReplicaTransfers,
         report: Report,
         now: Callable[[], float],
         host_of: Callable[[int], str],
@@ -77,13 +71,10 @@ class GroupAverages:
         `deaths_are_told`: whether a replay or simulation dictates which groups fail. Otherwise a member's death fails
         its group. Replicas outlive their workers there, so the others can make its share.
         """
-        self.steps: ReplicaSteps
-        """Set by the host: steps and averages need each other."""
         self.made = 0
         """Averages of replicas that have taken effect."""
-        self._replicas = replicas
-        self._shelf = shelf
-        self._plan = plan
+        self._cluster = cluster
+        self._table = table
         self._gather = gather
         self._seats = seats
         self._report = report
@@ -91,8 +82,6 @@ class GroupAverages:
         self._host_of = host_of
         self._deaths_are_told = deaths_are_told
         self._averages: dict[int, _Average] = {}
-        self._waiting: dict[int, set[int]] = {}
-        """By group whose mean gradient is made: the members that are still to be told to step with it."""
 
     @property
     def averaging(self) -> bool:
@@ -106,19 +95,9 @@ class GroupAverages:
 
     def carry_out(self, order: Reduce) -> None:
         """Let the group average, once its members' replicas have made the steps that were ordered."""
-        if order.what == "gradients":
-            sources = {worker: self._shelf.place(Update(worker, step)) for worker, step, _ in order.contributions}
-            weights = {worker: weight for worker, _, weight in order.contributions}
-        else:
-            sources = {worker: self._shelf.place(self.steps.replica(worker)) for worker in order.members}
-            weights = {}
-        average = self._averages[order.group] = _Average(order)
+        average = self._averages[order.group] = _Average(order, self._parts(order))
         # the machine is about to hear of these, and they may have begun anew before the group's turn comes
         average.lost = {worker: None for worker in order.members if not self._seats[worker].here}
-        places = self._plan.for_replicas(elsewhere=all(self._seats[worker].elsewhere for worker in order.members))
-        target = self._shelf.put(Mean(order.group), mean_of(order.group), places)
-        assert target is not None  # `memory_plan.REPLICAS` counts this one
-        group = Group(order.group, target, self._parts(sources, weights))
 
         def go() -> None:
             if average.failed:
@@ -128,10 +107,10 @@ class GroupAverages:
                 self._fail(average)
                 return
             average.moving = average.begun = True
-            average.awaited = self._replicas.begin(group)
+            self._begin(average)
             average.began = self._gather(order.group, order.members, partial(self._moved, average))
 
-        self.steps.after(order.members, go)
+        self._table.after(order.members, go)
 
     def has_made(self, number: int, host: str) -> bool:
         """All of that group's mean is at that host, or has been given up there. Return whether that was awaited."""
@@ -146,6 +125,7 @@ class GroupAverages:
         """That host takes no part any more: nothing is awaited of it. Its members' groups fail, once they are gone."""
         for average in list(self._averages.values()):
             average.awaited.discard(host)
+            average.hosts = tuple(one for one in average.hosts if one != host)  # if it comes again, it knows nothing
             if average.lost:  # a member was gone before
                 self._end(average)
 
@@ -155,19 +135,12 @@ class GroupAverages:
         if average is None or not average.made:  # a run that stops awaits no averages: it tells again
             return
         del self._averages[group]
-        self._replicas.end(group)
-        order = average.order
-        if order.what == "parameters":
+        changes: dict[int, int] = {}
+        if average.order.what == "parameters":
             self.made += 1
-            for worker in order.members:
-                if not average.void:
-                    self.steps.becomes(worker, Mean(group))
-            self._shelf.release(mean_of(group))
-            return
-        self._waiting[group] = set(order.members)
-        for worker in order.members:
-            if not self._seats[worker].trains:
-                self.needs_no_mean(worker, group)
+            if not average.void:
+                changes = {worker: self._table.becomes(worker) for worker in average.order.members}
+        self._end_at_hosts(average, made=True, changes=changes)
 
     def failed(self, group: int) -> None:
         """A replay or simulation says that the group has failed."""
@@ -180,20 +153,6 @@ class GroupAverages:
         for average in self._averages.values():
             average.void = average.order.what == "parameters"
 
-    def needs_no_mean(self, worker: int, group: int | None) -> None:
-        """The worker has been told to step with that group's mean, or never will be."""
-        if group in self._waiting:
-            waiting = self._waiting[group]
-            waiting.discard(worker)
-            if not waiting:
-                del self._waiting[group]
-                self._shelf.release(mean_of(group))
-
-    def left(self, worker: int) -> None:
-        """The worker trains no more. Its process may still be there, and make the shares that it owes."""
-        for group in list(self._waiting):
-            self.needs_no_mean(worker, group)
-
     def gone(self, worker: int) -> None:
         """The worker's process has ended: its groups fail, unless somebody else says so."""
         for average in list(self._averages.values()):
@@ -204,22 +163,50 @@ class GroupAverages:
             if not average.awaited:  # all that was still awaited was its host's
                 self._end(average)
             elif first:
-                self._replicas.drop(average.order.group)
+                for host in average.hosts:
+                    self._cluster.tell_replicas(host, host_messages.DropAverage(average.order.group))
 
-    def _parts(self, sources: Mapping[int, int], weights: Mapping[int, float]) -> tuple[GroupShare, ...]:
-        """What is averaged, by host."""
+    def _parts(self, order: Reduce) -> tuple[host_messages.GroupPart, ...]:
+        """What is averaged, by host. Raises NotHere."""
+        weights = {worker: weight for worker, _, weight in order.contributions}
+        if order.what == "gradients":
+            numbers = {worker: step for worker, step, _ in order.contributions}
+            for worker, step in numbers.items():
+                self._cluster.shelf.place(Update(worker, step))  # those of other hosts' workers have one here, too
+        else:
+            numbers = {worker: self._table.replica(worker).change for worker in order.members}
         hosts: dict[str, list[int]] = {}
-        for worker in sources:
+        for worker in numbers:
             hosts.setdefault(self._host_of(worker), []).append(worker)
         return tuple(
-            GroupShare(
+            host_messages.GroupPart(
                 host,
                 tuple(there),
-                tuple(sources[worker] for worker in there),
+                tuple(numbers[worker] for worker in there),
                 tuple(weights[worker] for worker in there) if weights else None,
             )
             for host, there in hosts.items()
         )
+
+    def _begin(self, average: _Average) -> None:
+        """Have its members' hosts average. A replay has the groups of several hosts, and makes all of each here."""
+        if average.void:  # the replicas that it was ordered of are no more
+            average.parts = self._parts(average.order)
+        average.hosts = tuple(dict.fromkeys(self._cluster.averages_at(part.host) for part in average.parts))
+        average.awaited = set(average.hosts)
+        for host in average.hosts:
+            order = host_messages.AverageGroup(average.order.group, average.parts)
+            self._cluster.tell_replicas(host, order)
+
+    def _end_at_hosts(self, average: _Average, *, made: bool, changes: Mapping[int, int]) -> None:
+        """Tell the hosts how it has ended. `changes`: see `EndAverage`."""
+        for host in average.hosts:
+            members = [worker for part in average.parts for worker in part.members if self._is_at(part, host)]
+            there = {worker: changes[worker] for worker in members if worker in changes}
+            self._cluster.tell_replicas(host, host_messages.EndAverage(average.order.group, made, there))
+
+    def _is_at(self, part: host_messages.GroupPart, host: str) -> bool:
+        return self._cluster.averages_at(part.host) == host
 
     def _moved(self, average: _Average, at: float) -> Fact | None:
         """Its bytes have moved."""
@@ -262,6 +249,4 @@ class GroupAverages:
 
     def _ends(self, average: _Average) -> None:
         """Its mean is of no use."""
-        if average.begun:
-            self._replicas.end(average.order.group)
-        self._shelf.release(mean_of(average.order.group))
+        self._end_at_hosts(average, made=False, changes={})

@@ -49,7 +49,7 @@ class GroupShare:
     host: str
     members: tuple[int, ...]
     sources: tuple[int, ...]
-    """The places of what is averaged, one of each member."""
+    """The places of what is averaged, one of each member. Another host's are not looked at, but counted."""
     weights: tuple[float, ...] | None
     """None: replicas are averaged, and each weighs the same."""
 

@@ -9,34 +9,35 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact, ReplicaCopied
-from paceline.core.items import Replica, Version
+from paceline.core.items import Item, Replica
 from paceline.core.orders import CopyReplica
 from paceline.host.attachments import recorded_file
 from paceline.host.claims import Owner
 from paceline.host.events import HandedOver, Report
-from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_queue import CommitQueue
-from paceline.host.orders.releases import Releases, step_of
-from paceline.host.orders.steps import ReplicaSteps, shown
+from paceline.host.orders.releases import Releases
+from paceline.host.replicas.replica_table import ReplicaTable
+from paceline.host.replicas.transfers import ReplicaTransfers, unawaited
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 
+BEGUN_AS = ("what training began with",)
+
 if TYPE_CHECKING:
-    from paceline.host.replicas.transfers import ReplicaTransfers
+    from paceline.host.cluster import Cluster
 
 
 @dataclass(slots=True)
 class _Copy:
-    """A replica on its way to a worker that joins, or has resumed."""
+    """A replica on its way to a worker that joins, or has resumed. That one keeps its own until this one is there."""
 
     order: CopyReplica
     source: Replica
     replica: Replica
-    own: Replica | None
-    """What the worker's replica was until then. It is kept, in case that this one never comes."""
+    """What it is called."""
     made: bool = False
     """Whether the source's steps are made that were ordered before."""
     packed: bool = False
@@ -47,9 +48,9 @@ class _Copy:
     """Whether all of it is with the worker: it takes effect when the machine is told, though the source may be dead."""
 
 
-def kept(worker: int) -> Owner:
-    """Who claims the replica that a worker has until a copy of another one is there."""
-    return "kept replica", worker
+def _copies(worker: int) -> Owner:
+    """Who needs the replica that the worker gets a copy of."""
+    return "copied for", worker
 
 
 class JoinHandover:
@@ -61,30 +62,32 @@ class JoinHandover:
 
     def __init__(
         self,
+        cluster: Cluster,
         shelf: Shelf,
-        plan: MemoryPlan,
         store: StoreProcess,
         commits: CommitQueue,
-        steps: ReplicaSteps,
+        table: ReplicaTable,
+        transfers: ReplicaTransfers,
         releases: Releases,
         fetcher: Fetcher,
         seats: Mapping[int, WorkerState],
         report: Report,
         send: Callable[..., None],
-        replicas: ReplicaTransfers,
     ) -> None:
         """`send(worker, message, descriptors)` tells a worker."""
+        self._cluster = cluster
         self._shelf = shelf
-        self._plan = plan
         self._store = store
         self._commits = commits
-        self._steps = steps
+        self._table = table
+        self._transfers = transfers
         self._releases = releases
         self._fetcher = fetcher
         self._seats = seats
         self._report = report
         self._send = send
-        self._replicas = replicas
+        self.begun_as: Item | None = None
+        """What training began with, as long as a worker may have to begin with it once more."""
         self._asked: dict[int, dict[int, tuple[int, ...] | None]] = {}
         """By worker that joins: who may hand over to it, the first of them that does, and what each has packed: the
         descriptor of that, or nothing; None if it has not packed yet."""
@@ -97,20 +100,24 @@ class JoinHandover:
         """By worker that begins with a version which is being written: that one, what the worker is told then, and the
         version's file."""
 
-    def shows(self, worker: int) -> int:
-        """Keep something for the worker to show until it takes part. Return its place, as `Holder` numbers places."""
-        owners = self._steps.workers
-        if not owners:
-            newest = Version(self._commits.newest)
-            self._shelf.claim(step_of(worker), newest)
-            return self._shelf.place(newest)
-        replica = self._steps.replica(worker if worker in owners else owners[0])
-        self._shelf.claim(shown(worker), replica)
-        return self._area(replica)
+    def keep_beginning(self, item: Item) -> None:
+        """Training begins with that. It is kept until something is recorded, as nobody's replica may be left."""
+        self.begun_as = item
+        self._shelf.claim(BEGUN_AS, item)
+
+    def shows(self, worker: int, show: Callable[[Replica | None], None]) -> None:
+        """Bring something to the worker's host for it to show until it takes part: its own replica, or another one."""
+        there = (self._table.replica(one) for one in [worker, *self._table.workers] if self._table.owned_by(one))
+        replica = next((one for one in there if self._table.lies_at(one) is not None), None)
+        if replica is None:
+            show(None)
+        else:
+            host = self._cluster.others.host_of(worker)
+            self._transfers.pass_on(replica, host, lambda: show(replica), lambda why: show(None))
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `Cluster`."""
-        if not self._steps.workers:  # else its replica comes by an order, and the rest with it
+        if not self._table.workers:  # else its replica comes by an order, and the rest with it
             self._joinings[worker] = next(self._numbers)
             asked = self._asked[worker] = dict.fromkeys(one for one in others if self._hands_over(one))
             for one in list(asked):
@@ -123,10 +130,10 @@ class JoinHandover:
         if not self._seats[worker].trains or self._seats[source].died:  # the machine is about to hear that
             return
         self._void(worker)  # one that a replay has made, and of which the machine is told nothing
-        there, own = self._steps.replica(source), self._steps.whole(worker)
-        if own is not None:
-            self._shelf.claim(kept(worker), own)
-        copy = self._copies[worker] = _Copy(order, there, self._steps.copies(worker, there), own)
+        there = self._table.replica(source)
+        replica = self._table.comes(worker, self._table.lies_at(there))
+        self._transfers.keep(_copies(worker), replica, of=there)
+        copy = self._copies[worker] = _Copy(order, there, replica)
         self._joinings[worker] = next(self._numbers)
         if self._seats[source].here:
             self._hand_over(source, worker)
@@ -137,7 +144,7 @@ class JoinHandover:
             copy.made = True
             self._fetch(copy)
 
-        self._steps.after([source], made)
+        self._table.after([source], made)
 
     def released(self, worker: int) -> None:
         """The worker goes on. If the machine was told of no copy, there is none: it goes on from its own replica."""
@@ -148,9 +155,9 @@ class JoinHandover:
         copy = self._copies.pop(worker, None)
         if copy is None:
             return
-        self._shelf.release(kept(worker))
+        self._takes(worker)
         descriptors = () if copy.packing is None else (copy.packing,)
-        self._send(worker, messages.worker.TakeUp(self._area(copy.replica)), descriptors)
+        self._take_up_replica(worker, messages.worker.TakeUp(), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -158,13 +165,17 @@ class JoinHandover:
         """See `Cluster`."""
         self._void(worker)
         if version is None:
-            assert self._steps.begun_as is not None  # it is kept until something is recorded
-            replica = self._steps.copies(worker, self._steps.begun_as)
-            self._replicas.carry_to(
-                replica, None, worker, lambda: self._send(worker, messages.worker.TakeUp(self._area(replica)))
-            )
+            assert self.begun_as is not None  # it is kept until something is recorded
+            host = self._cluster.name
+            replica = self._table.comes(worker, host)
+            self._transfers.keep(_copies(worker), replica, of=self.begun_as)
+            there = self._cluster.others.host_of(worker)
+            self._transfers.pass_on(replica, there, lambda: None, unawaited)
+            self._takes(worker)  # it is released at once
+            self._take_up_replica(worker, messages.worker.TakeUp())
             return
-        told = messages.worker.TakeUp(self._area(self._steps.room(worker)), recorded=True)
+        self._cluster.take_replica(worker, self._table.room(worker), recorded=True)
+        told = messages.worker.TakeUp(recorded=True)
         if self._store.writes(version):
             self._unwritten[worker] = version, told, file
         else:
@@ -172,7 +183,8 @@ class JoinHandover:
 
     def written(self, version: int) -> None:
         """That version is on disk."""
-        self._steps.forget_beginning()
+        self.begun_as = None  # a worker that comes when nobody is left begins with that version
+        self._shelf.release(BEGUN_AS)
         for worker, (awaited, told, file) in list(self._unwritten.items()):
             if awaited == version:
                 del self._unwritten[worker]
@@ -249,27 +261,33 @@ class JoinHandover:
             if self._copies.get(worker) is copy:
                 self._fetcher.fetch(worker, copy.source, copied)
 
-        self._replicas.carry_to(
-            copy.replica, source, worker, carried
-        )  # under that name it is there as long as it is needed
+        there = self._cluster.others.host_of(worker)
+        self._transfers.carry(_copies(worker), copy.replica, there, carried, unawaited)
+
+    def _takes(self, worker: int) -> None:
+        """The copy is the worker's replica from now on."""
+        self._cluster.take_replica(worker, self._table.taken(worker))
+        self._transfers.let_go(_copies(worker))
 
     def _send_with(self, worker: int, message: messages.worker.TakeUp, file: str) -> None:
         with recorded_file(file) as descriptor:
-            self._send(worker, message, (descriptor,))
+            self._take_up_replica(worker, message, (descriptor,))
+
+    def _take_up_replica(self, worker: int, message: messages.worker.TakeUp, descriptors: tuple[int, ...] = ()) -> None:
+        """Tell the worker to take part with its replica. Another host says where that is there."""
+        if not self._seats[worker].elsewhere:
+            message.area = self._cluster.replicas_here.area(worker)
+        self._send(worker, message, descriptors)
 
     def _void(self, worker: int) -> None:
         """No copy comes to that worker any more: it has the replica that it had."""
         copy = self._copies.pop(worker, None)
         if copy is not None:
-            if copy.own is not None:
-                self._steps.becomes(worker, copy.own)
-                self._shelf.release(kept(worker))
+            self._table.never_comes(worker)
+            self._transfers.let_go(_copies(worker))
             self._fetcher.cancel(worker)
             if copy.packing is not None:
                 os.close(copy.packing)
-
-    def _area(self, replica: Replica) -> int:
-        return self._plan.area(self._shelf.place(replica))
 
 
 def _close(packing: tuple[int, ...] | None) -> None:

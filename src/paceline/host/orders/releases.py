@@ -62,7 +62,7 @@ class Releases:
         seat = self._seats[worker]
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
-        if seat.elsewhere and order.parameters != "own":  # no replica is elsewhere
+        if seat.elsewhere:
             self._keep(order)
             return
         seat.step = order.step
@@ -90,7 +90,15 @@ class Releases:
         self._compute(order, version, lacking if order.parameters == "eager" else [])
 
     def _keep(self, order: Release) -> None:
-        """Keep the version for a worker of another host, as if it computed here: that host fetches it from here."""
+        """Keep the version for a worker of another host, as if it computed here: that host fetches it from here.
+
+        Where the worker owns a replica, its host has all that it computes on.
+        """
+        if order.parameters == "own":
+            self._seats[order.worker].step = order.step
+            self._pushes.forget(order.worker)
+            self._pushes.lay(order.worker, order.step)
+            return
         version = Version(order.version)
         self._shelf.claim(step_of(order.worker), version)
         if order.parameters == "pull" or version in self._shelf.claimed(ahead(order.worker)):

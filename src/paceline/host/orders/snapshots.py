@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,11 +13,13 @@ from paceline.host.contract import Resumption
 from paceline.host.events import Report, SnapshotFileFailed, SnapshotFileWritten, SnapshotSealed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
-from paceline.host.orders.steps import ReplicaSteps
-from paceline.host.replicas.mean_recorder import Brings
+from paceline.host.replicas.host_replicas import HostReplicas
+from paceline.host.replicas.replica_table import ReplicaTable
+from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 
@@ -34,10 +36,12 @@ class HostSnapshots:
         plan: MemoryPlan,
         store: StoreProcess,
         commits: CommitQueue,
-        steps: ReplicaSteps,
+        table: ReplicaTable,
+        transfers: ReplicaTransfers,
+        replicas_here: HostReplicas,
         shares: Shares,
         report: Report,
-        brings: Brings,
+        seats: Mapping[int, WorkerState],
     ) -> None:
         self.resumption: Resumption | None = None
         """What the run goes on from; None: it begins."""
@@ -45,10 +49,12 @@ class HostSnapshots:
         self._plan = plan
         self._store = store
         self._commits = commits
-        self._steps = steps
+        self._table = table
+        self._transfers = transfers
+        self._replicas_here = replicas_here
+        self._seats = seats
         self._report = report
         self._shares = shares
-        self._brings = brings
         self._folder: Path | None = None
         """Where the present snapshot is written."""
         self._number = 0
@@ -61,23 +67,28 @@ class HostSnapshots:
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> list[str]:
         """See `Cluster`."""
         self._number, self._folder = snapshot, Path(folder)
-        owners = self._steps.workers
+        owners = self._table.workers
         files = [STORE]
         if owners:
-            replicas = [self._steps.replica(worker) for worker in workers if worker in owners]
+            replicas = [self._table.replica(worker) for worker in workers if worker in owners]
             files += [replica_file(replica.worker) for replica in replicas]
-            for replica in replicas:
-                self._shelf.claim(_owner(replica_file(replica.worker)), replica)
+            owner = _replicas_of(snapshot)
+            self._transfers.keep(owner, *replicas)
             self._send(messages.store.KeepState(None, self._path(STORE)))
-            there = [replica.worker for replica in replicas]
             by_worker = {replica.worker: replica for replica in replicas}
 
             def made() -> None:
-                self._brings(
-                    by_worker, lambda: self._keep_replicas(replicas), lambda lost: self._lack(replicas, [lost])
-                )
+                self._transfers.bring(owner, by_worker, here, lambda lost: lack([lost]))
 
-            self._steps.after(there, made, lambda lost: self._lack(replicas, lost))
+            def here() -> None:
+                self._keep_replicas(replicas)
+                self._transfers.let_go(owner)
+
+            def lack(lost: Sequence[int]) -> None:
+                self._transfers.let_go(owner)
+                self._lack(replicas, lost)
+
+            self._table.after([*by_worker], made, lack)
         else:
             self._commits.versions.when_made(version, lambda: self._keep_version(version))
         for worker, descriptor in self._packed.items():
@@ -133,6 +144,7 @@ class HostSnapshots:
 
     def lost(self) -> None:
         """The store process has gone: nothing is written any more."""
+        self._transfers.let_go(_replicas_of(self._number))
         for owner, _, _ in list(self._shelf.claims()):
             if owner[0] == "snapshot":
                 self._shelf.release(owner)
@@ -146,7 +158,12 @@ class HostSnapshots:
         self._commits.begin(resumption.version)
         slot = None if replicas else self._shelf.place(Version(resumption.version))
         if replicas:
-            self._steps.place(workers)
+            self._table.begin(workers)
+            for worker in workers:
+                if self._seats[worker].elsewhere:
+                    self._replicas_here.read_for(worker)
+                else:
+                    self._replicas_here.steps.room(worker, 0)
             self._shelf.release(NEWEST)
         areas = [(worker, self._area(worker)) for worker in workers]
         there = [(worker, self._file(replica_file(worker))) for worker in resumption.replicas]
@@ -166,8 +183,8 @@ class HostSnapshots:
 
     def _area(self, worker: int) -> int:
         """The area with that worker's replica, or with its buffers."""
-        owns = self._steps.owned_by(worker)
-        place = self._shelf.place(self._steps.replica(worker)) if owns else self._plan.of(worker)[0]
+        owns = self._table.owned_by(worker)
+        place = self._shelf.place(self._table.replica(worker)) if owns else self._plan.of(worker)[0]
         return self._plan.area(place)
 
     def _file(self, name: str) -> str:
@@ -186,7 +203,8 @@ class HostSnapshots:
         self._commits.brings(version, lambda: self._shares.release(number))
 
     def _keep_replicas(self, replicas: Sequence[Replica]) -> None:
-        for replica in replicas:
+        for replica in replicas if not self._store.lost else ():
+            self._shelf.claim(_owner(replica_file(replica.worker)), replica)
             area = self._plan.area(self._shelf.place(replica))
             self._send(messages.store.KeepReplica(area, self._path(replica_file(replica.worker))))
 
@@ -194,7 +212,6 @@ class HostSnapshots:
         """The processes of these workers ended before their replicas had made their steps."""
         for replica in replicas:
             name = replica_file(replica.worker)
-            self._shelf.release(_owner(name))
             why = f"worker {lost[0]} ended before its replica had made its last step"
             self._report(SnapshotFileFailed(self._number, name, why))
 
@@ -203,6 +220,11 @@ class HostSnapshots:
 
     def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         self._store.send(message, descriptors)
+
+
+def _replicas_of(snapshot: int) -> Owner:
+    """Who needs the replicas of that snapshot until they are here."""
+    return "cut for snapshot", snapshot
 
 
 def _owner(file: str) -> Owner:

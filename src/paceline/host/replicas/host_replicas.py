@@ -1,15 +1,14 @@
-"""Replicas of a host that is not the head. The head says what lies where, as if all hosts had one region.
+"""Replicas on a host: it puts its own workers' replicas and what comes from other hosts into places of its own.
 
-A place of the head's has one of this host's from the first order that names it, until the head says that it is empty.
-So this host's memory holds what its own workers need, and orders need no names but the head's.
+Orders name items, and never places. See `host.replicas.replica_table` for what is known of all replicas of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
 
-from paceline.core.items import Item, Replica, There
+from paceline.core.items import Beginning, Item, Mean, Replica, Update
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
 from paceline.host.claims import Owner
@@ -17,132 +16,241 @@ from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
-from paceline.host.place_translation import placed
+from paceline.host.orders.steps import ReplicaSteps, mean_of, shown
 from paceline.host.version_shelf import Shelf
+from paceline.host.worker_state import WorkerState
 from paceline.host.workers import Workers
-from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.transfer.item_names import item_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 
 
 class HostReplicas(Placed[Replica]):
-    """Has places for what the head places here, averages, and exchanges replicas with other hosts."""
+    """Steps and averages the replicas of workers here, keeps what is still needed of them, and brings others'."""
 
     def __init__(
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        workers: Workers,
-        carrier: TransferManager,
-        report: Callable[[host_messages.SaidOfReplicas], object],
-        loop: Loop,
         memory: HostMemory,
+        workers: Workers,
+        seats: Mapping[int, WorkerState],
+        loop: Loop,
+        carrier: TransferManager | None,
+        report: Callable[[host_messages.SaidOfReplicas], object],
         *,
         name: str,
+        deaths_are_told: bool = False,
+        never_comes: Callable[[int, str], None] | None = None,
     ) -> None:
-        """`name`: this host's."""
-        self.averaging = Averaging(shelf, plan, loop, carrier, report, workers.give_up, memory, name=name)
+        """`carrier`: None if there are no other hosts. `name`: this host's. `deaths_are_told`: see `GroupAverages`.
+
+        `never_comes(number, why)`: what was to be brought here does not come. None: its host is lost then, or this one.
+        """
         super().__init__(shelf, memory)
+        self.steps = ReplicaSteps(shelf, plan, seats, workers.send)
+        self.averaging = Averaging(
+            shelf, plan, loop, carrier, report, workers.give_up, memory, name=name, deaths_are_told=deaths_are_told
+        )
         self._plan = plan
         self._carrier = carrier
         self._report = report
-        self._lent: dict[Item, list[int]] = {}
-        """By what other hosts may fetch: its place, once for each time that it is lent."""
-        self._borrowed: dict[Item, tuple[str, int]] = {}
-        """By what is brought: the host that has it, and its place here."""
+        self._never_comes = never_comes
+        self._coming: dict[Item, str] = {}
+        """By replica that comes here: its host."""
+        self._when_there: dict[Item, Callable[[], None]] = {}
+        """By replica that comes here: what is done once it is here."""
+        self._copied: set[int] = set()
+        """Places that replicas of other hosts were brought to. They take memory here until they are empty."""
+        self._members: dict[int, tuple[tuple[int, ...], bool]] = {}
+        """By group at work: its members here, and whether it averages gradients."""
 
-    def goes_on(self, worker: int, place: int, head: str) -> Item:
-        """The worker goes on with a replica that lies in that place at the head. Return what is to be brought here."""
-        replica = Replica(worker, 0)
-        self._borrowed[replica] = head, self.local(place)
+    # --- what workers begin with --------------------------------------------------------------------
+
+    def begin(self, workers: Iterable[int], there: Item) -> None:
+        """The replicas of these workers, which are here, begin as that item."""
+        for worker in workers:
+            self.steps.becomes(worker, 0, there)
+
+    def adopted(self, worker: int, changes: Mapping[int, int]) -> None:
+        """These replicas here are what that worker has written, and get these numbers."""
+        for own, change in changes.items():
+            if self.steps.owned_by(own):  # else its host comes anew
+                self.steps.becomes(own, change, Beginning(worker))
+
+    def comes_from(self, host: str, worker: int) -> Replica:
+        """Give the worker's replica a place. It comes from that host, which has read it from a snapshot. Return it."""
+        self.steps.room(worker, 0)
+        replica = self.steps.replica(worker)
+        self._coming[replica] = host
         return replica
 
-    def begins_with(self, item: Item, place: int = 0) -> None:
-        """All replicas begin as that, which lies here, and in that place at the head: at first in its first one."""
-        self._shelf.name(There(place), item, _there(place))
+    def read_for(self, worker: int) -> None:
+        """Give the replica of another host's worker a place here, where it is read from a snapshot for that host."""
+        replica = Replica(worker, 0)
+        place = self._shelf.put(replica, _read_for(worker), self._plan.others)
+        assert place is not None  # nothing else is here
+        self._copied.add(place)
 
-    def local(self, place: int) -> int:
-        """The place here of what lies in that place of the head's."""
-        if place not in self._plan.shared:  # a worker's own, which is the same on all hosts
-            return place
-        if not self._shelf.has(There(place)):
-            found = self._shelf.put(There(place), _there(place), self._plan.shared)
-            assert found is not None  # the head has no more places than this host
-        return self._shelf.place(There(place))
+    def begun(self, workers: Iterable[int]) -> None:
+        """Hosts that fetch what was read for their workers have claimed that."""
+        for worker in workers:
+            self._shelf.release(_read_for(worker))
 
-    def told(self, message: Any) -> Any:
-        """The message to a worker, as it is here."""
-        return placed(message, lambda place: self._plan.area(self.local(place)))
+    def shows(self, worker: int, replica: Item | None) -> int:
+        """Keep that replica for the worker to show until it takes part. Return its area. None: it shows zeros."""
+        if replica is not None and self._shelf.has(replica):
+            self._shelf.claim(shown(worker), replica)
+        else:
+            replica = Replica(worker, -1)
+            place = self._shelf.put(replica, shown(worker), self._plan.shared)
+            assert place is not None  # `memory_plan.REPLICAS` counts this one
+        return self._plan.area(self._shelf.place(replica))
+
+    def area(self, worker: int) -> int:
+        """The area of that worker's replica."""
+        return self._plan.area(self._shelf.place(self.steps.replica(worker)))
+
+    def when_there(self, worker: int, call: Callable[[], None]) -> None:
+        """Call once the worker's replica is here."""
+        replica = self.steps.replica(worker)
+        if replica in self._coming:
+            self._when_there[replica] = call
+        else:
+            call()
+
+    # --- orders -------------------------------------------------------------------------------------
 
     def carry_out(self, order: host_messages.OfReplicas) -> None:
         """Carry out an order about replicas."""
         match order:
-            case host_messages.AverageGroup(group=group, target=target, parts=parts):
-                found = tuple(
-                    GroupShare(
-                        part.host,
-                        part.members,
-                        tuple(self._source(part.host, source) for source in part.sources),
-                        part.weights,
-                    )
-                    for part in parts
-                )
-                self.averaging.begin(Group(group, self.local(target), found))
+            case host_messages.TakeStep():
+                self.steps.carry_out(order)
+            case host_messages.AverageGroup():
+                self._average(order)
             case host_messages.DropAverage(group=group):
                 self.averaging.drop(group)
-            case host_messages.EndAverage(group=group):
-                self.averaging.end(group)
-            case host_messages.Emptied(place=place):
-                self._shelf.release(_there(place))
-            case host_messages.Lend(item=fields, place=place):
-                item = item_of(fields)
-                self._lent.setdefault(item, []).append(self.local(place))
-                self._carrier.made(item)
-            case host_messages.TakeBack(item=fields):
-                self._take_back(item_of(fields))
-            case host_messages.CopyItem():
-                self._borrow(order)
+            case host_messages.EndAverage():
+                self._end_average(order)
+            case host_messages.KeepItem(item=item, of=of):
+                self._keep(item_of(item), None if of is None else item_of(of))
+            case host_messages.ReleaseItem(item=item):
+                self._shelf.release(_kept(item_of(item)))
+            case host_messages.CopyItem(number=number, item=item, host=host):
+                self._copy(number, item_of(item), host)
+            case host_messages.DropCopy(number=number):
+                self._drop(number)
+            case host_messages.TakeReplica(worker=worker, change=change, recorded=recorded):
+                if recorded:
+                    self.steps.room(worker, change)
+                else:
+                    self.steps.takes(worker, change)
+
+    def emptied(self, place: int) -> None:
+        """Nothing lies in that place any more."""
+        if place in self._copied:
+            self._copied.discard(place)
+            self._memory.discard(place)
+
+    # --- items: see `ItemKind` ----------------------------------------------------------------------
 
     def ranges(self, item: Replica) -> list[tuple[str, int, int]]:
-        """See `ItemKind`."""
-        host, _ = self._borrowed[item]
-        return whole(host, self._memory.offer)
+        """See `ItemKind`: all of it, from the host that has it."""
+        host, offer = self._coming[item], self._memory.offer
+        return [
+            *pieces(offer.averaged_at, [Shard(host, 0, offer.cuts[-1])]),
+            (host, offer.cuts[-1], offer.push_bytes),
+        ]
 
-    def place(self, item: Replica) -> int:
-        """See `Placed`."""
-        return self._lent[item][0] if item in self._lent else self._borrowed[item][1]
+    def free(self, item: Replica, whole: bool) -> None:
+        """See `ItemKind`."""
+        if whole:
+            self._coming.pop(item, None)
+            if (call := self._when_there.pop(item, None)) is not None:
+                call()
 
     def look(self, item: Replica, begin: int, end: int) -> Where:
-        """See `ItemKind`."""
-        return "here" if item in self._lent else "coming"
+        """See `ItemKind`. Another host may ask before this one has heard that the replica is to be kept."""
+        return "here" if self._shelf.has(item) and item not in self._coming else "coming"
 
-    def _source(self, host: str, source: int) -> int:
-        """Where that is which a member of that host gives. What members of other hosts give comes to other places."""
-        return self.local(source) if self.averaging.is_at(host) else source
+    # --- inside -------------------------------------------------------------------------------------
 
-    def _borrow(self, order: host_messages.CopyItem) -> None:
-        item = item_of(order.item)
-        self._borrowed[item] = order.host, self.local(order.place)
-        self._carrier.fetch(
-            item, ("borrows", order.number), lambda: self._report(host_messages.ItemCopied(order.number)), None
+    def _average(self, order: host_messages.AverageGroup) -> None:
+        here = [part for part in order.parts if self.averaging.is_at(part.host)]
+        members = tuple(worker for part in here for worker in part.members)
+        self._members[order.group] = members, order.parts[0].weights is not None
+        target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
+        assert target is not None  # `memory_plan.REPLICAS` counts this one
+        parts = tuple(
+            GroupShare(part.host, part.members, self._sources(part) if part in here else part.numbers, part.weights)
+            for part in order.parts
         )
+        self.averaging.begin(Group(order.group, target, parts))
 
-    def _take_back(self, item: Item) -> None:
-        lent = self._lent[item]
-        lent.pop()
-        if not lent:
-            del self._lent[item]
+    def _sources(self, part: host_messages.GroupPart) -> tuple[int, ...]:
+        """The places of what the members give, which are here."""
+        kind = Replica if part.weights is None else Update
+        return tuple(self._shelf.place(kind(*one)) for one in zip(part.members, part.numbers, strict=True))
+
+    def _end_average(self, order: host_messages.EndAverage) -> None:
+        self.averaging.end(order.group)
+        members, gradients = self._members.pop(order.group)
+        for worker, change in order.changes.items():
+            self.steps.becomes(worker, change, Mean(order.group))
+        if order.made and gradients:
+            self.steps.await_steps(order.group, members)
+        else:
+            self._shelf.release(mean_of(order.group))
+
+    def _keep(self, item: Item, of: Item | None) -> None:
+        if of is None:
+            self._shelf.claim(_kept(item), item)
+        else:
+            self._shelf.name(item, of, _kept(item))
+        if self._carrier is not None:
+            self._carrier.made(item)  # another host may have asked for it by now
+
+    def _copy(self, number: int, item: Item, host: str) -> None:
+        """Bring that replica, unless it is here."""
+        if self._shelf.has(item):
+            self._shelf.claim(_brought(number), item)
+        else:
+            place = self._shelf.put(item, _brought(number), self._plan.others)
+            assert place is not None  # `memory_plan.REPLICAS` counts these
+            self._copied.add(place)
+            self._coming[item] = host
+        if item not in self._coming:
+            self._report(host_messages.ItemCopied(number))
+            return
+        assert self._carrier is not None  # else there is no other host
+        never = self._never_comes
+        lost = None if never is None else lambda why: never(number, why)
+        self._carrier.fetch(item, _brought(number), lambda: self._report(host_messages.ItemCopied(number)), lost)
+
+    def _drop(self, number: int) -> None:
+        items = self._shelf.claimed(_brought(number))
+        if self._carrier is not None:
+            self._carrier.cancel(_brought(number))
+        self._shelf.release(_brought(number))
+        for item in items:
+            if not self._shelf.has(item):
+                self._coming.pop(item, None)
+                self._when_there.pop(item, None)
 
 
-def whole(host: str, offer: messages.worker.Offered) -> list[tuple[str, int, int]]:
-    """What is asked for, of all of a replica that this host has."""
-    return [*pieces(offer.averaged_at, [Shard(host, 0, offer.cuts[-1])]), (host, offer.cuts[-1], offer.push_bytes)]
+def _kept(item: Item) -> Owner:
+    """Who claims a replica that is needed as it is."""
+    return "kept", *cast(Owner, tuple(item))
 
 
-def _there(place: int) -> Owner:
-    """Who claims what lies in that place of the head's."""
-    return "there", place
+def _brought(number: int) -> Owner:
+    """Who claims, and fetches, what is brought by that number."""
+    return "brought", number
+
+
+def _read_for(worker: int) -> Owner:
+    """Who claims the replica of another host's worker that is read from a snapshot."""
+    return "read for", worker

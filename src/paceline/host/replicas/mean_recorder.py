@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from paceline.core.items import Replica, Version
+from paceline.core.items import Version
 from paceline.host.events import MeanVoid, Report
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.steps import ReplicaSteps
+from paceline.host.replicas.replica_table import ReplicaTable
+from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
-
-Brings = Callable[[Mapping[int, Replica], Callable[[], None], Callable[[int], None]], None]
-"""Brings all of these replicas here, by worker, and calls back; or else with a worker whose replica can't come."""
 
 
 class MeanRecorder:
@@ -24,15 +22,15 @@ class MeanRecorder:
         shelf: Shelf,
         plan: MemoryPlan,
         store: StoreProcess,
-        steps: ReplicaSteps,
+        table: ReplicaTable,
+        transfers: ReplicaTransfers,
         report: Report,
-        brings: Brings,
     ) -> None:
-        self._brings = brings
         self._shelf = shelf
         self._plan = plan
         self._store = store
-        self._steps = steps
+        self._table = table
+        self._transfers = transfers
         self._report = report
 
     def record(
@@ -48,26 +46,24 @@ class MeanRecorder:
         The store process is told so when the steps ordered so far are made. If one never will be, there is no such
         mean: what the step has left behind is no replica.
         """
-        replicas = {worker: self._steps.replica(worker) for worker in workers}
-        places = [self._shelf.place(replica) for replica in replicas.values()]
-        self._shelf.claim(("cut for version", version), *replicas.values())
-        target = self._shelf.put(Version(version), ("mean for version", version), self._plan.shared)
-        assert target is not None  # `memory_plan.REPLICAS` counts this one
+        replicas = {worker: self._table.replica(worker) for worker in workers}
+        owner = "cut for version", version
+        self._transfers.keep(owner, *replicas.values())
 
         def made() -> None:
-            self._brings(replicas, write, lambda lost: void([lost]))
+            self._transfers.bring(owner, replicas, write, lambda lost: void([lost]))
 
         def write() -> None:
+            places = [self._shelf.place(replica) for replica in replicas.values()]
+            target = self._shelf.put(Version(version), ("mean for version", version), self._plan.shared)
+            assert target is not None  # `memory_plan.REPLICAS` counts this one
             order = messages.store.RecordMean(version, places, target, file, buffers, known)
             self._store.write(order, *replicas.values(), Version(version))
-            let_go()
+            self._shelf.release(("mean for version", version))
+            self._transfers.let_go(owner)
 
         def void(lost: list[int]) -> None:
-            let_go()
+            self._transfers.let_go(owner)
             self._report(MeanVoid(version, lost))
 
-        def let_go() -> None:
-            self._shelf.release(("cut for version", version))
-            self._shelf.release(("mean for version", version))
-
-        self._steps.after(workers, made, void)
+        self._table.after(workers, made, void)

@@ -1,13 +1,8 @@
-"""Replicas of workers of other hosts, as the head sees to them.
-
-The head has one shelf for the replicas of all hosts. So it decides what lies where as on one host: what is stepped in
-place, what is the mean of a group, what is kept for a joiner. Other hosts have the bytes of what their workers need.
-See `host.replicas.host_replicas`.
-"""
+"""What is still needed of replicas, and which of them are brought from one host to another: as the head sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -15,236 +10,84 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item, Replica
 from paceline.host import messages as host_messages
-from paceline.host.claims import Owner
-from paceline.host.item_table import Placed
-from paceline.host.orders.averaging import Group
-from paceline.host.place_translation import places_of
-from paceline.host.replicas.host_replicas import whole
-from paceline.ipc import messages
+from paceline.host.claims import Claims, Owner
+from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
-    from paceline.transfer.fetch_table import Where
-    from paceline.transfer.manager import TransferManager
 
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
     """A replica on its way from one host to another."""
 
-    item: Item
+    item: Replica
     source: str
     host: str
     then: Callable[[], None]
     lost: Callable[[str], None]
 
 
-class ReplicaTransfers(Placed[Replica]):
-    """Has the hosts of a group's members make its average, and moves replicas between hosts."""
+class ReplicaTransfers:
+    """Tells hosts which replicas to keep, and moves replicas between hosts."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        carrier: TransferManager | None,
-    ) -> None:
-        """`carrier`: None if there are no other hosts."""
-        super().__init__(cluster.shelf, cluster.memory)
+    def __init__(self, cluster: Cluster, table: ReplicaTable) -> None:
         self._cluster = cluster
-        self._carrier = carrier
+        self._table = table
         self._numbers = count()
-        self._groups: dict[int, tuple[str, ...]] = {}
-        """By group at work: the hosts that average."""
-        self._bound: dict[int, dict[str, None]] = {}
-        """By place: the other hosts that have one for it."""
+        self.claims = Claims(self._freed)
+        """Who needs which replicas as they are."""
+        self._kept: dict[Item, str | None] = {}
+        """By replica that is needed as it is: the host that keeps it. None: it is lost."""
         self._carried: dict[int, _Carried] = {}
         """By number of the request."""
-        self._coming: dict[Item, str] = {}
-        """By replica that comes here: its host."""
-        self._copied: set[int] = set()
-        """Places that replicas of other hosts' workers were brought to. They take memory here until they are empty."""
-        self._lie_here: set[int] = set()
-        """Workers of other hosts that have left with their hosts, in good order: their replicas were brought here."""
-        self._without: set[int] = set()
-        """Workers that came while others trained, and have not got their replicas."""
+        self._requests: dict[Owner, list[int]] = {}
+        """By owner: the requests that were made for it."""
+        self._copies: dict[int, str] = {}
+        """By number of a request: the host that keeps what it has brought, or is to bring."""
         self._goes: list[tuple[str, Callable[[], object]]] = []
         """Hosts that go once nothing of theirs is on its way, and what is called then."""
 
-    # --- what workers are told ----------------------------------------------------------------------
+    # --- what is kept, and brought ------------------------------------------------------------------
 
-    def binds(self, host: str, worker: int, message: messages.Message) -> None:
-        """That host is about to be told this for one of its workers. It has places for what the message names."""
-        if isinstance(message, messages.worker.TakeUp):
-            self._without.discard(worker)
-        for place in places_of(message):
-            self.binds_place(host, place)
+    def keep(self, owner: Owner, *replicas: Replica, of: Item | None = None) -> None:
+        """The owner needs these replicas as they are, until `let_go`.
 
-    def binds_place(self, host: str, place: int) -> None:
-        """That host is about to be told of that place."""
-        self._bound.setdefault(place, {})[host] = None
-
-    # --- averages ------------------------------------------------------------------------------------
-
-    def begin(self, group: Group) -> set[str]:
-        """Have the group average. Return the hosts that do: `GroupAverages.has_made` is told of each.
-
-        A replay has the groups of several hosts, and makes all of each average here.
+        `of`: what the replica is another name of, if it has no place by its own yet.
         """
-        parts = tuple(host_messages.GroupPart(one.host, one.members, one.sources, one.weights) for one in group.parts)
-        here = self._cluster.name
-        hosts: dict[str, None] = {}
-        for part in group.parts:
-            if self._carrier is not None and part.host != here:
-                hosts[part.host] = None
-                for place in (group.target, *part.sources):
-                    self.binds_place(part.host, place)
-                self._cluster.others.tell_host(part.host, host_messages.AverageGroup(group.number, group.target, parts))
-            elif here not in hosts:
-                hosts[here] = None
-                self._cluster.averaging.begin(group)
-        self._groups[group.number] = tuple(hosts)
-        return set(hosts)
+        self.claims.claim(owner, *replicas)
+        for replica in replicas:
+            if replica not in self._kept:
+                self._kept[replica] = host = self._table.lies_at(replica)
+                self._tell(host, host_messages.KeepItem(fields_of(replica), None if of is None else fields_of(of)))
 
-    def drop(self, number: int) -> None:
-        """Have these hosts give the group's average up."""
-        for host in self._groups[number]:
-            if host == self._cluster.name:
-                self._cluster.averaging.drop(number)
-            else:
-                self._cluster.others.tell_host(host, host_messages.DropAverage(number))
+    def carry(
+        self, owner: Owner, item: Replica, host: str, then: Callable[[], None], lost: Callable[[str], None]
+    ) -> None:
+        """Bring that replica to that host for the owner, until `let_go`. The steps that were ordered of it are made."""
+        number = next(self._numbers)
+        self._requests.setdefault(owner, []).append(number)
+        self._carry(number, item, host, then, lost)
 
-    def end(self, number: int) -> None:
-        """All know how that group has ended."""
-        for host in self._groups.pop(number):
-            if host == self._cluster.name:
-                self._cluster.averaging.end(number)
-            else:
-                self._cluster.others.tell_host(host, host_messages.EndAverage(number))
+    def pass_on(self, item: Replica, host: str, then: Callable[[], None], lost: Callable[[str], None]) -> None:
+        """Bring that replica to that host, as `carry` does. Once `then` was called, it is not kept there for that."""
+        number = next(self._numbers)
 
-    # --- replicas that move -------------------------------------------------------------------------
-
-    def carry(self, item: Item, source: str, host: str, then: Callable[[], None], lost: Callable[[str], None]) -> None:
-        """Bring what has a place at `source` to that place at `host`. The steps that were ordered of it are made."""
-        if source == host:
+        def there() -> None:
             then()
-            return
-        for one in (source, host):
-            if not self._cluster.others.is_there(one):  # a machine is about to hear of it
-                lost(f"host {one} takes no part any more")
-                return
-        number, place = next(self._numbers), self._shelf.place(item)
-        self._carried[number] = _Carried(item, source, host, then, lost)
-        self._shelf.claim(_carries(number), item)  # so it stays as it is
-        if source != self._cluster.name:
-            self.binds_place(source, place)
-            self._cluster.others.tell_host(source, host_messages.Lend(fields_of(item), place))
-        if host == self._cluster.name:
-            self._coming[item] = source
-            self._copied.add(place)
-            assert self._carrier is not None  # else there is no other host
-            self._carrier.fetch(
-                item, _carries(number), lambda: self.brought(number, host), partial(self._never_comes, number, source)
-            )
-        else:
-            self.binds_place(host, place)
-            self._cluster.others.tell_host(host, host_messages.CopyItem(number, fields_of(item), place, source))
+            self._drop(number)
 
-    def show(self, replica: Replica, host: str, then: Callable[[], None]) -> None:
-        """Bring what a worker of that host shows until it takes part. It does without if that is lost."""
-        lies_at = self._lies_at(replica.worker)
-        if self._cluster.others.is_there(lies_at):
-            self.carry(replica, lies_at, host, then, lambda why: then())
-        else:
-            then()
+        self._carry(number, item, host, there, lost)
 
-    def brought(self, number: int, host: str) -> bool:
-        """What that request was about is at that host. Return whether it may have been brought there."""
-        if number not in self._carried:  # it is needed no more
-            return True
-        if self._carried[number].host != host:
-            return False
-        carried = self._carried.pop(number)
-        self._release(number, carried)
-        carried.then()
-        self._let_go()
-        return True
-
-    def keep(self, host: str, workers: list[int], then: Callable[[], object]) -> None:
-        """Their host is about to leave in good order. Bring what these workers have come to here, then go on.
-
-        Cuts that are still to be brought have earlier replicas of theirs. What is on its way from there to another host
-        comes there before.
-        """
-        claimed = [item for _, item, _ in self._shelf.claims() if isinstance(item, Replica)]
-        lacking = dict.fromkeys(item for item in claimed if item.worker in workers and item.worker not in self._without)
-
-        def go_on() -> None:
-            if not lacking:
-                self._lie_here.update(workers)
-                self._goes.append((host, then))
-                self._let_go()
-
-        def here(item: Replica) -> None:
-            del lacking[item]
-            go_on()
-
-        go_on()
-        for item in list(lacking):
-            self.carry(item, self._lies_at(item.worker), self._cluster.name, partial(here, item), _unawaited)
-
-    def lacks(self, workers: list[int]) -> list[int]:
-        """Those of these workers of a host that is lost whose replicas are gone with it."""
-        return [worker for worker in workers if worker not in self._lie_here | self._without]
-
-    def lost(self, host: str, why: str) -> None:
-        """That host takes no part any more."""
-        self._goes = [one for one in self._goes if one[0] != host]
-        for number, hosts in self._groups.items():  # if it comes again, it knows nothing of these
-            self._groups[number] = tuple(one for one in hosts if one != host)
-        for bound in self._bound.values():
-            bound.pop(host, None)
-        for number, one in list(self._carried.items()):
-            if (
-                host in (one.source, one.host) and self._cluster.name not in (one.source, one.host)
-            ) or host == one.host:
-                self._lost(number, why)
-
-    def begins(self, workers: Sequence[int]) -> None:
-        """Training begins with these workers: each has its replica."""
-        self._without.difference_update(workers)
-
-    def back(self, worker: int) -> None:
-        """A new process is about to begin as this worker."""
-        self._lie_here.discard(worker)
-        self._without.add(worker)
-
-    # --- items: see `ItemKind` ----------------------------------------------------------------------
-
-    def ranges(self, item: Replica) -> list[tuple[str, int, int]]:
-        """See `ItemKind`."""
-        return whole(self._coming[item], self._memory.offer)
-
-    def look(self, item: Replica, begin: int, end: int) -> Where:
-        """See `ItemKind`."""
-        return "here" if self._shelf.has(item) else "gone"
-
-    # --- inside -------------------------------------------------------------------------------------
-
-    def _lies_at(self, worker: int | None) -> str:
-        """The host that has the replica of that worker. None: what training begins with, which the head has."""
-        return (
-            self._cluster.name if worker is None or worker in self._lie_here else self._cluster.others.host_of(worker)
-        )
-
-    def carry_to(self, replica: Replica, source: int | None, worker: int, then: Callable[[], None]) -> None:
-        """Bring that replica from its worker's host, or from this one, to that other worker's host. Then call back.
-
-        Nobody is called back if one of these hosts is lost before.
-        """
-        self.carry(replica, self._lies_at(source), self._cluster.others.host_of(worker), then, _unawaited)
-
-    def bring(self, replicas: Mapping[int, Replica], then: Callable[[], None], lost: Callable[[int], None]) -> None:
-        """Bring all of these replicas here, by worker, then go on. `lost(worker)`: that one's can't come."""
+    def bring(
+        self,
+        owner: Owner,
+        replicas: Mapping[int, Replica],
+        then: Callable[[], None],
+        lost: Callable[[int], None],
+    ) -> None:
+        """Bring these replicas here for the owner, by worker, then go on. `lost(worker)`: that one's can't come."""
         left, failed = dict.fromkeys(replicas), False
 
         def here(worker: int) -> None:
@@ -259,32 +102,127 @@ class ReplicaTransfers(Placed[Replica]):
                 lost(worker)
 
         for worker, replica in replicas.items():
-            self.carry(replica, self._lies_at(worker), self._cluster.name, partial(here, worker), partial(gone, worker))
+            if not failed:
+                self.carry(owner, replica, self._cluster.name, partial(here, worker), partial(gone, worker))
         if not replicas:
             then()
 
-    def _never_comes(self, number: int, source: str, why: str) -> None:
+    def let_go(self, owner: Owner) -> None:
+        """The owner needs nothing any more."""
+        self.claims.release(owner)
+        for number in self._requests.pop(owner, ()):
+            self._drop(number)
+
+    def brought(self, number: int, host: str) -> bool:
+        """What that request was about is at that host. Return whether it may have been brought there."""
+        if number not in self._carried:  # it is needed no more
+            return True
+        if self._carried[number].host != host:
+            return False
+        carried = self._carried.pop(number)
+        self.let_go(_carries(number))
+        carried.then()
+        self._let_hosts_go()
+        return True
+
+    def never_comes(self, number: int, why: str) -> None:
         """That does not come here. A host that still takes part has it, and does not give it."""
+        carried = self._carried.get(number)
+        if carried is None:
+            return
         self._lost(number, why)
-        if self._cluster.others.is_there(source):
-            self._cluster.others.amiss(source, f"it does not give a replica: {why}")
+        if self._cluster.others.is_there(carried.source):
+            self._cluster.others.amiss(carried.source, f"it does not give a replica: {why}")
+
+    # --- hosts that leave ---------------------------------------------------------------------------
+
+    def bring_all(self, host: str, workers: list[int], then: Callable[[], object]) -> None:
+        """Their host is about to leave in good order. Bring what these workers have come to here, then go on.
+
+        What is kept of theirs comes, too. What is on its way from there to another host comes there before.
+        """
+        of_theirs = [worker for worker in workers if worker not in self._table.without]
+        now = [self._table.replica(worker) for worker in of_theirs if self._table.owned_by(worker)]
+        kept = [one for one in self._kept if isinstance(one, Replica) and one.worker in of_theirs]
+        lacking = dict.fromkeys(one for one in [*now, *kept] if self._lies_at(one) == host)
+
+        def go_on() -> None:
+            if not lacking:
+                self._goes.append((host, then))
+                self._let_hosts_go()
+
+        def here(item: Replica) -> None:
+            del lacking[item]
+            if item in self._kept:
+                self._kept[item] = self._cluster.name
+                self._tell(self._cluster.name, host_messages.KeepItem(fields_of(item)))
+            if item in now:
+                self._table.brought_here(item.worker)
+                self._cluster.replicas_here.steps.takes(item.worker, item.change)
+            go_on()
+
+        go_on()
+        for item in list(lacking):
+            self.pass_on(item, self._cluster.name, partial(here, item), unawaited)
+
+    def host_lost(self, host: str, why: str) -> None:
+        """That host takes no part any more."""
+        self._goes = [one for one in self._goes if one[0] != host]
+        self._kept = {item: None if there == host else there for item, there in self._kept.items()}
+        for number, one in list(self._carried.items()):
+            if (
+                host in (one.source, one.host) and self._cluster.name not in (one.source, one.host)
+            ) or host == one.host:
+                self._lost(number, why)
+        self._copies = {number: there for number, there in self._copies.items() if there != host}
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _lies_at(self, replica: Replica) -> str | None:
+        """The host that has that replica. None: it is lost."""
+        return self._kept[replica] if replica in self._kept else self._table.lies_at(replica)
+
+    def _freed(self, replica: Item) -> None:
+        """No owner needs that replica as it is."""
+        self._tell(self._kept.pop(replica), host_messages.ReleaseItem(fields_of(replica)))
+
+    def _drop(self, number: int) -> None:
+        """What that request has brought, or was to bring, is needed there no more."""
+        if (carried := self._carried.pop(number, None)) is not None:
+            self._over(number, carried)
+        elif (host := self._copies.pop(number, None)) is not None:
+            self._tell(host, host_messages.DropCopy(number))
+
+    def _carry(
+        self, number: int, item: Replica, host: str, then: Callable[[], None], lost: Callable[[str], None]
+    ) -> None:
+        source = self._lies_at(item)
+        if source == host:
+            then()
+            return
+        for one in (source, host):
+            if one is None or not self._cluster.others.is_there(one):  # a machine is about to hear of it
+                lost("its host is lost" if one is None else f"host {one} takes no part any more")
+                return
+        assert source is not None
+        self._carried[number] = _Carried(item, source, host, then, lost)
+        self._copies[number] = host
+        self.keep(_carries(number), item)
+        self._tell(host, host_messages.CopyItem(number, fields_of(item), source))
 
     def _lost(self, number: int, why: str) -> None:
         if (carried := self._carried.pop(number, None)) is not None:
-            self._release(number, carried)
+            self._over(number, carried)
             carried.lost(why)
-            self._let_go()
 
-    def _release(self, number: int, carried: _Carried) -> None:
-        if carried.source != self._cluster.name:
-            self._cluster.others.tell_host(carried.source, host_messages.TakeBack(fields_of(carried.item)))
-        if carried.host == self._cluster.name and not any(
-            one.item == carried.item and one.host == carried.host for one in self._carried.values()
-        ):
-            del self._coming[carried.item]
-        self._shelf.release(_carries(number))
+    def _over(self, number: int, carried: _Carried) -> None:
+        """It does not come any more."""
+        self.let_go(_carries(number))
+        del self._copies[number]
+        self._tell(carried.host, host_messages.DropCopy(number))
+        self._let_hosts_go()
 
-    def _let_go(self) -> None:
+    def _let_hosts_go(self) -> None:
         """Have those hosts go of which nothing is on its way any more."""
         busy = {one.source for one in self._carried.values()}
         ready = [one for one in self._goes if one[0] not in busy]
@@ -292,19 +230,15 @@ class ReplicaTransfers(Placed[Replica]):
         for _, then in ready:
             then()
 
-    def emptied(self, place: int) -> None:
-        """Nothing lies in that place any more."""
-        for host in self._bound.pop(place, ()):
-            self._cluster.others.tell_host(host, host_messages.Emptied(place))
-        if place in self._copied:
-            self._copied.discard(place)
-            self._memory.discard(place)
+    def _tell(self, host: str | None, message: host_messages.OfReplicas) -> None:
+        if host is not None:
+            self._cluster.tell_replicas(host, message)
 
 
-def _unawaited(why: str) -> None:
+def unawaited(why: str) -> None:
     """Nobody waits for it: a host that was to leave in good order is lost, or a joiner is, or copies another one."""
 
 
 def _carries(number: int) -> Owner:
-    """Who claims a replica that is brought to another host."""
+    """Who keeps a replica that is brought to another host."""
     return "carries", number

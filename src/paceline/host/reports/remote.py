@@ -179,7 +179,7 @@ class RemoteReports:
             case Averaged(group=group) | GivenUp(group=group):
                 self._cluster.averages.has_made(group, name)
             case host_messages.ItemCopied(number=number):
-                if not self._cluster.replicas.brought(number, name):
+                if not self._cluster.transfers.brought(number, name):
                     raise MessageUnreadable(f"it was to bring nothing by the number {number}")
             case Computes(worker=worker):
                 self._others.computes(worker, took=False)

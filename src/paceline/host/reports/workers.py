@@ -43,7 +43,9 @@ class WorkerReports:
                 seat.scalars = seat.scalars if scalars is None else scalars
                 self._computed(seat, step, edits)
             case messages.worker.Stepped(step=step):
-                self._cluster.steps.stepped(worker, step)
+                if not seat.elsewhere:
+                    self._cluster.replicas_here.steps.stepped(worker, step)
+                self._cluster.replicas.stepped(worker, step)
             case messages.worker.Declined():
                 if seat.step is not None:
                     self._cluster.drop_update(worker, seat.step)
@@ -112,8 +114,8 @@ class WorkerReports:
             self._cluster.computing.finished(seat.worker, step)
             self._cluster.there_is_more(Update(seat.worker, step))
         self._cluster.releases.computed(seat.worker)
-        self._cluster.steps.computed(seat.worker, step)
-        if seat.trains and not self._cluster.steps.owned_by(seat.worker):
+        self._cluster.replicas.computed(seat.worker, step)
+        if seat.trains and not self._cluster.replicas.owned_by(seat.worker):
             self._cluster.pushes.ready(seat.worker, step)
             self._cluster.commits.said(seat.worker, step, seat.scalars, edits)
         self._cluster.commits.go_on()
@@ -125,12 +127,12 @@ class WorkerReports:
         Replicas may have been averaged before. All were alike, and they are so now. So the averages under way are void.
         """
         self._cluster.store.adopt(descriptors)
-        for other in self._cluster.steps.workers:
-            self._cluster.steps.becomes(other, Beginning(worker))
+        changes = {own: self._cluster.replicas.becomes(own) for own in self._cluster.replicas.workers}
+        self._cluster.replicas_here.adopted(worker, changes)
         self._cluster.averages.void()
-        if self._cluster.steps.workers:
-            self._cluster.steps.keep_beginning(Beginning(worker))
+        if changes:
+            self._cluster.joins.keep_beginning(Beginning(worker))
         else:
             self._cluster.commits.adopted(worker)
         self._cluster.shelf.release(beginning_of(worker))
-        self._cluster.others.adopted(worker, descriptors[0] if descriptors else None)
+        self._cluster.others.adopted(worker, descriptors[0] if descriptors else None, changes)
