@@ -40,7 +40,7 @@ from support.plain_state import to_plain
 
 FOLDER = Path(__file__).parent / "transcripts"
 PAGES = Path(__file__).parents[2] / "docs/protocols"
-BEGIN, END = "<!-- first steps: made by `make transcripts` -->", "<!-- end of the first steps -->"
+BEGIN, END = "<!-- not run: made by `make transcripts` -->", "<!-- end of the first steps -->"
 SHOWN = 5
 """Facts of a rule that a page shows, at most."""
 TITLE, COMMENT, GIVEN = "== ", "# ", "    "
@@ -184,7 +184,7 @@ def page(path: Path) -> tuple[str, str]:
     rule = read(path)[0]
     shown = replace(rule, rows=rule.rows[:SHOWN])
     lines = "\n".join([*str(shown).splitlines()[1:], *(["…"] if len(rule.rows) > SHOWN else [])])
-    return text, f"{before}{begin}\n\n```text\n{lines}\n```\n\n{end}{after}"
+    return text, f"{before}{begin}\n```text\n{lines}\n```\n\n{end}{after}"
 
 
 if __name__ == "__main__":
