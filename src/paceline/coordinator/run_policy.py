@@ -13,6 +13,7 @@ from paceline.core.agreements import Value
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
 from paceline.records.folders import edit_file
+from paceline.records.recording_schedule import RecordingSchedule
 
 
 class Answer(NamedTuple):
@@ -247,10 +248,13 @@ class RunPolicy:
         self.asks_in_vain[worker] = None  # in the run it had died by then, or the run ended
         return []
 
-    def mean_due(self, samples: int, replicas: int) -> bool | None:
-        """Whether the mean of so many replicas, with so many samples in them, is to be recorded. None: by itself."""
+    def mean_due(self, samples: int, replicas: int, schedule: RecordingSchedule) -> bool:
+        """Whether the mean of so many replicas, with so many samples in them, is to be recorded.
+
+        `schedule` says so in a run by itself.
+        """
         if self.means is None:
-            return None
+            return schedule.reached(samples)
         due = bool(self.means) and samples >= self.means[0][0] and replicas <= self.means[0][1]
         if due:
             self.means.popleft()

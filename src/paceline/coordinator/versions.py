@@ -230,11 +230,8 @@ class Means(RecordedVersions):
         before, self._samples = self._samples, self._data.samples
         if self._recording or (self._counted and self._samples == before):
             return
-        survivors, due = self._survivors(), self._again
-        if not due:
-            prescribed = self._policy.mean_due(self._data.samples, len(survivors))
-            due = self._due.reached(self._data.samples) if prescribed is None else prescribed
-        if due:
+        survivors = self._survivors()
+        if self._again or self._policy.mean_due(self._data.samples, len(survivors), self._due):
             self._again = False
             self._record(survivors)
 
