@@ -100,23 +100,20 @@ class Membership(Mapping[int, One]):
             one.stage = "closing"
         return trained
 
-    def ends(self, worker: int) -> bool:
-        """The worker's script has ended. Return whether it had called `prepare`."""
-        one = self._members[worker]
-        prepared, one.stage = one.stage != "starting", "ended"
-        return prepared
+    def ends(self, worker: int) -> None:
+        """The worker's script has ended."""
+        self._members[worker].stage = "ended"
 
     def goes(self, worker: int) -> None:
         """The worker's process has ended."""
         self._members[worker].stage = "gone"
 
-    def returns(self, worker: int) -> int:
-        """A new process begins as this worker, which is gone. Return its incarnation."""
+    def returns(self, worker: int) -> None:
+        """A new process begins as this worker, which is gone."""
         one = self._members[worker]
         assert one.stage == "gone", one.stage
         one.incarnation += 1
         one.begun, one.stage, one.left, one.failed, one.comes_back = False, "starting", None, False, False
-        return one.incarnation
 
     def nobody_comes_back(self) -> None:
         """Training is over, so no new process begins."""
