@@ -166,8 +166,8 @@ def script(batches: int, seed: int) -> Script:
 
     from paceline.store.chunks import cuts_of
     from paceline.store.store import scalars_of
+    from paceline.training.data.orders import Orders
     from paceline.training.layout import Layout
-    from paceline.training.orders import Orders
 
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

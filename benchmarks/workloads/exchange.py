@@ -116,7 +116,7 @@ def main() -> None:
         model = DistributedDataParallel(model)
     elif args.variant == "paceline":
         import paceline
-        from paceline.training.push import OverlappedPush
+        from paceline.training.holders.push import OverlappedPush
 
         if args.late:
             OverlappedPush.pays = staticmethod(lambda layout: False)  # type: ignore[method-assign]

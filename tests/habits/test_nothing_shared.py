@@ -17,11 +17,11 @@ from paceline.coordinator.remarks import Remarks, epochs_over, unused
 from paceline.core.leases import Batch
 from paceline.ipc.endpoint import Message
 from paceline.training import prepare
-from paceline.training.batches import Batches, Stands
-from paceline.training.gradients import Gradients
-from paceline.training.loader import PacedLoader, PacedStream
-from paceline.training.loop import EpochLoop, Loops
+from paceline.training.data.batches import Batches, Stands
+from paceline.training.data.loader import PacedLoader, PacedStream
+from paceline.training.data.loop import EpochLoop, Loops
 from paceline.training.misuse import unjoined
+from paceline.training.optim.gradients import Gradients
 from paceline.training.session import Session, never_iterated
 from paceline.training.training_context import TrainingContext
 from support.launch import Launch

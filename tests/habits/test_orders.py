@@ -18,8 +18,8 @@ from paceline.cli.main import main
 from paceline.core.leases import Batch
 from paceline.protocols import registry
 from paceline.records import violations
-from paceline.training import orders as orders_module
-from paceline.training.orders import Orders, in_blocks
+from paceline.training.data import orders as orders_module
+from paceline.training.data.orders import Orders, in_blocks
 from paceline.training.seeding import order_digest, seed_epoch
 from support.launch import Launch
 from support.orders import epoch_order
@@ -33,7 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset
 
 import paceline
-from paceline.training import orders
+from paceline.training.data import orders
 
 orders.BLOCK = int(sys.argv[2])  # so that a short run comes to several
 

@@ -13,7 +13,7 @@ import torch
 
 from paceline.cli.main import main
 from paceline.errors import ConfigError
-from paceline.training.orders import Orders
+from paceline.training.data.orders import Orders
 from paceline.training.seeding import order_digest, plain_ids
 from support.launch import Launch
 from support.replays import broken_replay

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from paceline.coordinator.plateaus import Plateaus
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.ipc import messages
-from paceline.training.schedules import Plateau
+from paceline.training.optim.schedules import Plateau
 
 
 def began(*workers: int) -> Fact:

@@ -20,8 +20,8 @@ from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
+from paceline.training.data.orders import Orders
 from paceline.training.link import Offer
-from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 from paceline.worker_process.worker import WorkerLink
 from support.run_state import OFFER

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.host import version_streaming
 from paceline.ipc.memory import Region
 from paceline.store import store
-from paceline.training import accelerator
+from paceline.training.device import accelerator
 
 POISON = 0xA5
 """What a copy brings that does not wait for what it copies."""
@@ -173,7 +173,7 @@ def install(seed: int = 0) -> None:
 
 DIES = """
 import os, signal
-from paceline.training.copier import Copier
+from paceline.training.device.copier import Copier
 import paceline
 begin, left = Copier.{way}, [{copies}]
 def dying(*given):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.leases import Batch
-from paceline.training.batches import Batches
+from paceline.training.data.batches import Batches
 
 
 class Data:

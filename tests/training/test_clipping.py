@@ -18,10 +18,11 @@ import paceline
 from paceline.errors import ConfigError
 from paceline.store.chunks import CHUNK, NotFinite, cuts_of
 from paceline.store.store import Store
-from paceline.training import clipping, prepare
-from paceline.training.clipping import Clip, OwnClipping, clip_before_steps, watch
+from paceline.training import prepare
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import Layout, Places
+from paceline.training.optim import clipping
+from paceline.training.optim.clipping import Clip, OwnClipping, clip_before_steps, watch
 
 SLOTS, WORKERS = 3, 2
 CLIPS = (Clip(0.5, None), Clip(1e6, None), Clip(None, 0.1))

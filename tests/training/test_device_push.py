@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training import copier as copier_module
-from paceline.training.buckets import Filling, buckets_of
-from paceline.training.copier import Copier
-from paceline.training.device_push import CHANGED, DeviceGradients
+from paceline.training.device import copier as copier_module
+from paceline.training.device.copier import Copier
+from paceline.training.device.device_push import CHANGED, DeviceGradients
+from paceline.training.holders.buckets import Filling, buckets_of
 from paceline.training.layout import Layout, Places
-from paceline.training.structure import Followed
+from paceline.training.model.structure import Followed
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.records.summary import MOMENT
-from paceline.training.evaluating import TAKEN, metric_names, metrics_of
+from paceline.training.model.evaluating import TAKEN, metric_names, metrics_of
 from paceline.training.prepare import log
 
 

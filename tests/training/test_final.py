@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.training.final import difference
+from paceline.training.model.final import difference
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,17 @@ from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Mapping, Region
 from paceline.ipc.messages.worker import MakeStep, SnapshotTaken
 from paceline.protocols import registry
-from paceline.training import accelerator
-from paceline.training.copier import UNLOCKED, Copier
-from paceline.training.device_push import DeviceGradients, DeviceUpdates
+from paceline.training.device import accelerator
+from paceline.training.device.copier import UNLOCKED, Copier
+from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.choice import _on_device, holder_of
 from paceline.training.holders.holder import Holder
+from paceline.training.holders.parameter_views import OwnMemory, Windowed
+from paceline.training.holders.push import AT_ONCE, AreaPush, NoPush, OverlappedPush
 from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.layout import Layout, Places
-from paceline.training.parameter_views import OwnMemory, Windowed
-from paceline.training.push import AT_ONCE, AreaPush, NoPush, OverlappedPush
-from paceline.training.structure import Followed
+from paceline.training.model.structure import Followed
 from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice
 

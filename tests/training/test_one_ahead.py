@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.training.one_ahead import with_last
+from paceline.training.data.one_ahead import with_last
 
 DATA = TensorDataset(torch.arange(6.0).reshape(6, 1))
 

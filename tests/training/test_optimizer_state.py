@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.core.state_edits import CLEARED, StateEdit
 from paceline.store.store import Store
 from paceline.training.layout import Layout, Places
-from paceline.training.optimizer_state import NewestState, edits_of
+from paceline.training.optim.optimizer_state import NewestState, edits_of
 
 BEFORE = {
     0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 2), "seen": 4},

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.training.other_training import OtherTraining
+from paceline.training.optim.other_training import OtherTraining
 
 
 class Refused(Exception):

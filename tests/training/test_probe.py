@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from paceline.errors import ConfigError
-from paceline.training import probe
+from paceline.training.data import probe
 
 DATA = TensorDataset(torch.arange(8.0))
 

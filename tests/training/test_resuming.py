@@ -38,9 +38,9 @@ from paceline.ipc.messages.worker import (
 )
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
+from paceline.training.data.orders import Orders
 from paceline.training.holders.choice import HolderKind
 from paceline.training.link import Offer, ResumedWorker, Started
-from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 from support.suites import each
 

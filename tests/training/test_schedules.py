@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.training.schedules import EXPLICIT, Plateau, Schedule, schedule_of, unprepared, with_schedules
+from paceline.training.optim.schedules import EXPLICIT, Plateau, Schedule, schedule_of, unprepared, with_schedules
 
 BATCHES = 60
 Make = Callable[[torch.optim.Optimizer], LRScheduler]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
+from paceline.training.model.state_dicts import STATE_DICTS
+from paceline.training.model.structure import Followed
 from paceline.training.process import ScriptProcess
 from paceline.training.replaced import put_back, replace
-from paceline.training.state_dicts import STATE_DICTS
-from paceline.training.structure import Followed
 
 
 class Halved(nn.Linear):

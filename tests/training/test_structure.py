@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules import module as registration
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from paceline.training.structure import Followed, Shape
+from paceline.training.model.structure import Followed, Shape
 
 
 class Net(nn.Module):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
-from paceline.training import push
+from paceline.training.holders import push
+from paceline.training.holders.push import CHANGED, AreaPush, OverlappedPush
 from paceline.training.layout import Layout, Places
-from paceline.training.push import CHANGED, AreaPush, OverlappedPush
-from paceline.training.structure import Followed
+from paceline.training.model.structure import Followed
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 

@@ -57,12 +57,12 @@ from paceline.records.summary import Summary
 from paceline.runs.baseline import NAME
 from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
+from paceline.training.data.loader_view import SharedOut, as_prepared, view_of
+from paceline.training.data.loop import EpochLoop
+from paceline.training.data.one_ahead import OneAhead, is_last
+from paceline.training.data.probe import passes_of
 from paceline.training.link import Measure
-from paceline.training.loader_view import SharedOut, as_prepared, view_of
-from paceline.training.loop import EpochLoop
-from paceline.training.one_ahead import OneAhead, is_last
-from paceline.training.probe import passes_of
-from paceline.training.schedules import Plateau
+from paceline.training.optim.schedules import Plateau
 from paceline.training.seeding import seed_script, seed_step
 from paceline.training.tensor_bits import parameters_sha256
 from paceline.version import __version__

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
-from paceline.training.clipping import Limit
 from paceline.training.layout import Entry, Layout
+from paceline.training.optim.clipping import Limit
 
 CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 TELLS = 1 << 20  # bytes made between two calls of `made`: no more than hosts ask for at once (core.shards.PIECE)

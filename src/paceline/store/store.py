@@ -48,12 +48,12 @@ from paceline.store.gradient_reader import GradientReader, add_up
 from paceline.store.shares import StateShare, Whole
 from paceline.store.snapshots import OfReplica, OfStore, StateSnapshot, put, read, write
 from paceline.training.averages import AreaAverages, Policy, merged
-from paceline.training.clipping import Clip, Limit
 from paceline.training.layout import Layout, Places
-from paceline.training.optimizer import OURS
-from paceline.training.optimizer_state import by_parameter
+from paceline.training.model.structure import UNSAVED, Structure
+from paceline.training.optim.clipping import Clip, Limit
+from paceline.training.optim.optimizer import OURS
+from paceline.training.optim.optimizer_state import by_parameter
 from paceline.training.packing import Tree, packs
-from paceline.training.structure import UNSAVED, Structure
 from paceline.training.tensor_bits import checksum, parameters_sha256
 
 Scalars = list[dict[str, Any]]

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import ConfigError
-from paceline.training.clipping import Clip
 from paceline.training.link import Evaluate
+from paceline.training.optim.clipping import Clip
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.store.store import scalars_of, unfit_rate
-from paceline.training import accelerator
 from paceline.training.averages import POLICIES
+from paceline.training.device import accelerator
 from paceline.training.misuse import TRAINERS_OPTIMIZER, where_prepare_goes
-from paceline.training.optimizer import is_replaced
+from paceline.training.optim.optimizer import is_replaced
 
 
 def check(model: Any, optimizer: Any, epochs: Any, buffers: Any, shards: Any) -> None:

@@ -31,9 +31,9 @@ from paceline.ipc.messages.worker import (
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import Store
 from paceline.training.averages import AreaAverages
-from paceline.training.orders import Orders
-from paceline.training.schedules import FollowedRun, Plateau
-from paceline.training.structure import Structure
+from paceline.training.data.orders import Orders
+from paceline.training.model.structure import Structure
+from paceline.training.optim.schedules import FollowedRun, Plateau
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]

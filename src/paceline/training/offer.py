@@ -11,12 +11,12 @@ from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import Offered
 from paceline.store.chunks import chunks_at, cuts_of
 from paceline.store.store import Store, scalars_of
-from paceline.training import accelerator
 from paceline.training.arguments import Arguments, Options
-from paceline.training.evaluating import measure_of, metric_names
+from paceline.training.data.orders import Orders
+from paceline.training.device import accelerator
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Link, Offer
-from paceline.training.orders import Orders
+from paceline.training.model.evaluating import measure_of, metric_names
 
 
 def offer_of(

@@ -20,24 +20,24 @@ from paceline.ipc.channel import path_of
 from paceline.ipc.messages.worker import ParserEnded, ScalarsLogged, StopWanted
 from paceline.training.arguments import Arguments, Options, sorted_out
 from paceline.training.checks import check, check_loader
-from paceline.training.clipping import Clip, OwnClipping, clip_before_steps, watch, watch_none
-from paceline.training.evaluating import check_name, end_evaluating, measure_of
-from paceline.training.final import install_final, tell_of_structure
+from paceline.training.data.loader import PacedLoader, PacedStream, SharedStream
+from paceline.training.data.loader_view import Iterated, as_prepared
+from paceline.training.data.one_ahead import with_last
+from paceline.training.data.probe import ENDLESS, leased_passes
 from paceline.training.layout import Layout
 from paceline.training.link import Baseline, Evaluate, Link
-from paceline.training.loader import PacedLoader, PacedStream, SharedStream
-from paceline.training.loader_view import Iterated, as_prepared
 from paceline.training.misuse import Unprepared, prepared_again, unjoined
+from paceline.training.model.evaluating import check_name, end_evaluating, measure_of
+from paceline.training.model.final import install_final, tell_of_structure
+from paceline.training.model.state_dicts import STATE_DICTS
 from paceline.training.offer import offer_of
-from paceline.training.one_ahead import with_last
-from paceline.training.optimizer import pace
-from paceline.training.probe import ENDLESS, leased_passes
+from paceline.training.optim.clipping import Clip, OwnClipping, clip_before_steps, watch, watch_none
+from paceline.training.optim.optimizer import pace
+from paceline.training.optim.schedules import PLATEAUS, check_schedulers, plateaus_of, schedule_of, with_schedules
 from paceline.training.process import ScriptProcess
 from paceline.training.replaced import replace
-from paceline.training.schedules import PLATEAUS, check_schedulers, plateaus_of, schedule_of, with_schedules
 from paceline.training.session import Session
 from paceline.training.signals import undisturbed
-from paceline.training.state_dicts import STATE_DICTS
 from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
 from paceline.training.user_state import UserState, check_kept

@@ -9,12 +9,12 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
+from paceline.training.data.loop import Loops
 from paceline.training.holders.holder import Holder
 from paceline.training.link import Started, TakenUp
-from paceline.training.loop import Loops
-from paceline.training.pre_training_edits import PreTrainingEdits
-from paceline.training.recorded_version import install
-from paceline.training.schedules import Plateau
+from paceline.training.model.recorded_version import install
+from paceline.training.optim.pre_training_edits import PreTrainingEdits
+from paceline.training.optim.schedules import Plateau
 from paceline.training.training_context import TrainingContext
 from paceline.training.user_state import UserState
 

@@ -27,20 +27,20 @@ from paceline.ipc.messages.worker import (
 )
 from paceline.store.store import Scalars, scalars_of, unfit_rate
 from paceline.training.agreements import AgreeCalls
-from paceline.training.batches import Batches, Stands, in_variables
-from paceline.training.clipping import OwnClipping
-from paceline.training.gradients import Gradients
+from paceline.training.data.batches import Batches, Stands, in_variables
+from paceline.training.data.loop import EpochLoop, Loops
 from paceline.training.holders.choice import holder_of
 from paceline.training.link import Started, TakenUp
-from paceline.training.loop import EpochLoop, Loops
-from paceline.training.non_optimized import NonOptimized
-from paceline.training.other_training import OtherTraining
-from paceline.training.pre_training_edits import PreTrainingEdits
+from paceline.training.model.non_optimized import NonOptimized
+from paceline.training.model.structure_edits import StructureEdits
+from paceline.training.optim.clipping import OwnClipping
+from paceline.training.optim.gradients import Gradients
+from paceline.training.optim.other_training import OtherTraining
+from paceline.training.optim.pre_training_edits import PreTrainingEdits
+from paceline.training.optim.schedules import RunSchedules, Schedule
 from paceline.training.resuming import Resuming
-from paceline.training.schedules import RunSchedules, Schedule
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
-from paceline.training.structure_edits import StructureEdits
 from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
 from paceline.training.user_state import SnapshotOrders, UserState

@@ -14,10 +14,10 @@ from paceline.errors import ConfigError
 from paceline.store.chunks import State, own
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import own_attributes
-from paceline.training.clipping import Clip
 from paceline.training.layout import Entry, Layout, Places, PushArea
 from paceline.training.link import Link, Started
-from paceline.training.structure import Followed
+from paceline.training.model.structure import Followed
+from paceline.training.optim.clipping import Clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Handed, HandOver, Keep, Kept
 from paceline.store.snapshots import OfWorker, pack
 from paceline.store.store import packable
+from paceline.training.optim.schedules import Schedule, left_out, schedulers_of
 from paceline.training.packing import check
-from paceline.training.schedules import Schedule, left_out, schedulers_of
 
 if TYPE_CHECKING:
     from paceline.training.session import Session

@@ -8,12 +8,12 @@ others by `prepare`. So a script, or a framework that it uses, stays as it is, h
 
 | object | what becomes of it | why |
 |---|---|---|
-| optimizer | its class gets the methods of `training.optimizer.PacedOptimizer` | `step()` pushes its gradient |
-| `optimizer.state` | `training.optimizer_state.NewestState` | the store has it, and the script may look at it |
-| loader | a copy of the same class: `training.loader.as_prepared` | its batches are shared out |
-| scheduler | its class gets the `step()` of `training.schedules` | it follows the run, not this worker |
+| optimizer | its class gets the methods of `training.optim.optimizer.PacedOptimizer` | `step()` pushes its gradient |
+| `optimizer.state` | `training.optim.optimizer_state.NewestState` | the store has it, and the script may look at it |
+| loader | a copy of the same class: `training.data.loader_view.as_prepared` | its batches are shared out |
+| scheduler | its class gets the `step()` of `training.optim.schedules` | it follows the run, not this worker |
 | model | hooks of its parameters, and of all modules' registrations | gradients and new structure are noticed |
-| all optimizers | a hook after their steps: `training.other_training` | steps that reach no other worker are refused |
+| all optimizers | a hook after steps: `training.optim.other_training` | steps that reach no other worker are refused |
 | torch's compiler | an import hook, until a script imports it: `training.uncompiled` | our functions are not compiled |
 
 Under `-p ddp` no function is replaced. `runs.ddp` wraps the model in DDP, and gives the loader a
@@ -40,11 +40,11 @@ import safetensors
 import safetensors.torch
 import torch
 
-from paceline.training.clipping import CLIPPING
+from paceline.training.model.state_dicts import STATE_DICTS
+from paceline.training.optim.clipping import CLIPPING
+from paceline.training.optim.schedules import PLATEAUS
 from paceline.training.replaced import Patch, replace
-from paceline.training.schedules import PLATEAUS
 from paceline.training.signals import HANDLERS
-from paceline.training.state_dicts import STATE_DICTS
 from paceline.worker_process import file_functions as by
 from paceline.worker_process.file_functions import WorkerFiles
 from paceline.worker_process.ownership import Witness

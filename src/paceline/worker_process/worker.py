@@ -55,9 +55,9 @@ from paceline.launch.environment import OF_ONE_PROCESS
 from paceline.scenario.scenario import Scenario
 from paceline.store.process import fork_store
 from paceline.store.snapshots import unpack
-from paceline.training import clipping, prepare, signals
+from paceline.training import prepare, signals
 from paceline.training.averages import AreaAverages
-from paceline.training.evaluating import evaluated
+from paceline.training.data.orders import Orders
 from paceline.training.link import (
     Evaluate,
     Offer,
@@ -65,10 +65,11 @@ from paceline.training.link import (
     Started,
     TakenUp,
 )
-from paceline.training.orders import Orders
+from paceline.training.model.evaluating import evaluated
+from paceline.training.model.structure import Structure
+from paceline.training.optim import clipping
 from paceline.training.replaced import replace
 from paceline.training.seeding import plain_ids, seed_script
-from paceline.training.structure import Structure
 from paceline.worker_process import interpreter, patches
 from paceline.worker_process.file_functions import WorkerFiles
 from paceline.worker_process.interpreter import ended_by_parser

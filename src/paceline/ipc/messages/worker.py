@@ -77,7 +77,7 @@ class Offered(Message):
     shared_stream: str | None = None
     """The name of the loader's class, if every worker iterates the whole stream and uses each n-th item."""
     clip_grad_norm: Finite | None = None
-    """What mean gradients are clipped to. See `training.clipping.Clip`."""
+    """What mean gradients are clipped to. See `training.optim.clipping.Clip`."""
     clip_grad_value: Finite | None = None
     plateaus: Count = 0
     """How many ReduceLROnPlateau were prepared."""
@@ -189,7 +189,7 @@ class BeginWanted(Message):
 
 
 class OrderDrawn(Message):
-    """A block of the epoch's batches of sample ids, in order. See `training.orders`."""
+    """A block of the epoch's batches of sample ids, in order. See `training.data.orders`."""
 
     epoch: Count
     block: Count
@@ -271,7 +271,7 @@ class AdoptionWritten(Message):
 
 
 class EditWanted(Message):
-    """The script has changed the model's structure for the `number`th time. See `training.structure.Structure`."""
+    """The script has changed the model's structure for the `number`th time. See `training.model.structure`."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     names: dict[str, str]

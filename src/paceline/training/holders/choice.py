@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import assert_never
 
 from paceline.core.machine import HolderKind, Pushes
-from paceline.training import accelerator
-from paceline.training.copier import Copier
-from paceline.training.device_push import DeviceGradients, DeviceUpdates
+from paceline.training.device import accelerator
+from paceline.training.device.copier import Copier
+from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.holder import Holder
+from paceline.training.holders.parameter_views import DeviceParameters, OwnMemory, Windowed
+from paceline.training.holders.push import AreaPush, NoPush, OverlappedPush
 from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
-from paceline.training.parameter_views import DeviceParameters, OwnMemory, Windowed
-from paceline.training.push import AreaPush, NoPush, OverlappedPush
 from paceline.training.training_context import TrainingContext
 
 

@@ -11,8 +11,8 @@ import torch
 
 from paceline.errors import RunFailed
 from paceline.ipc.messages.worker import MakeStep
-from paceline.training.parameter_views import ParameterViews
-from paceline.training.push import Push
+from paceline.training.holders.parameter_views import ParameterViews
+from paceline.training.holders.push import Push
 from paceline.training.training_context import TrainingContext
 
 

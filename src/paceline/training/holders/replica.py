@@ -15,12 +15,12 @@ from torch import Tensor
 from paceline.ipc.messages.worker import MakeStep
 from paceline.store.chunks import finite
 from paceline.training.averages import AreaAverages
-from paceline.training.copier import Arena, Copier
+from paceline.training.device.copier import Arena, Copier
 from paceline.training.holders.holder import Holder
+from paceline.training.holders.parameter_views import DeviceParameters, ParameterViews
+from paceline.training.holders.push import GradientPush, NoPush
 from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import PushArea
-from paceline.training.parameter_views import DeviceParameters, ParameterViews
-from paceline.training.push import GradientPush, NoPush
 from paceline.training.training_context import TrainingContext
 
 

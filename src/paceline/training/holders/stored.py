@@ -11,9 +11,9 @@ import torch
 
 from paceline.ipc.messages.worker import SnapshotTaken
 from paceline.training.holders.holder import Holder
+from paceline.training.holders.parameter_views import OwnParameters, ParameterViews
+from paceline.training.holders.push import GradientPush, Push, UpdatePush
 from paceline.training.holders.stepping import Stepping
-from paceline.training.parameter_views import OwnParameters, ParameterViews
-from paceline.training.push import GradientPush, Push, UpdatePush
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 

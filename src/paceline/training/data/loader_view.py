@@ -11,9 +11,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.training.loop import EpochLoop
-from paceline.training.one_ahead import Last
-from paceline.training.probe import slots_of
+from paceline.training.data.loop import EpochLoop
+from paceline.training.data.one_ahead import Last
+from paceline.training.data.probe import slots_of
 from paceline.training.replaced import class_like
 from paceline.training.seeding import seed_fetch
 

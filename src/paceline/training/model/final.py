@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from paceline.training.recorded_version import install, structure_of
+from paceline.training.model.recorded_version import install, structure_of
+from paceline.training.model.structure import UNSAVED, Structure
 from paceline.training.session import Session
-from paceline.training.structure import UNSAVED, Structure
 from paceline.training.tensor_bits import checksum
 
 

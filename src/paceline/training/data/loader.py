@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from paceline.core.leases import Batch, pairs
 from paceline.ipc.messages.worker import EpochOver, EpochsOver, GivenBack, LookedAt
-from paceline.training.loader_view import BatchTag, Iterated, SharedOut, view_of
-from paceline.training.loop import EpochLoop
-from paceline.training.one_ahead import OneAhead, is_last
-from paceline.training.orders import BLOCK, Orders
+from paceline.training.data.loader_view import BatchTag, Iterated, SharedOut, view_of
+from paceline.training.data.loop import EpochLoop
+from paceline.training.data.one_ahead import OneAhead, is_last
+from paceline.training.data.orders import BLOCK, Orders
 from paceline.training.seeding import seed_item, seed_stream
 from paceline.training.session import Session
 from paceline.training.signals import undisturbed

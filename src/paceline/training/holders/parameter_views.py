@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.ipc.memory import MappedWindow, Region
-from paceline.training.copier import COLUMNS, Copier
+from paceline.training.device.copier import COLUMNS, Copier
 from paceline.training.layout import Entry, Places
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import OwnValues
 from paceline.training.holders.holder import Holder
-from paceline.training.non_optimized import NonOptimized
+from paceline.training.model.non_optimized import NonOptimized
+from paceline.training.model.structure import Shape, Structure
 from paceline.training.packing import packed, unpacked
-from paceline.training.structure import Shape, Structure
 from paceline.training.training_context import TrainingContext
 
 

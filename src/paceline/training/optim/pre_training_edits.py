@@ -22,8 +22,8 @@ from paceline.ipc.messages.worker import AdoptionWritten
 from paceline.store.chunks import STATE, State, user_class
 from paceline.store.store import is_sent
 from paceline.training.holders.holder import Holder
-from paceline.training.non_optimized import NonOptimized
-from paceline.training.optimizer_state import NewestState, edits_of, same
+from paceline.training.model.non_optimized import NonOptimized
+from paceline.training.optim.optimizer_state import NewestState, edits_of, same
 from paceline.training.packing import packed, unpacked
 from paceline.training.tensor_bits import octets
 from paceline.training.training_context import TrainingContext

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from paceline.training.link import Evaluate, Measure
-from paceline.training.recorded_version import install, structure_of
+from paceline.training.model.recorded_version import install, structure_of
+from paceline.training.model.structure import Followed
 from paceline.training.seeding import mixed, randomness_kept, seed_all
-from paceline.training.structure import Followed
 
 if TYPE_CHECKING:
     from paceline.training.session import Session

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.training.holders.parameter_views import Copied, Windowed
 from paceline.training.layout import Places
-from paceline.training.parameter_views import Copied, Windowed
-from paceline.training.structure import Followed
+from paceline.training.model.structure import Followed
 
 
 class NonOptimized:

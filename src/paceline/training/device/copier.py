@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from paceline.training.accelerator import Accelerator, Mark
-from paceline.training.buckets import Bucket, buckets_of
+from paceline.training.device.accelerator import Accelerator, Mark
+from paceline.training.holders.buckets import Bucket, buckets_of
 from paceline.training.layout import Entry, PushArea
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext

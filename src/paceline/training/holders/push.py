@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.ipc.memory import Mapping
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.store.chunks import TELLS
-from paceline.training.buckets import Filling, buckets_of
+from paceline.training.holders.buckets import Filling, buckets_of
 from paceline.training.layout import Layout, PushArea
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext

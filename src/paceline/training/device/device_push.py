@@ -8,8 +8,8 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from paceline.training.buckets import Bucket, Filling
-from paceline.training.copier import Arena, Copier
+from paceline.training.device.copier import Arena, Copier
+from paceline.training.holders.buckets import Bucket, Filling
 from paceline.training.layout import PushArea
 from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext

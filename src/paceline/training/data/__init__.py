@@ -1,0 +1,1 @@
+"""The batches that a script gets, and what its gradients are of."""

@@ -1,0 +1,1 @@
+"""Copies between memory and a device, such as a GPU."""

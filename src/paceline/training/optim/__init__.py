@@ -1,0 +1,1 @@
+"""The script's optimizer: its step, its state and schedulers, and what moves parameters beside it."""
