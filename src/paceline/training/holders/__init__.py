@@ -1,1 +1,1 @@
-"""Holders show parameters to a script, each in its way: `holder` is their contract, `choice` says which one it is."""
+"""Holders show parameters to a script and push what comes of them: `holder` is the contract, `choice` picks one."""
