@@ -298,7 +298,8 @@ SHARES = {"commit": 24, "share": 3}
 RANGES = {"Bring": 20, "MakeRange": 24, "FreeVersion": 20, "PackState": 3, "Adopted": 1}
 MAKERS = {"Stored": 30, "RangeMade": 24, "StatePacked": 3}
 AVERAGERS = {"step": 12, "stepped": 12, "average": 20, "end": 1}
-REPLICAS = {"AverageGroup": 30, "EndAverage": 30, "Emptied": 40, "Lend": 8, "TakeBack": 8, "CopyItem": 1, "HostLost": 1}
+REPLICAS = {"AverageGroup": 30, "EndAverage": 30, "TakeStep": 24, "KeepItem": 8, "ReleaseItem": 8}
+REPLICAS |= {"CopyItem": 1, "DropCopy": 1, "TakeReplica": 1, "HostLost": 1}
 GROUPS = {"Averaged": 30, "GivenUp": 1, "ItemCopied": 1, "Reaches": 2}
 """By process: where something befalls it, and about how often it comes there."""
 
