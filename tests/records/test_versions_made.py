@@ -19,7 +19,8 @@ class Told:
         undone: frozenset[tuple[int, int]] = frozenset(),
         recorded: dict[int, int | None] | None = None,
     ) -> None:
-        self.rules, self.made = Rules(registry()[protocol], undone=undone), VersionsMade(recorded=recorded or {})
+        self.rules, self.made = Rules(registry()[protocol]), VersionsMade(recorded=recorded or {})
+        self.rules.outcomes.undone = undone
         members = tuple((worker, "node-0", 0) for worker in range(len(samples)))
         self.told(TrainingBegan(members=members, version=0, at=0.0))
         for worker, count in enumerate(samples):

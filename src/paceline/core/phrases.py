@@ -39,8 +39,8 @@ def workers_named(workers: Iterable[int]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """`1 run`, `2,000 runs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def cut(text: str, most: int) -> str:

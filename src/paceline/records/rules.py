@@ -32,7 +32,7 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.records.bitsets import Bitset
-from paceline.records.update_outcomes import Applied, UpdateOutcomes
+from paceline.records.update_outcomes import Applied, Dropped, UpdateOutcomes
 from paceline.records.violations import (
     APPLIED_ONCE,
     ARRIVED,
@@ -83,7 +83,7 @@ class Rules:
     used: dict[int, int] = field(default_factory=dict)
     """By worker: its last step number."""
     taken: dict[int, int] = field(default_factory=dict)
-    fates: UpdateOutcomes = field(default_factory=UpdateOutcomes)
+    outcomes: UpdateOutcomes = field(default_factory=UpdateOutcomes)
     arrived: set[tuple[int, int]] = field(default_factory=set)
     """Updates in the store that are neither applied nor dropped yet."""
     applied: Bitset = field(default_factory=Bitset)
@@ -107,12 +107,8 @@ class Rules:
     """By present worker: steps that its replica may not have made, with the numbers of their orders."""
     may_be_undone: set[tuple[int, int]] = field(default_factory=set)
     """The same of workers that left, as (worker, step)."""
-    undone: frozenset[tuple[int, int]] = frozenset()
-    """Steps that were not made, as the ledger notes."""
     not_made: set[tuple[int, int]] = field(default_factory=set)
-    """Those of them that were to be made with the worker's own gradient, which is in no replica then."""
-    here: dict[int, None] = field(default_factory=dict)
-    """Workers that are present."""
+    """Steps of `outcomes.undone` that were to be made with the worker's own gradient, which is in no replica then."""
     came_back: Counter[int] = field(default_factory=Counter)
     """How often each worker came back."""
     reasons: set[str] = field(default_factory=set)
@@ -140,7 +136,7 @@ class Rules:
         match fact:
             case GradientReady(worker=worker, step=step):
                 key = worker, step
-                if key in self.fates.ready or key in self.applied or key in self.dropped:
+                if key in self.outcomes.ready or key in self.applied or key in self.dropped:
                     raise Violation(STEPS_ONCE, f"a new step of worker {worker}", f"step {step} once more")
                 if self.spec.family == "parameter-server" and self.taken.get(worker, -1) < fact.version:
                     newest = self.taken.get(worker, "none")
@@ -164,7 +160,6 @@ class Rules:
                     self.replicas = {worker: 0 for worker, _, _ in members}
                 else:
                     self._go_on(fact)
-                self.here = {worker: None for worker, _, _ in members}
                 self._end_sum()
                 self.sum, self.sums = None, Bitset()
                 for worker, host, step in members:
@@ -172,14 +167,13 @@ class Rules:
                     self.used[worker] = step - 1
                     self.came.setdefault(worker, step)
             case WorkerJoined(worker=worker, step=step):
-                self.here[worker], self.hosts[worker] = None, fact.host
+                self.hosts[worker] = fact.host
                 if step <= self.used.get(worker, -1):
                     raise Violation(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
                 self.came_back[worker] += worker in self.came
                 self.came.setdefault(worker, step)
             case WorkerLeft(worker=worker, reason=reason):
-                self.here.pop(worker, None)
                 self.reasons.add(reason)
                 if reason == "finished":
                     self.finished.add(worker)
@@ -192,7 +186,7 @@ class Rules:
                 self._end(group, isinstance(fact, ReduceFinished))
             case _:
                 pass
-        self.fates.fact(fact)
+        self.outcomes.fact(fact)
 
     def _go_on(self, fact: TrainingBegan) -> None:
         """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
@@ -209,11 +203,8 @@ class Rules:
         for outstanding in (self.taken, self.arrived, self.groups, self.busy, self.released, self.stepping):
             outstanding.clear()
 
-    def order(self, order: Order) -> list[tuple[Applied, int]]:
-        """Check an order. Return each update that it applies with 1, and each that it takes back with -1.
-
-        An update that no replica has, as the step was not made, is neither.
-        """
+    def order(self, order: Order) -> Sequence[Applied | Dropped]:
+        """Check an order. Return the outcomes of updates that it decides."""
         self.orders += 1
         match order:
             case Release(worker=worker, step=step):
@@ -235,12 +226,12 @@ class Rules:
                 self._changes(worker, version)
                 self.stepping.setdefault(worker, {})[step] = self.orders
                 if group is None:
-                    if (worker, step) in self.undone:
+                    if (worker, step) in self.outcomes.undone:
                         self.not_made.add((worker, step))
-                    self._apply(worker, step, self.fates.ready)
+                    self._apply(worker, step, self.outcomes.ready)
                 else:
-                    for other, other_step, _ in self.fates.gathered.get(group, ()):
-                        self._apply(other, other_step, self.fates.ready)
+                    for other, other_step, _ in self.outcomes.gathered.get(group, ()):
+                        self._apply(other, other_step, self.outcomes.ready)
             case DropUpdate(worker=worker, step=step):
                 self._drop(worker, step)
             case Reduce():
@@ -251,12 +242,7 @@ class Rules:
                 self.dealt_anew = True
             case _:
                 pass
-        counted: list[tuple[Applied, int]] = []
-        for fate in self.fates.order(order):
-            update, sign = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
-            if update is not None and (update.group is not None or (update.worker, update.step) not in self.not_made):
-                counted.append((update, sign))
-        return counted
+        return self.outcomes.order(order)
 
     def counts(self, worker: int, step: int) -> bool:
         """Whether that update is applied, and in a version: of a step that was not made, the samples are missed."""
@@ -268,7 +254,7 @@ class Rules:
             raise Violation(APPLIED_ONCE, "an update that is in no version yet", f"{what} once more")
         if key in self.dropped:
             raise Violation(NOT_BOTH, "an update that was not dropped", f"{what}, which was")
-        if key not in there or key not in self.fates.ready:
+        if key not in there or key not in self.outcomes.ready:
             raise Violation(ARRIVED, "one that is there", f"{what}, which is not")
         self.arrived.discard(key)
         self.applied.add(worker, step)

@@ -133,7 +133,3 @@ def _said(value: object) -> str:
     """Format a value; an order without its reason, which is compared separately."""
     text = repr(value)
     return f"{text[: text.index(', why=')]})" if ", why=" in text else text
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -136,7 +136,7 @@ class Judge:
             assert ending.outcome != "completed", "the run completed without a host that made a part of every version"
         if ending.outcome == "completed":
             assert not self.here, f"workers {list(self.here)} are here after the last fact"
-            left = self._rules.fates.ready
+            left = self._rules.outcomes.ready
             assert not left, f"updates {list(left)} were neither applied nor dropped"
         if world.history.calm:
             how = f"{ending.outcome}: {ending.error}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.phrases import count
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration, scalars, tables
 from paceline.records.check.data import data
@@ -18,7 +19,7 @@ from paceline.records.check.segments import segments
 from paceline.records.check.summed_up import summary
 from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
-from paceline.records.violations import READABLE, Violation, Wrong, count
+from paceline.records.violations import READABLE, Violation, Wrong
 
 __all__ = ["Checked", "Wrong", "check"]
 
@@ -59,7 +60,7 @@ def _everything(checking: Checking) -> None:
     tables(checking)
     configuration(checking)
     undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
-    checking.rules.undone = checking.tally.model.outcomes.undone = undone
+    checking.rules.outcomes.undone = checking.model.outcomes.undone = undone
     checking.made = to_be_made(checking)
     history(checking)
     segments(checking)

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import RecordedRun
 from paceline.records.rules import Rules
+from paceline.records.run_model import RunModel
 from paceline.records.summary import Tally
 
 
@@ -27,6 +28,11 @@ class Checking:
         """The segment of the present fact."""
 
     @property
+    def model(self) -> RunModel:
+        """What facts and orders come to so far."""
+        return self.tally.model
+
+    @property
     def end(self) -> dict[str, Any] | None:
         """The ledger's note of the run's end; None if the run crashed."""
         return self.run.end if isinstance(self.run.end, dict) else None
@@ -39,7 +45,7 @@ class Checking:
     @property
     def completed(self) -> bool:
         """Whether the run reached its end. Known after all facts. A replay of a crashed run did not."""
-        stopped_short = self.until is not None or (self.replays and bool(self.rules.here))
+        stopped_short = self.until is not None or (self.replays and bool(self.model.present))
         return self.end is not None and self.end.get("outcome") == "completed" and not stopped_short
 
     @property

@@ -1,16 +1,29 @@
-"""Checks the configuration in config.toml and the ledger, the ledger's tables, and its scalars."""
+"""Checks the configuration in config.toml and the ledger, the ledger's tables, its scalars, and who takes part."""
 
 from __future__ import annotations
 
 import tomllib
 from typing import Any
 
+from paceline.core.facts import Fact, TrainingBegan, UpdateArrived, WorkerJoined
+from paceline.core.phrases import workers_named
 from paceline.files import read_record
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import made, without_comments
 from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
 from paceline.records.summary import MOVED
-from paceline.records.violations import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, SCALARS, SCHEMA_KEPT, Violation, brief
+from paceline.records.violations import (
+    GOES_ON,
+    MEMBERS,
+    READABLE,
+    SAME_CONFIG,
+    SAYS_OF_ITSELF,
+    SCALARS,
+    SCHEMA_KEPT,
+    SUMS,
+    Violation,
+    brief,
+)
 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(
@@ -114,3 +127,38 @@ def scalars(checking: Checking) -> None:
     for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):
         if worker not in range(workers):
             raise Violation(SCALARS, f"worker 0 to {workers - 1}", f"worker {worker}", "scalars", row)
+
+
+def as_configured(checking: Checking, fact: Fact) -> None:
+    """Hold a fact against the configuration, which has the workers, their hosts and the seed."""
+    match fact:
+        case TrainingBegan():
+            _begins_as_configured(checking, fact)
+        case WorkerJoined(worker=worker, host=host):
+            _on_its_node(checking, worker, host)
+        case UpdateArrived(sum=int(number)) if checking.segment.hosts == 1 and not checking.replays:
+            raise Violation(SUMS, "none: there is one host", f"sum {number}")
+
+
+def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
+    run = checking.run
+    if fact.seed != run.seed:
+        raise Violation(MEMBERS, f"seed {run.seed}", f"seed {fact.seed}")
+    absent = checking.segment.notes.get("absent", []) if not run.simulated else []
+    expected = [worker for worker in range(checking.segment.workers) if worker not in absent]
+    members = [worker for worker, _, _ in fact.members]
+    if members != expected:
+        raise Violation(MEMBERS, workers_named(expected), workers_named(members))
+    for worker, host, _ in fact.members:
+        _on_its_node(checking, worker, host)
+    applied = checking.tally.shares.values()
+    done = sum(share.samples if checking.tally.counted else share.steps for share in applied)
+    if fact.done != done:
+        raise Violation(GOES_ON, f"{done} done", f"{fact.done} done")
+
+
+def _on_its_node(checking: Checking, worker: int, host: str) -> None:
+    hosts = checking.run.scenario_of(checking.segment).hosts(checking.segment.workers)
+    if not 0 <= worker < len(hosts) or hosts[worker] != host:
+        expected = f"one of {len(hosts)} workers" if worker >= len(hosts) else f"worker {worker} on {hosts[worker]}"
+        raise Violation(MEMBERS, expected, f"worker {worker} on {host}")

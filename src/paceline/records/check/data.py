@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.phrases import count
 from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY
 from paceline.records.violations import (
@@ -36,7 +37,6 @@ from paceline.records.violations import (
     TO_ITS_END,
     First,
     Violation,
-    count,
 )
 
 _BATCHES = """
@@ -453,7 +453,7 @@ def _ran_out(checking: Checking, opened: _Opened) -> list[int]:
     in which data was dealt anew, and epochs whose loop a worker left early show nothing.
     """
     rules, ledger = checking.rules, checking.run.ledger
-    if rules.here or "stopped" in rules.reasons or rules.dealt_anew or not rules.finished:
+    if checking.model.present or "stopped" in rules.reasons or rules.dealt_anew or not rules.finished:
         return []
     in_vain = Counter(ledger.execute("SELECT during, worker FROM leases WHERE batch IS NULL AND during IS NOT NULL"))
     in_vain -= Counter(ledger.execute("SELECT epoch, worker FROM looks WHERE batch IS NULL"))

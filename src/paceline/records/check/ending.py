@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+from paceline.core.phrases import workers_named
 from paceline.records.check.checking import Checking
 from paceline.records.reading import logged_of
 from paceline.records.segments import SEGMENT_OF_FACT
 from paceline.records.summary import Outcome
-from paceline.records.violations import DEATHS, ENDED, OUTCOME, READABLE, Violation
+from paceline.records.violations import ALL_LEFT, DEATHS, ENDED, OUTCOME, READABLE, SETTLED, Violation
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
 
 
 def ending(checking: Checking) -> None:
-    """Check the note `end`, the last thing that a run writes. A run without it crashed, and has no summary."""
+    """Check that all workers have left and all gradients are settled, and the note `end`, which a run writes last.
+
+    A run without that note crashed, and has no summary.
+    """
+    _settled(checking)
     end, deaths = _noted(checking), _deaths(checking)
     if end is None:
         if checking.run.summary is not None:
@@ -23,6 +28,27 @@ def ending(checking: Checking) -> None:
         return
     _last_fact(checking, end)
     _outcome(checking, end, deaths)
+
+
+def _settled(checking: Checking) -> None:
+    here, left = checking.model.present, checking.rules.outcomes.ready
+    if here and _all_must_have_left(checking):
+        raise Violation(ALL_LEFT, "no worker is here after the last fact", workers_named(here))
+    if checking.completed and left:
+        (worker, step), *_ = left
+        raise Violation(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
+
+
+def _all_must_have_left(checking: Checking) -> bool:
+    """Whether every worker must have left by the last fact.
+
+    An interrupt may cut off a replay, or a simulation with a script's gradients, at any point. Before a resumed run
+    trains, the departures at the end of the segment before are undone.
+    """
+    if checking.completed:
+        return True
+    cut_off = (checking.run.simulated and checking.trained) or checking.resumed_in_vain
+    return checking.end is not None and checking.end.get("outcome") in ("interrupted", "diverged") and not cut_off
 
 
 def _deaths(checking: Checking) -> dict[str, str]:
@@ -61,7 +87,7 @@ def _noted(checking: Checking) -> dict[str, Any] | None:
 
 
 def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
-    facts, last = checking.counts["facts"], checking.tally.model.at
+    facts, last = checking.counts["facts"], checking.model.at
     if end["facts"] != facts:
         raise Violation(ENDED, f"{end['facts']:,} facts", f"{facts:,}", "facts", None)
     exact = not checking.run.simulated or checking.trained

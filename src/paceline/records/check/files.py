@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.core.phrases import count
 from paceline.files import opened_record
 from paceline.records.check.checking import Checking
-from paceline.records.violations import FILE_HASH, FILE_NOTED, READABLE, Violation, count
+from paceline.records.violations import FILE_HASH, FILE_NOTED, READABLE, Violation
 
 ORDER = "parameters"
 """The metadata key of the parameters' names in the order of the hash, as `store.store` writes them."""
@@ -52,8 +53,8 @@ def files(checking: Checking) -> None:
             READABLE, "the order of parameters in every file", f"none in {unordered} of them", "versions/", None
         )
     if hashed:
-        rest = f"; {count(gone, 'file is', 'files are')} gone" if gone else ""
-        checking.proved.append(f"{count(hashed, 'file', 'files')} in versions with the hashes that were noted{rest}")
+        rest = f"; {count(gone, 'file')} {'is' if gone == 1 else 'are'} gone" if gone else ""
+        checking.proved.append(f"{count(hashed, 'file')} in versions with the hashes that were noted{rest}")
     checking.counts["files"] = hashed
 
 

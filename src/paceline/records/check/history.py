@@ -2,101 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, get_args
 
 import msgspec
 
-from paceline.core.facts import (
-    Fact,
-    TrainingBegan,
-    UpdateArrived,
-    WorkerJoined,
-)
+from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.machine import Machine
 from paceline.core.orders import Order
+from paceline.core.phrases import count
 from paceline.errors import ProtocolViolation
 from paceline.records.check.checking import Checking
+from paceline.records.check.configuration import as_configured
 from paceline.records.check.ending import ending
 from paceline.records.ledger import FACTS, ORDERS
 from paceline.records.violations import (
-    ALL_LEFT,
     BELONGS,
-    GOES_ON,
-    MEMBERS,
     POSITIONS,
     READABLE,
     SAME_ORDERS,
     SAME_REASONS,
     SEGMENTS,
-    SETTLED,
-    SUMS,
     WITHOUT_GAP,
     Violation,
     brief,
-    count,
 )
 
 _FACT = ("at", "worker", "step", "version")
 _ORDER = _FACT[1:]
 """The columns of facts and of orders between `kind` and `body`."""
+_Invariant = tuple[str, Callable[[], bool]]
+"""Its sentence, and its test."""
 _WHY = msgspec.json.Decoder()
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = {kind: {field.name for field in fields(kind)} for kind in (*get_args(Fact), *get_args(Order))}
 
 
 def history(checking: Checking) -> None:
-    machine, rules = checking.segment.choice.machine(), checking.rules
-    invariants = list(_invariants(checking, machine))
-    names = dict.fromkeys(sentence for sentence, _ in invariants)
-    facts = orders = 0
-    for (number, *row), given in _rows(checking):
-        checking.table, checking.row = "facts", number
-        if number != facts + 1:
-            raise Violation(WITHOUT_GAP, f"fact {facts + 1}", f"fact {number}")
-        fact: Fact = _parsed(FACTS, _FACT, *row)
-        if isinstance(fact, TrainingBegan) and facts:  # a fresh machine: nothing is outstanding
-            _next_segment(checking)
-            machine = checking.segment.choice.machine()
-            invariants = list(_invariants(checking, machine))
-            names.update(dict.fromkeys(sentence for sentence, _ in invariants))
-        rules.fact(fact)
-        expected = _told(checking, machine, fact)
-        found: list[Order] = []
-        for order_row in given:
-            checking.table, checking.row = "orders", order_row[0]
-            order: Order = _parsed(ORDERS, _ORDER, *order_row[3:-1])
-            checking.made.order(order, rules.order(order))
-            found.append(order)
-        orders += len(found)
-        _compare(checking, number, found, given, expected)
-        for sentence, holds in invariants:
-            _holds(checking, sentence, holds)
-        _as_configured(checking, fact)
-        checking.tally.record(fact, expected)
-        checking.counts["facts"] = facts = facts + 1
-    checking.row = None
+    """Tell the facts to a fresh machine in each segment, and compare its orders. Try the rules of all protocols."""
+    orders, invariants = _retold(checking)
+    rules = checking.rules
     checking.counts.update(
-        facts=facts,
         orders=orders,
         applied=len(rules.applied),
         dropped=len(rules.dropped),
         versions=rules.versions,
         pulls=rules.pulls,
         groups=len(rules.numbers),
-        invariants=len(names),
+        invariants=invariants,
     )
-    if rules.here and _all_must_have_left(checking):
-        raise Violation(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(rules.here)}")
-    left = rules.fates.ready
-    if checking.completed and left:
-        (worker, step), *_ = left
-        raise Violation(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
     ending(checking)
-    _say_history(checking, facts, orders, list(names))
+    _say_history(checking)
+
+
+def _retold(checking: Checking) -> tuple[int, int]:
+    """Check each fact with its orders. Return the number of orders, and of invariants."""
+    machine, invariants = _fresh(checking)
+    sentences = {sentence for sentence, _ in invariants}
+    checking.counts["facts"] = orders = 0
+    for (number, *row), given in _rows(checking):
+        checking.table, checking.row = "facts", number
+        if number != checking.counts["facts"] + 1:
+            raise Violation(WITHOUT_GAP, f"fact {checking.counts['facts'] + 1}", f"fact {number}")
+        fact: Fact = _parsed(FACTS, _FACT, *row)
+        if isinstance(fact, TrainingBegan) and number > 1:
+            _next_segment(checking)
+            machine, invariants = _fresh(checking)
+            sentences.update(sentence for sentence, _ in invariants)
+        checking.rules.fact(fact)
+        expected = _told(machine, fact)
+        found: list[Order] = []
+        for order_row in given:
+            checking.table, checking.row = "orders", order_row[0]
+            order: Order = _parsed(ORDERS, _ORDER, *order_row[3:-1])
+            checking.made.order(order, checking.rules.order(order))
+            found.append(order)
+        _compare(checking, number, found, given, expected)
+        for sentence, holds in invariants:
+            _holds(checking, sentence, holds)
+        as_configured(checking, fact)
+        checking.tally.record(fact, expected)
+        checking.counts["facts"], orders = number, orders + len(found)
+    checking.row = None
+    return orders, len(sentences)
 
 
 def _next_segment(checking: Checking) -> None:
@@ -107,18 +99,17 @@ def _next_segment(checking: Checking) -> None:
     checking.rules.spec = checking.segment.choice.spec
 
 
-def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequence[str]) -> None:
-    rules, say = checking.rules, checking.proved.append
+def _say_history(checking: Checking) -> None:
+    rules, say, counts = checking.rules, checking.proved.append, checking.counts
     if checking.until is not None:
         say(f"it is a replay up to version {checking.until}: workers may be there still, and gradients be left")
-    elif checking.replays and rules.here:
+    elif checking.replays and checking.model.present:
         say("it is a replay of a run that did not come to its end: workers are there still, and gradients may be left")
-    again = f"the protocol, told them again, makes the same {orders:,} decisions"
-    say(f"{facts:,} recorded events in the order of time; {again}")
-    of = f"of {checking.run.choice.spec.name}"
-    say(f"{count(len(invariants), f'invariant {of}', f'invariants {of}')} after every fact")
+    again = f"the protocol, told them again, makes the same {counts['orders']:,} decisions"
+    say(f"{counts['facts']:,} recorded events in the order of time; {again}")
+    say(f"{count(counts['invariants'], 'invariant')} of {checking.run.choice.spec.name} after every fact")
     lost = f", {len(rules.dropped):,} dropped" if rules.dropped else ""
-    left = rules.fates.ready
+    left = rules.outcomes.ready
     open_ = f", {len(left):,} not settled by then" if left else ""
     say(f"{count(len(rules.applied), 'update')} each applied once{lost}{open_}")
     if checking.has_store:
@@ -169,7 +160,7 @@ def _parsed(decoders: Mapping[str, msgspec.json.Decoder[Any]], columns: Sequence
     return value
 
 
-def _told(checking: Checking, machine: Machine, fact: Fact) -> tuple[Order, ...]:
+def _told(machine: Machine, fact: Fact) -> tuple[Order, ...]:
     try:
         return machine.handle(fact)
     except ProtocolViolation as violation:
@@ -202,26 +193,21 @@ def _compare(
         raise Violation(SAME_ORDERS, expected[len(found)], "no further order that follows from this fact")
 
 
-def _all_must_have_left(checking: Checking) -> bool:
-    """Whether every worker must have left by the last fact.
-
-    An interrupt may cut off a replay, or a simulation with a script's gradients, at any point. Before a resumed run
-    trains, the departures at the end of the segment before are undone.
-    """
-    if checking.completed:
-        return True
-    cut_off = (checking.run.simulated and checking.trained) or checking.resumed_in_vain
-    return checking.end is not None and checking.end.get("outcome") in ("interrupted", "diverged") and not cut_off
-
-
-def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yield each invariant of the protocol and its parts, with its test."""
+def _fresh(checking: Checking) -> tuple[Machine, list[_Invariant]]:
+    """Return a machine that was told nothing, and the invariants of the protocol and its parts."""
     choice = checking.segment.choice
-    for sentence, holds in choice.spec.invariants.items():
-        yield sentence, lambda holds=holds: holds(machine)  # type: ignore[misc]
+    machine: Any = choice.machine()
+    invariants: list[_Invariant] = [
+        (sentence, partial(holds, machine)) for sentence, holds in choice.spec.invariants.items()
+    ]
     for name, part in zip(choice.spec.parts, choice.parts, strict=True):
         for sentence, holds in part.spec.invariants.items():
-            yield f"{name}: {sentence}", lambda holds=holds, name=name: holds(getattr(machine, name).machine)  # type: ignore[misc]
+            invariants.append((f"{name}: {sentence}", partial(_holds_in, machine, name, holds)))
+    return machine, invariants
+
+
+def _holds_in(machine: Any, part: str, holds: Callable[[Any], bool]) -> bool:
+    return holds(getattr(machine, part).machine)
 
 
 def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None:
@@ -234,47 +220,8 @@ def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None
         raise Violation(f"{name}: {sentence}", "true after this fact", "false")
 
 
-def _as_configured(checking: Checking, fact: Fact) -> None:
-    """Hold a fact against the configuration, which has the workers, their hosts and the seed."""
-    match fact:
-        case TrainingBegan():
-            _begins_as_configured(checking, fact)
-        case WorkerJoined(worker=worker, host=host):
-            _on_its_node(checking, worker, host)
-        case UpdateArrived(sum=int(number)) if checking.segment.hosts == 1 and not checking.replays:
-            raise Violation(SUMS, "none: there is one host", f"sum {number}")
-
-
-def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
-    run = checking.run
-    if fact.seed != run.seed:
-        raise Violation(MEMBERS, f"seed {run.seed}", f"seed {fact.seed}")
-    absent = checking.segment.notes.get("absent", []) if not run.simulated else []
-    expected = [worker for worker in range(checking.segment.workers) if worker not in absent]
-    members = [worker for worker, _, _ in fact.members]
-    if members != expected:
-        raise Violation(MEMBERS, f"worker {_names(expected)}", f"worker {_names(members)}")
-    for worker, host, _ in fact.members:
-        _on_its_node(checking, worker, host)
-    applied = checking.tally.shares.values()
-    done = sum(share.samples if checking.tally.counted else share.steps for share in applied)
-    if fact.done != done:
-        raise Violation(GOES_ON, f"{done} done", f"{fact.done} done")
-
-
-def _on_its_node(checking: Checking, worker: int, host: str) -> None:
-    hosts = checking.run.scenario_of(checking.segment).hosts(checking.segment.workers)
-    if not 0 <= worker < len(hosts) or hosts[worker] != host:
-        expected = f"one of {len(hosts)} workers" if worker >= len(hosts) else f"worker {worker} on {hosts[worker]}"
-        raise Violation(MEMBERS, expected, f"worker {worker} on {host}")
-
-
 def _decoded(decoder: Any, body: Any) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, TypeError) as error:
         raise Violation(READABLE, "its fields, as JSON", f"{brief(body)} ({error})") from None
-
-
-def _names(workers: Iterable[int]) -> str:
-    return ", ".join(map(str, workers))

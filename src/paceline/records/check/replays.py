@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.core.phrases import count
 from paceline.records.bitsets import Bitset
 from paceline.records.check.checking import Checking
-from paceline.records.violations import CHECKSUMS, READABLE, UNDONE, Violation, count
+from paceline.records.violations import CHECKSUMS, READABLE, UNDONE, Violation
 
 
 def for_replay(checking: Checking) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
+from paceline.core.phrases import count
 from paceline.records.check.checking import Checking
 from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import unmeasured
@@ -18,7 +19,6 @@ from paceline.records.violations import (
     RECORDED_DUE,
     RECORDED_SAMPLES,
     Violation,
-    count,
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.orders import ApplyUpdate, Order, StepReplica
 from paceline.records.recording_schedule import RecordingSchedule
-from paceline.records.update_outcomes import Applied
+from paceline.records.update_outcomes import Applied, Dropped
 
 
 @dataclass(slots=True)
@@ -35,13 +35,15 @@ class VersionsMade:
     def __post_init__(self) -> None:
         self._samples = frozenset(self.recorded.values())
 
-    def order(self, order: Order, counted: Sequence[tuple[Applied, int]]) -> None:
-        """Take an order, and what `Rules.order` returns of it."""
-        for update, times in counted:
-            if update.group is None:
-                self.samples += times * (update.samples or 0)
+    def order(self, order: Order, outcomes: Sequence[Applied | Dropped]) -> None:
+        """Take an order, and the outcomes of updates that it decides."""
+        for outcome in outcomes:
+            if isinstance(outcome, Dropped):
+                self.samples -= 0 if outcome.lost is None else outcome.lost.samples or 0
+            elif outcome.group is None:
+                self.samples += outcome.samples or 0
             else:
-                self._gathered[update.worker, update.step] = update.samples or 0
+                self._gathered[outcome.worker, outcome.step] = outcome.samples or 0
         match order:
             case ApplyUpdate(version=version):
                 self.last = version

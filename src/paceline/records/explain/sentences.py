@@ -22,7 +22,6 @@ from paceline.core.facts import (
 )
 from paceline.core.phrases import count, listed, workers_named
 from paceline.errors import ConfigError
-from paceline.records import violations
 from paceline.records.averages import Average
 from paceline.records.explain.findings import Findings, Meanwhile, ReleasedStep, Spent
 from paceline.records.spans import MovedBytes
@@ -193,7 +192,7 @@ def became(found: Findings, step: ReleasedStep) -> str | None:
     what = "its replica's version" if fate.replica else "the store's version"
     if fate.group is not None:
         what = f"the mean gradient of group {fate.group}, every replica's version"
-    between = violations.count(fate.staleness, "version") if fate.staleness else "with no other"
+    between = count(fate.staleness, "version") if fate.staleness else "with no other"
     return f"went into {what} {fate.version}, {between} made in between"
 
 
@@ -214,7 +213,7 @@ def _table(found: Findings) -> list[str]:
         shares = f"{cells[0]:>9.0%}  {cells[1]:>7.0%}  {cells[2]:>8.0%}  {cells[3]:>6.0%}"
         lines.append(f"{host}{worker:>6}  {shares}   {takes:>12}   {waited:>20}")
     if rest := len(found.spent) - len(worst):
-        lines.append(f"and {violations.count(rest, 'more worker')}, for which others waited no longer")
+        lines.append(f"and {count(rest, 'more worker')}, for which others waited no longer")
     without = {one for link in found.links for one in (link.source, link.host)} - {found.head, *found.hosts.values()}
     did = "took no part" if found.run.choice.spec.in_groups else "made a part of every version"
     return [*lines, *(f"host {host} had no workers, and {did}" for host in sorted(without))]
@@ -290,7 +289,7 @@ def _carried(found: Findings) -> Iterator[str]:
     for link in busiest[:SHOWN]:
         yield f"The link {link} carried {_what_moved(link.kinds)}."
     if rest := busiest[SHOWN:]:
-        yield f"{violations.count(len(rest), 'more link')} carried things for a shorter time."
+        yield f"{count(len(rest), 'more link')} carried things for a shorter time."
 
 
 def _what_moved(kinds: Mapping[str, MovedBytes]) -> str:
